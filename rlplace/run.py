@@ -285,6 +285,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
     plan, runner = job.plan, job.config.runner
     slots = {component: tuple(plan.placement.slots(component)) for component in plan.placement.components}
+    cluster.start(job.workers.values())
     cluster.reserve([slot for placed in slots.values() for slot in placed])
     channels = {
         c.name: cluster.channel(

@@ -44,6 +44,10 @@ class AcceleratorConfig:
 class RayConfig:
     address: str | None = knob("null starts Ray here; auto or host:port joins a running cluster", None)
     machines: bool = knob("plan for the machines of the cluster at address, instead of declared ones", False)
+    start: Literal["fork", "plain"] = knob(
+        "fork: a process of each node imports what workers need, and these are forks of it; plain: each imports it",
+        "fork",
+    )
     start_timeout_s: float = knob("longest wait for Ray and for all workers to answer", 120.0, above=0)
     reserve_timeout_s: float = knob("longest wait for the cluster to have the accelerators free", 60.0, above=0)
 

@@ -92,6 +92,8 @@ class Worker:
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
     needs_own_process: ClassVar[bool] = False
+    # Modules that `setup` imports, for a process that imports them once for many workers.
+    imports: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any, context: WorkerContext) -> None:
         self.config = config

@@ -110,6 +110,7 @@ def test_a_worker_knows_its_place(shared: tuple[Cluster, WorkerGroup]) -> None:
     text = cluster.describe()
     assert "4 accelerators, 0-3 (1 node x 4) emulated (computing on the CPU); 3 probe workers" in text
     assert "setup" in text
+    assert ("processes of Ray" in text) == ("forks of a process that has made their imports" in text)
 
 
 def test_unknown_methods_and_ranks_are_refused_at_once(probes: WorkerGroup) -> None:

@@ -24,7 +24,7 @@ from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, WorkerHandle, close_all, wait_all
 from rlplace.workers.launch.host import GroupSpec, Outcome, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
-from rlplace.workers.worker import Rendezvous
+from rlplace.workers.worker import Rendezvous, Worker
 
 if TYPE_CHECKING:
     from rlplace.workers.ray_launch.launcher import RayLauncher
@@ -86,13 +86,16 @@ class Cluster:
             shared_bytes=shared_bytes,
         )
 
-    def start(self) -> None:
-        """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError."""
+    def start(self, workers: Iterable[type[Worker]] = ()) -> None:
+        """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError.
+
+        `workers`: classes that will be launched, whose imports can be made meanwhile.
+        """
         if self._closed:
             raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
         if not self._started:
             with self._phase("start"):
-                self._launcher.start()
+                self._launcher.start(tuple(workers))
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
@@ -246,7 +249,7 @@ class InlineLauncher:
         self._account = MemoryAccount.of(topology)
         self._channels: list[Channel] = []
 
-    def start(self) -> None:
+    def start(self, workers: Collection[type[Worker]]) -> None:
         """Do nothing: this process runs already."""
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:

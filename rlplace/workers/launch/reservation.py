@@ -144,6 +144,7 @@ class WorkerReport:
     visible: tuple[str, ...]  # ids of the GPUs it can see
     address: str = ""  # of the rendezvous it opened
     port: int = 0
+    forked: bool = False  # from a template
 
 
 def check_place(slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport) -> None:

@@ -24,6 +24,7 @@ from rlplace.workers.launch.devices import Device, MemoryAccount
 from rlplace.workers.launch.group import WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
+from rlplace.workers.ray_launch.fork import FORKED
 from rlplace.workers.worker import Rendezvous
 
 _ACCOUNT_S = 60.0  # for the account of emulated memory to answer
@@ -53,6 +54,7 @@ class RayHost:
             visible=tuple(filter(None, os.environ.get(VISIBLE, "").split(","))),
             address=address,
             port=port,
+            forked=FORKED in os.environ,
         )
 
     def make(

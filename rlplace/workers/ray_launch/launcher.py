@@ -35,7 +35,8 @@ from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, Worker
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
-from rlplace.workers.worker import Rendezvous
+from rlplace.workers.ray_launch.template import Templates, modules_of
+from rlplace.workers.worker import Rendezvous, Worker
 
 _END_S = 10.0  # for processes to be gone after they were asked to end
 
@@ -62,11 +63,15 @@ class RayLauncher:
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
         self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
+        self._templates = Templates()
+        self._forks = 0  # of the workers
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        """Reach the machines, once. Raises ClusterError."""
+    def start(self, workers: Collection[type[Worker]]) -> None:
+        """Reach the machines, once; meanwhile, import what these `workers` will. Raises ClusterError."""
+        if workers and self._config.start == "fork" and self._config.address is None and not ray.is_initialized():
+            self._templates.start_here(modules_of(workers))
         self._session.start()
         self._machines = self._session.machines()
         self._channels = JobChannels(
@@ -116,6 +121,10 @@ class RayLauncher:
         running = [name for name, process in self._shared.items() if not process.ended]
         reservation.check_reserved(slots, self._reserved)
         reservation.check_sharing(specs, running)
+        if self._config.start == "fork":
+            nodes = {node: self._on(node) for node in self._reserved}
+            workers = (spec.worker for spec in specs)
+            self._templates.start_on(nodes, modules_of(workers), self._config.start_timeout_s)
         return self._launch(specs, slots)
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
@@ -138,6 +147,7 @@ class RayLauncher:
         self._workers += started.values()
         reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
         here = ray.get_runtime_context().get_node_id()
+        self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
             if found.machine == here:
                 with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
@@ -176,6 +186,8 @@ class RayLauncher:
             options["runtime_env"] = {"env_vars": dict(runtime_env.env_vars)}
         if runtime_env.interpreter:
             options.setdefault("runtime_env", {})["py_executable"] = runtime_env.interpreter
+        if not runtime_env.env_vars and not runtime_env.interpreter and (command := self._templates.command(slot.node)):
+            options["runtime_env"] = {"py_executable": command}
         actor = host.options(**options, **self._on(slot.node)).remote(environment, len(slots))
         process = RayProcess(actor, len(slots))
         if slot.process:
@@ -220,7 +232,9 @@ class RayLauncher:
 
     def describe(self) -> str:
         where = "started here" if self._session.local else f"at {self._session.address}"
-        return f"processes of Ray {ray.__version__} {where}"
+        forks = f", {self._forks} forks of a process that has made their imports" if self._forks else ""
+        why_not = f", each with its own imports: {self._templates.why_not()}" if self._templates.why_not() else ""
+        return f"processes of Ray {ray.__version__} {where}{forks or why_not}"
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -230,6 +244,7 @@ class RayLauncher:
         for worker in workers:
             worker.end()
         try:
+            self._templates.stop()
             if self._channels is not None:
                 self._channels.close()
             if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it

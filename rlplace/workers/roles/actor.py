@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
@@ -123,6 +123,13 @@ class Actor(TrainedWorker):
 class PolicyActor(Actor):
     """One rank of the learner of a simulator policy."""
 
+    imports: ClassVar[tuple[str, ...]] = (
+        "rlplace.models.mlp",
+        "rlplace.workers.training.policy_learner",
+        "rlplace.workers.training.state",
+        "rlplace.comm.weights.host_sync",
+    )
+
     config: SimulatorArguments
 
     def setup(self) -> None:
@@ -189,6 +196,14 @@ class PolicyActor(Actor):
 
 class LmActor(Actor):
     """One rank of a language model's learner. Rank 0 owns an iteration's samples until they are learned."""
+
+    imports: ClassVar[tuple[str, ...]] = (
+        "rlplace.models.causal_lm",
+        "rlplace.workers.training.experience",
+        "rlplace.workers.training.lm_learner",
+        "rlplace.workers.training.state",
+        "rlplace.comm.weights.host_sync",
+    )
 
     _model: TrainedLm
     _groups: Groups | None = None
@@ -378,6 +393,8 @@ class LmActor(Actor):
 
 class Critic(TrainedWorker):
     """One rank of the critic. Owns an iteration's samples and values from `infer` to `learn`, on the host."""
+
+    imports: ClassVar[tuple[str, ...]] = LmActor.imports
 
     _model: TrainedLm
     _inferred: _Inferred | None = None

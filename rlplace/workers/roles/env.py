@@ -141,6 +141,12 @@ class StageGroup:
 class VectorEnvWorker(EnvWorker):
     """Owns the simulators of global rows from rank * rows_per_rank on; episodes outlast iterations and offloads."""
 
+    imports: ClassVar[tuple[str, ...]] = (
+        "gymnasium",
+        "rlplace.envs.gymnasium_adapter",
+        "rlplace.envs.gymnasium_vector",
+    )
+
     holds: ClassVar[str] = "simulator"
 
     config: SimulatorArguments

@@ -16,7 +16,7 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,13 @@ class VectorRolloutWorker(RolloutWorker):
     `rollout.merge_requests` all that have arrived are answered together: fewer passes through the policy, but answers
     may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
     """
+
+    imports: ClassVar[tuple[str, ...]] = (
+        "rlplace.models.mlp",
+        "rlplace.workers.engines.torch",
+        "rlplace.workers.engines.weights",
+        "rlplace.comm.weights.host_sync",
+    )
 
     config: SimulatorArguments
     engine: TorchEngine
@@ -233,6 +240,12 @@ class TextRolloutWorker(RolloutWorker):
     No rank has more in flight than its even share of an iteration's answers, so that a rank with a large cache does not
     take everything while others idle.
     """
+
+    imports: ClassVar[tuple[str, ...]] = (
+        "rlplace.workers.engines.transformers",
+        "rlplace.workers.engines.weights",
+        "rlplace.comm.weights.host_sync",
+    )
 
     engine: TextEngine
     _ahead = -1  # last version that was pulled while generating, before it was asked for

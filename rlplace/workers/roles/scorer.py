@@ -20,7 +20,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,13 @@ class Scorer(RoleWorker, abc.ABC):
 
 class ModelScorer(Scorer, JoinedWorker):
     """Base of scorers that are models. Weights that live on the host stay there."""
+
+    imports: ClassVar[tuple[str, ...]] = (
+        "rlplace.models.causal_lm",
+        "rlplace.workers.training.ranks",
+        "rlplace.workers.offload",
+        "rlplace.algo.packing",
+    )
 
     _lm: FrozenLm[Any]
 

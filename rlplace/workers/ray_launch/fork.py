@@ -1,0 +1,126 @@
+"""Workers as forks of a process that has imported what they need. Runs by itself, before anything of rlplace is there.
+
+::
+
+    fork.py --template: imports, waits ◀── fork.py --client: what Ray starts in place of Python; hands over its
+        └── fork: becomes the worker           arguments, environment and descriptors 0-2, waits for the end
+
+A fork is a Ray actor like any other: it has its own process, logs and death. The template has one thread and no CUDA;
+where it cannot be made so, or is gone, the client becomes the worker itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import sys
+from typing import Any
+
+# In the environment of a Ray process only: when they are loaded, they read which job they are of.
+_OF_RAY = ("ray", "rlplace.workers.ray_launch.actors")
+FORKED = "RLPLACE_FORKED"  # set in the environment of a fork
+_CHUNK = 1 << 16  # bytes
+
+
+def template(path: str, modules: list[str]) -> None:
+    """Serve at `path` once the modules are imported, until standard input ends; the folder of `path` goes with it.
+
+    Exits with the reason where it may not fork.
+    """
+    own = os.getpid()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(path)  # who comes early waits
+            door.listen(1024)
+            load(modules)
+            serve(door)
+    finally:
+        if os.getpid() == own:  # not a fork that ends
+            shutil.rmtree(os.path.dirname(path))
+
+
+def serve(door: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    ready = False
+    while sys.stdin not in select.select([door, sys.stdin], [], [])[0]:
+        link, _ = door.accept()
+        with link:
+            asked, descriptors = receive(link)
+            if asked and not ready:
+                os.environ.update(asked["environment"])
+                load(_OF_RAY)
+                gc.collect()
+                gc.freeze()  # a collection would touch all pages, and none would stay shared
+                ready = True
+            if asked and not os.fork():
+                door.close()
+                become(link, descriptors, **asked)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def load(modules: tuple[str, ...] | list[str]) -> None:
+    for name in modules:
+        with contextlib.suppress(ImportError):  # the worker that needs it says so
+            importlib.import_module(name)
+        if len(threads := os.listdir("/proc/self/task")) > 1:
+            sys.exit(f"importing {name} starts threads ({len(threads) - 1}), which a fork would lack")
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        sys.exit("an import has initialized CUDA, which a fork cannot use")
+
+
+def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return what a client sent, and its descriptors; nothing of one that is gone."""
+    message, descriptors, _, _ = socket.recv_fds(link, _CHUNK, 3)
+    while message and not message.endswith(b"\0"):
+        more = link.recv(_CHUNK)
+        message = message + more if more else b""
+    return json.loads(message[:-1] or "{}"), descriptors
+
+
+def become(
+    link: socket.socket, descriptors: list[int], arguments: list[str], environment: dict[str, str], folder: str
+) -> None:
+    """Run the script that is the first argument, as Python would, then exit."""
+    os.setpgid(0, 0)  # Ray ends what is left of the group of a process that ends
+    link.send(b"!")  # and no more: the client waits for the end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment, **{FORKED: "1"})
+    os.chdir(folder)
+    sys.argv = arguments
+    sys.path.insert(0, os.path.dirname(arguments[0]))
+    if "numpy" in sys.modules:  # its global generator is seeded when it is imported
+        sys.modules["numpy"].random.seed()
+    runpy.run_path(arguments[0], run_name="__main__")
+    sys.exit()
+
+
+def client(path: str, arguments: list[str]) -> None:
+    """Have the template fork, and wait for the end of the fork; without a template, become the worker."""
+    asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.connect(path)
+        socket.send_fds(link, [b" "], [0, 1, 2])
+        link.sendall(json.dumps(asked).encode() + b"\0")
+        if link.recv(1):
+            link.recv(1)
+            return
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file, whose neighbours would hide modules of the same names
+    role, place, *rest = sys.argv[1:]
+    {"--template": template, "--client": client}[role](place, rest)

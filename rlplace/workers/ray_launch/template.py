@@ -1,0 +1,103 @@
+"""What starts the template of a node, and the command that makes a fork of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlplace.workers.ray_launch import fork
+from rlplace.workers.worker import Worker
+
+_END_S = 1.0  # for the template to end
+
+
+class Template:
+    """The template of this node; as a Ray actor, of the actor's. Owns the process and its folder."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        """Start it, without waiting: who wants a fork waits."""
+        self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
+        self._process = subprocess.Popen(
+            [sys.executable, fork.__file__, "--template", str(self._door), *modules],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the driver
+        )
+        self._errors = ""
+
+    def command(self) -> str:
+        """Return what starts a fork in place of Python."""
+        return shlex.join([sys.executable, "-I", "-S", fork.__file__, "--client", str(self._door)])
+
+    def why_not(self) -> str | None:
+        """Return why the template has ended; None while it serves."""
+        if self._process.poll() is None:
+            return None
+        self.stop()
+        return self._errors.strip().rpartition("\n")[2]
+
+    def stop(self) -> None:
+        """End it. Idempotent; its forks go on."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._errors = self._process.communicate(timeout=_END_S)[1]  # ends its standard input
+            except subprocess.TimeoutExpired:  # in the middle of an import
+                self._process.kill()
+                self._process.communicate()
+                shutil.rmtree(self._door.parent)
+
+
+class Templates:
+    """The templates of all nodes; where there is none, or it has ended, workers start as Ray starts them."""
+
+    def __init__(self) -> None:
+        self._here: Template | None = None
+        self._elsewhere: dict[int, tuple[Any, str]] = {}  # by node: actor and command
+
+    def start_here(self, modules: Iterable[str]) -> None:
+        """Start the one of this machine, before Ray is there: for a Ray of this machine alone."""
+        self._here = Template(modules)
+
+    def start_on(self, nodes: Mapping[int, Mapping[str, Any]], modules: Iterable[str], timeout_s: float) -> None:
+        """Start one on each node, by the options of an actor there. Raises RayError and GetTimeoutError."""
+        if self._here is None:
+            made: Any = ray.remote(Template)
+            hosts = {node: made.options(num_cpus=0, **on).remote(modules) for node, on in nodes.items()}
+            commands = ray.get([host.command.remote() for host in hosts.values()], timeout=timeout_s)
+            self._elsewhere |= dict(zip(nodes, zip(hosts.values(), commands, strict=True), strict=True))
+
+    def command(self, node: int) -> str | None:
+        """Return what starts a fork on a node in place of Python."""
+        if self._here is not None:
+            return self._here.command()
+        return self._elsewhere[node][1] if node in self._elsewhere else None
+
+    def why_not(self) -> str | None:
+        return None if self._here is None else self._here.why_not()
+
+    def stop(self) -> None:
+        """End all; their forks go on. Idempotent."""
+        if self._here is not None:
+            self._here.stop()
+        for host, _ in self._elsewhere.values():
+            if ray.is_initialized():
+                ray.kill(host)
+        self._elsewhere.clear()
+
+
+def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
+    """Name what workers of these classes import, as far as it is ours: code of users may start threads."""
+    own = [worker.__module__ for worker in workers if worker.__module__.startswith("rlplace.")]
+    return list(dict.fromkeys([*own, *(name for worker in workers for name in worker.imports)]))

@@ -7,7 +7,7 @@ import difflib
 import errno
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -259,6 +259,19 @@ class NotResident(_OneProblem):
 
 class EngineBusy(_OneProblem):
     """A generation engine was asked to release its cache while answers are in flight."""
+
+
+class NodeLost(_OneProblem):
+    """Machines of a run are gone, and its workers were ended. `nodes` are their ranks, `folder` is the run's."""
+
+    def __init__(self, problem: Problem, nodes: Collection[int], folder: Path) -> None:
+        super().__init__(problem)
+        self.nodes, self.folder = nodes, folder
+
+    def noted(self, note: str) -> NodeLost:
+        """Return the same error with a note in its text."""
+        why = "\n".join(filter(None, [self.problem.why, note]))
+        return NodeLost(dataclasses.replace(self.problem, why=why), self.nodes, self.folder)
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -62,6 +62,47 @@ class StateLost(Exception):
     """What trains has lost its state: the run goes on from its newest checkpoint. Lost workers are replaced already."""
 
 
+class History:
+    """The faults of a run and its clock, which outlast its workers where the loss of a node ends them all."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.recent: deque[float] = deque()  # when, of the last hour
+        self.ready_s: float | None = None  # monotonic clock when workers were ready for the first time
+        self.trained_s = 0.0  # in iterations that were done then, by an earlier command
+        self._lost: Fault | None = None  # what the run has not outlasted yet; `redone_s`: of all iterations so far
+
+    @property
+    def since_ready_s(self) -> float:
+        return 0.0 if self.ready_s is None else time.monotonic() - self.ready_s
+
+    def admits(self, most: int) -> bool:
+        """Count a recovery, unless there were `most` within the last hour."""
+        now = time.monotonic()
+        while self.recent and now - self.recent[0] > _HOUR_S:
+            self.recent.popleft()
+        if len(self.recent) < most:
+            self.recent.append(now)
+            return True
+        return False
+
+    def lose(self, fault: Fault) -> None:
+        """Note a fault that ends all workers; its `redone_s` is what was worked up to it, at all."""
+        self._lost = fault
+
+    def ready(self, trained_s: float) -> Fault | None:
+        """Begin the clock, or return the fault that is outlasted now: all workers are ready, `trained_s` is kept."""
+        fault, self._lost = self._lost, None
+        if self.ready_s is None:
+            self.ready_s, self.trained_s = time.monotonic(), trained_s
+        if fault is None:
+            return None
+        redone_s = max(0.0, fault.redone_s - trained_s)
+        fault = dataclasses.replace(fault, redone_s=redone_s, recovery_s=self.since_ready_s - fault.at_s)
+        self.faults.append(fault)
+        return fault
+
+
 class Recovery:
     """Replaces lost workers while that may help. Owns the faults so far. Used by the thread of the loop.
 
@@ -73,6 +114,7 @@ class Recovery:
         cluster: Cluster,
         groups: Mapping[str, WorkerGroup],
         config: FaultsConfig,
+        history: History,
         *,
         tell: Callable[[str], None],
         patience_s: float,
@@ -85,13 +127,12 @@ class Recovery:
         `kept`: what cannot be replaced without going back, beside what trains. `joined`: of these, what starts again
         together. `without_state`: returns the components whose state no checkpoint has.
         """
-        self.faults: list[Fault] = []
+        assert history.ready_s is not None, "it counts from there on"
+        self.faults, self._history, self._began = history.faults, history, history.ready_s
         self._cluster, self._groups, self._most, self._tell = cluster, groups, config.restarts, tell
         self._replaced = {name for name in groups if role_of(name) in REPLACED and name not in kept}
         self._joined, self._without_state = set(joined), without_state
-        self._recent: deque[float] = deque()  # when, of the last hour
         self._before: tuple[int, str] | None = None  # of the last fault: iteration, error and where; texts may differ
-        self._began = time.monotonic()
         for name, group in groups.items():
             if role_of(name) in REPLACED:
                 group.outlast, group.grace_s = "give up", GIVE_UP_S
@@ -159,7 +200,9 @@ class Recovery:
         while True:
             for group in self._groups.values():
                 group.wait_wound_down()
-            self._check(error, iteration, time.monotonic())
+            if self._cluster.lost_nodes():
+                raise error
+            self._check(error, iteration)
             lost = self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
             if back := back or not lost.keys() <= self._replaced:
                 anew = {*self._without_state(), *(self._joined if self._joined & lost.keys() else ())}
@@ -174,7 +217,7 @@ class Recovery:
             except (ChannelError, ClusterError, WorkerTimeout) as refusal:
                 raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
 
-    def _check(self, error: WorkerError | WorkerTimeout, iteration: int, now: float) -> None:
+    def _check(self, error: WorkerError | WorkerTimeout, iteration: int) -> None:
         """Raise `error` where another try would end alike, or there were too many."""
         cause = error.cause if isinstance(error, WorkerError) else error
         if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith("-not-finite"):  # for faults.on_poison
@@ -185,12 +228,9 @@ class Recovery:
             self._before = (iteration, f"{type(cause).__name__} {getattr(cause, 'code', '')} in {where}")
             if before == self._before:
                 raise noted(error, f"the same again after iteration {iteration} was begun anew") from cause
-        while self._recent and now - self._recent[0] > _HOUR_S:
-            self._recent.popleft()
-        if len(self._recent) >= self._most:
+        if not self._history.admits(self._most):
             many = f"{self._most} restart{'s' * (self._most > 1)}"
             raise noted(error, f"after {many} within an hour; faults.restarts: {self._most}") from cause
-        self._recent.append(now)
 
 
 def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | WorkerTimeout:
@@ -212,14 +252,15 @@ def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
     }
 
 
-def faults_of(faults: Sequence[Fault], *, train_s: float, ready_s: float) -> dict[str, Any]:
+def faults_of(history: History, *, train_s: float) -> dict[str, Any]:
     """Return the faults of a run as summary.json has them.
 
-    `train_s`: of iterations that were not begun anew, or of their last begin. `ready_s`: since workers were ready.
+    `train_s`: of iterations that were not begun anew, or of their last begin.
     """
+    faults, ready_s = history.faults, history.since_ready_s
     return {
         "events": [dataclasses.asdict(fault) for fault in faults],
         "recovery_s": sum(fault.recovery_s for fault in faults),
         "redone_s": sum(fault.redone_s for fault in faults),
-        "effective_share": train_s / ready_s if ready_s else 0.0,
+        "effective_share": (train_s - history.trained_s) / ready_s if ready_s else 0.0,
     }

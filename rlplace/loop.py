@@ -65,6 +65,7 @@ class Loop:
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
+        self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
         self._at: str | None = None  # the stage it is in
         self._meanwhile: dict[str, float] = {}  # metrics of faults since the last iteration
         self._updating = False  # some of what learns has begun with an update that not all have made
@@ -215,7 +216,7 @@ class Loop:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
         reports: list[Metrics] = []
         numbers: dict[str, float] = {"time/moves_s": 0.0}
-        began = time.perf_counter()
+        began, self.began_s = time.perf_counter(), time.monotonic()
         for stage, bodies in works.items():
             with self._in(stage):
                 entered = time.perf_counter()
@@ -235,6 +236,7 @@ class Loop:
         numbers.update(reduce_metrics(reports))
         self.notes = notes_of(reports)
         numbers["policy/version"] = float(self.version)
+        self.began_s = None
         return numbers
 
     def _enter(self, stage: str) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import yaml
 from rlplace import checkpoints
 from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
 from rlplace.checkpoints.store import lock
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
-from rlplace.errors import OutputError, RlplaceError
-from rlplace.faults import Recovery, StateLost, faults_of
+from rlplace.errors import NodeLost, OutputError, Problem, RlplaceError, WorkerError
+from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
 from rlplace.loop import Loop, make_loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.placement.channels import participants_of
@@ -120,11 +120,13 @@ def run(
     resolved: Mapping[str, Any],
     signals: Signals | None = None,
     resumed: Checkpoint | None = None,
+    history: History | None = None,
 ) -> Path:
     """Train until the goal or the end is reached, or a signal asks to end. Return the run's folder.
 
-    `resumed`: go on with this checkpoint, in the folder of its run. Raises ClusterError before anything trains,
-    WorkerError when a worker fails, Stopped; all processes are gone afterwards.
+    `resumed`: go on with this checkpoint, in the folder of its run. `history`: of the same run, which NodeLost ended.
+    Raises ClusterError before anything trains, WorkerError when a worker fails, NodeLost, Stopped; all processes are
+    gone afterwards.
     """
     folder = make_folder(Path(job.config.runner.output_dir) / report.name) if resumed is None else resumed.run
     with lock(folder):
@@ -134,22 +136,22 @@ def run(
         }
         for name, text in {**texts, "plan.txt": render_text(report) + "\n", "plan.svg": render_svg(report)}.items():
             write_whole(folder / name, text)
-        _run(job, folder, texts, signals or Signals(), resumed)
+        _run(job, folder, texts, signals or Signals(), resumed, history or History())
     return folder
 
 
-def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals, resumed: Checkpoint | None) -> None:
+def _run(
+    job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals, resumed: Checkpoint | None, history: History
+) -> None:
     began, runner, placement, schedule = time.perf_counter(), job.config.runner, job.plan.placement, job.plan.schedule
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
     shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in job.plan.topology.nodes}
-    console = RUN_CONSOLE if job.config.kind == "mlp" else TEXT_CONSOLE
-    if job.config.kind != "mlp" and "infer" in map(base_stage, schedule.stages):
-        console = SCORED_CONSOLE
+    scored = SCORED_CONSOLE if "infer" in map(base_stage, schedule.stages) else TEXT_CONSOLE
+    console = RUN_CONSOLE if job.config.kind == "mlp" else scored
     progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
-        progress.resume(before["progress"])
-    trained_s = progress.train_s
+        (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
     with (
         Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared) as cluster,
         contextlib.ExitStack() as opened,
@@ -165,17 +167,18 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
         saving = Saving(job.config, job.plan, loop, folder, texts, progress)
         if resumed is not None:
             print(f"goes on after iteration {resumed.iteration}{saving.load(resumed)}", flush=True)
-        loop.recovery = recovery_of(job, cluster, groups, saving)
-        progress.start_s, ready = progress.start_s + time.perf_counter() - began, time.perf_counter()
+        if (outlasted := history.ready(progress.train_s)) is not None:
+            loop.count(outlasted)
+            print(outlasted, flush=True)
+        loop.recovery = recovery_of(job, cluster, groups, saving, history)
+        progress.start_s += time.perf_counter() - began
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
-        watchdog = Watchdog(channels, stall_s=runner.watchdog_s) if runner.watchdog_s else contextlib.nullcontext()
-        heartbeat = heartbeat_of(job, cluster, groups)
         policies: dict[str, Path] = {}
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
-            with watchdog, heartbeat, signals.patient(patience_s):
+            with _watched(job, cluster, groups, channels), signals.patient(patience_s):
                 try:
                     while not policies:
                         try:
@@ -185,27 +188,71 @@ def _run(job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals,
                             policies = _policies(job, folder)
                         except StateLost:
                             curves = sinks(_went_back(loop, saving))
-                except (RlplaceError, Stopped):
+                except (RlplaceError, Stopped) as error:
                     if not signals.at_once:
                         saving.rescue()
+                    if isinstance(error, RlplaceError) and (lost := cluster.lost_nodes()):
+                        raise _node_lost(job, loop, groups, history, lost, error, folder) from error
                     raise
             signals.check()
         finally:
             ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | saving.record()
             if loop.recovery is not None:
-                train_s, ready_s = ended["train_s"] - trained_s, time.perf_counter() - ready
-                ended["faults"] = faults_of(loop.recovery.faults, train_s=train_s, ready_s=ready_s)
+                ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
 
 
-def heartbeat_of(
-    job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup]
-) -> contextlib.AbstractContextManager[object]:
-    """Return what finds workers that do not answer; threads of this process always can."""
-    heartbeat_s = job.config.faults.heartbeat_s
-    if not (heartbeat_s and cluster.restarts_workers):
-        return contextlib.nullcontext()
-    return Heartbeat(tuple(groups.values()), heartbeat_s)
+@contextlib.contextmanager
+def _watched(
+    job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup], channels: Mapping[str, Channel]
+) -> Iterator[None]:
+    """Report stalls, and find workers that do not answer; threads of this process always can."""
+    stall_s, heartbeat_s = job.config.runner.watchdog_s, job.config.faults.heartbeat_s
+    with contextlib.ExitStack() as watching:
+        if stall_s:
+            watching.enter_context(Watchdog(channels, stall_s=stall_s))
+        if heartbeat_s and cluster.restarts_workers:
+            watching.enter_context(Heartbeat(tuple(groups.values()), heartbeat_s))
+        yield
+
+
+def _node_lost(
+    job: JobSpec,
+    loop: Loop,
+    groups: Mapping[str, WorkerGroup],
+    history: History,
+    lost: Mapping[int, str],
+    error: RlplaceError,
+    folder: Path,
+) -> NodeLost:
+    """Describe the loss of nodes, rank -> address, and note it in case that the run outlasts it."""
+    placement = job.plan.placement
+    workers = [slot.owner for c in placement.components for slot in placement.slots(c) if slot.node in lost]
+    failed_at_s = min([time.monotonic(), *(call.failed_at_s for g in groups.values() for call in g.failed_calls)])
+    under_way_s = 0.0 if loop.began_s is None else failed_at_s - loop.began_s
+    nodes, first = ", ".join(f"node {rank} ({host})" for rank, host in lost.items()), str(error).partition("\n")[0]
+    history.lose(
+        Fault(
+            at_s=history.since_ready_s - (time.monotonic() - failed_at_s),
+            iteration=job.progress.iterations,
+            stage=(error.stage if isinstance(error, WorkerError) else None) or "sync",
+            what=f"{nodes} was lost",
+            why=first,
+            replaced=tuple(workers),
+            redone_s=job.progress.train_s + under_way_s,
+            recovery_s=0.0,
+            went_back=True,
+        )
+    )
+    problem = Problem(
+        code="node-lost",
+        key=nodes,
+        what="was lost",
+        got=", ".join(workers),
+        why=f"Ray does not have it any more; first seen as\n{first}",
+        fix="resume=auto        (faults.on_node_loss=wait or replan goes on by itself)",
+    )
+    return NodeLost(problem, frozenset(lost), folder)
 
 
 def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
@@ -216,7 +263,9 @@ def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
             return saving.go_back(loop.recovery)
 
 
-def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup], saving: Saving) -> Recovery | None:
+def recovery_of(
+    job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup], saving: Saving, history: History
+) -> Recovery | None:
     """Return what replaces lost workers; None where the first failure ends the run."""
     config, plan = job.config, job.plan
     if not (config.faults.restarts and cluster.restarts_workers):
@@ -229,6 +278,7 @@ def recovery_of(job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup
         cluster,
         groups,
         config.faults,
+        history,
         tell=lambda line: print(line, flush=True),
         patience_s=config.runner.stage_timeout_s,
         kept=kept | joined,

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.config import compose
-from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, RlplaceError
+from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
 from rlplace.placement.show.text import render_text
-from rlplace.prepare import check_launch, planned_only, prepare_composed
+from rlplace.prepare import Prepared, check_launch, planned_only, prepare_composed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
 
@@ -91,11 +92,32 @@ def _job(composed: compose.Composed, signals: Signals) -> int:
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
+    _run(job, None if found is None else found.checkpoint, signals)
+    return DONE
+
+
+def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None:
+    """Run a job, and go on from its newest checkpoint where it has lost machines and `faults.on_node_loss` says so."""
+    from rlplace.faults import History
+    from rlplace.node_loss import go_on
     from rlplace.run import job_spec, run
 
-    spec = job_spec(job.config, job.plan)
-    run(spec, job.view, resolved=job.mapping, signals=signals, resumed=None if found is None else found.checkpoint)
-    return DONE
+    spec, history = job_spec(job.config, job.plan), History()
+    lost: NodeLost | None = None
+    while True:
+        try:
+            run(spec, job.view, resolved=job.mapping, signals=signals, resumed=checkpoint, history=history)
+            return
+        except NodeLost as error:
+            signals.check()
+            lost = error
+        except (ProblemsError, ClusterError) as refused:
+            if lost is None:
+                raise
+            raise lost.noted(f"the run could not go on: {refused}") from refused
+        job, found = go_on(job, lost, history, tell=_show)
+        checkpoint = found.checkpoint
+        spec = dataclasses.replace(job_spec(job.config, job.plan), progress=spec.progress)
 
 
 def _show(text: str) -> None:

@@ -26,6 +26,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("run",),
     ("prepare",),
     ("resume",),
+    ("node_loss",),
     ("export", "plan", "train"),
 )
 PEERS = {  # and from these rooms of its own floor

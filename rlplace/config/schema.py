@@ -447,7 +447,14 @@ class FaultsConfig:
         "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
         "stop",
     )
-    restarts: int = knob("most recoveries from lost workers per hour; 0: the first failure ends the run", 6, minimum=0)
+    restarts: int = knob(
+        "most recoveries from lost workers and nodes per hour; 0: the first failure ends the run", 6, minimum=0
+    )
+    on_node_loss: Literal["fail", "wait", "replan"] = knob(
+        "end; wait for a machine in its place; or plan for the machines that are left; both go on from the checkpoint",
+        "fail",
+    )
+    node_wait_s: float = knob("wait so long for a machine in place of a lost one", 600.0, minimum=0)
     heartbeat_s: float = knob("replace a worker at work that answers nothing for so long; 0: none", 60.0, minimum=0)
 
 

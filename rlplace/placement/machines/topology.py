@@ -311,13 +311,16 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         what, why = "Ray lists no living node", "a plan needs at least one machine"
         raise PlacementError.of("no-node", key, what, "[]", why, "ray start --head")
     labels = [(n.get("Labels") or {}).get(RANK_LABEL) for n in alive]
+    # The rank of a node that was lost is free until another has it: the nodes after it keep theirs.
+    gone = {str((n.get("Labels") or {}).get(RANK_LABEL)) for n in nodes if not n.get("Alive", True)}
+    count = len(alive) + sum(label.isdecimal() for label in gone - set(map(str, labels)))
     ranks: dict[int, Mapping[str, Any]] = {}
     for node, label in zip(alive, map(str, labels), strict=True) if any(x is not None for x in labels) else ():
-        if label.isdecimal() and int(label) < len(alive) and int(label) not in ranks:
+        if label.isdecimal() and int(label) < count and int(label) not in ranks:
             ranks[int(label)] = node
             continue
         what = f"{node.get('NodeManagerAddress', '?')} cannot have rank {label}"
-        why = f"where one node has this label, all have it: a number of 0-{len(alive) - 1}, each once"
+        why = f"where one node has this label, all have it: a number of 0-{count - 1}, each once"
         fix = f"ray start ... --labels {RANK_LABEL}={len(ranks)}"
         problems.append(Problem(code="node-ranks", key=key, what=what, got=label, why=why, fix=fix))
     if problems:

@@ -144,6 +144,10 @@ class Cluster:
     def restarts_workers(self) -> bool:
         return self._launcher.restarts_workers
 
+    def lost_nodes(self) -> dict[int, str]:
+        """Return the nodes in use that are gone, rank -> address; may take a minute where one does not answer."""
+        return self._launcher.lost_nodes()
+
     def with_peers(self, lost: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
         """Add to lost ranks those that end with them: of the same process, or of a group that can only join anew."""
         found = {name: set(ranks) for name, ranks in lost.items() if ranks}
@@ -271,6 +275,9 @@ class InlineLauncher:
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
         raise AssertionError("a thread cannot be ended, so none is replaced")
+
+    def lost_nodes(self) -> dict[int, str]:
+        return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
         for channel in channels:

@@ -8,20 +8,23 @@ import itertools
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, NodeConfig, RayConfig
-from rlplace.errors import ClusterError, ConfigError, Source, source_of
+from rlplace.errors import ClusterError, ConfigError, PlacementError, Source, source_of
 from rlplace.placement.machines.topology import Run, Topology, declare_topology
 
 if TYPE_CHECKING:
+    from rlplace.placement.language.slots import Slot
     from rlplace.workers.launch.reservation import Machine
 
 EMULATED_PER_NODE = 8  # where `auto` finds no GPU
 QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"
 LIST_S = 10.0  # a driver that nothing keeps loaded takes seconds to answer
+_LOOK_S = 1.0  # between two looks for machines that are awaited
 _MIB = 1 << 20
 
 
@@ -88,6 +91,25 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
     except ModuleNotFoundError as error:
         what, why, fix = "Ray is not installed", f"there is no module {error.name}", "pip install 'rlplace[run]'"
         raise ConfigError.of("missing-library", "cluster.ray.machines", what, "machines: true", why, fix) from error
+    finally:
+        session.close()
+
+
+def await_machines(ray: RayConfig, slots: Sequence[Slot], topology: Topology, wait_s: float) -> None:
+    """Wait until the Ray cluster has the machines that `slots` use. Raises ClusterError, PlacementError."""
+    from rlplace.workers.launch.reservation import check_size, node_uses
+    from rlplace.workers.ray_launch.session import RaySession
+
+    session, until = RaySession(ray), time.monotonic() + wait_s
+    try:
+        session.start()
+        while True:
+            try:
+                return check_size(node_uses(slots, topology), session.machines(), session.address)
+            except (ClusterError, PlacementError):
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_LOOK_S)
     finally:
         session.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
@@ -176,6 +177,8 @@ def explain(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, RayActorError):
         return f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
+    if "its node has died" in text:
+        return "the worker process died with its node"
     pid = next((line.strip() for line in text.splitlines() if line.strip().startswith("pid:")), "")
     detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip().rstrip(".")
     return "the worker process died" + (f" ({pid})" if pid else "") + (f": {detail}" if detail else "")
@@ -193,9 +196,12 @@ class RayAccount:
     """A MemoryAccount in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
 
     def __init__(self, topology: Topology) -> None:
-        self._keeper: Any = (
-            ray.remote(MemoryAccount).options(num_cpus=0).remote(MemoryAccount.of(topology).capacity_bytes)
-        )
+        here = NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )  # lost with the driver
+        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
+        capacity_bytes = MemoryAccount.of(topology).capacity_bytes
+        self._keeper: Any = ray.remote(MemoryAccount).options(**options).remote(capacity_bytes)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):  # pickle looks for what it has not

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +40,9 @@ from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Templates, modules_of
 from rlplace.workers.worker import Rendezvous, Worker
 
+_CONNECT_S = 2.0  # for the server of a node to take a connection
+_DECIDED_S = 60.0  # for Ray to find that such a server is gone: health checks fail for a while first
+_LOOK_S = 0.5
 _END_S = 10.0  # for processes to be gone after they were asked to end
 
 
@@ -134,6 +139,19 @@ class RayLauncher:
             self._workers.remove(worker)
         self._end_processes([self._processes.pop(slot) for slot in slots if slot in self._processes], patience_s=0.0)
         return self._launch(specs, [slot for spec in specs for slot in spec.slots if slot in slots])
+
+    def lost_nodes(self) -> dict[int, str]:
+        """Return the nodes in use that are gone, rank -> address. Waits for Ray's word where one does not answer."""
+        until = time.monotonic() + _DECIDED_S
+        while not self._session.local:
+            servers = self._session.servers()
+            used = {node: self._machines[node] for node in self._reserved}
+            lost = {node: machine.address for node, machine in used.items() if machine.id not in servers}
+            silent = not lost and not all(_listens(*servers[machine.id]) for machine in used.values())
+            if not silent or time.monotonic() > until:
+                return lost
+            time.sleep(_LOOK_S)
+        return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
         """Reset channels, and let the next push of weights make new double buffers."""
@@ -265,6 +283,14 @@ class RayLauncher:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=_END_S)
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:

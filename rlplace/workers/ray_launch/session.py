@@ -91,6 +91,13 @@ class RaySession:
             for node in in_rank_order(ray.nodes())
         ]
 
+    def servers(self) -> dict[str, tuple[str, int]]:
+        """Return where the server of each living node listens, by node id."""
+        import ray
+
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in alive}
+
     def free(self) -> Mapping[str, Mapping[str, float]]:
         """Return the resources that are free now, by node id."""
         from ray._private.state import available_resources_per_node  # no public function returns it per node

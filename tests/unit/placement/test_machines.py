@@ -162,6 +162,10 @@ def test_ray_labels_give_explicit_ranks() -> None:
         with pytest.raises(PlacementError) as caught:
             in_rank_order([labelled("a", ranks[0]), labelled("b", ranks[1])])
         assert caught.value.codes == ("node-ranks",)
+    lost = {**labelled("b", "1"), "Alive": False}
+    two = [labelled("c", "2"), labelled("a", "0")]
+    assert [n["NodeManagerAddress"] for n in in_rank_order([lost, *two])] == ["a", "c"]
+    assert [n["NodeManagerAddress"] for n in in_rank_order([lost, *two, labelled("d", "1")])] == ["a", "d", "c"]
     with pytest.raises(PlacementError) as caught:
         in_rank_order([])
     assert caught.value.codes == ("no-node",)

@@ -1,0 +1,92 @@
+"""Go on after machines of a run were lost: wait for others in their place, or plan for those that are left.
+
+::
+
+    NodeLost ── a checkpoint? ── wait:   machines for the same plan, within faults.node_wait_s ──────────┐
+                                 replan: they are there? ── cluster block without the lost nodes ── plan ─┴▶ resume
+                                                                       memory, what a launch needs: as ever
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplace.checkpoints.find import find
+from rlplace.errors import ClusterError, ConfigError, NodeLost, PlacementError, ProblemsError
+from rlplace.faults import History
+from rlplace.placement.language.without_nodes import AGAIN, placed_again, without_nodes
+from rlplace.prepare import Prepared, check_launch, prepare
+from rlplace.resume import Resumed, resumed
+from rlplace.workers.launch.machines import await_machines
+
+
+def go_on(job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[str], None]) -> tuple[Prepared, Resumed]:
+    """Return the job to go on with, and its newest checkpoint. Raises `lost` where config or machines forbid it."""
+    faults = job.config.faults
+    if faults.on_node_loss == "fail":
+        raise lost
+    if not history.admits(faults.restarts):
+        raise lost.noted(f"after {faults.restarts} recoveries within an hour; faults.restarts: {faults.restarts}")
+    try:
+        find(str(lost.folder), Path())  # before minutes are waited in vain
+        tell(str(lost))
+        same = _resuming(job, lost)
+        job = _waited(same, tell) if faults.on_node_loss == "wait" else _replanned(same, lost)
+        found = resumed(job)
+    except (ProblemsError, ClusterError) as refused:
+        raise lost.noted(f"faults.on_node_loss: {faults.on_node_loss} cannot go on\n{refused}") from refused
+    assert found is not None, "resume names the folder of the run, which has a checkpoint"
+    tell(found.text)
+    return job, found
+
+
+def _resuming(job: Prepared, lost: NodeLost) -> Prepared:
+    """Return the job, going on with the newest checkpoint of its run."""
+    folder = str(lost.folder.absolute())
+    config = dataclasses.replace(job.config, resume=folder)
+    return dataclasses.replace(job, config=config, mapping={**job.mapping, "resume": folder})
+
+
+def _await(job: Prepared, wait_s: float) -> None:
+    placement = job.plan.placement
+    slots = [slot for component in placement.components for slot in placement.slots(component)]
+    await_machines(job.config.cluster.ray, slots, job.plan.topology, wait_s)
+
+
+def _waited(job: Prepared, tell: Callable[[str], None]) -> Prepared:
+    wait_s = job.config.faults.node_wait_s
+    tell(f"waiting up to {wait_s:g} s for machines in place of those that were lost")
+    _await(job, wait_s)
+    return job
+
+
+def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
+    """Return the job for the machines that are left; the same job where others take the place of the lost ones."""
+    try:
+        _await(job, 0.0)
+    except (ClusterError, PlacementError):
+        placement = job.plan.placement
+        refused: ProblemsError | None = None
+        for again in AGAIN if placed_again(placement, lost.nodes) else AGAIN[:1]:
+            cluster = without_nodes(job.mapping["cluster"], placement, lost.nodes, again)
+            try:
+                return _planned(job, {**job.mapping, "cluster": cluster})
+            except ProblemsError as error:
+                refused = refused or error
+        assert refused is not None, "each way was refused"
+        raise refused from None
+    return job
+
+
+def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
+    """Prepare and check the job of another cluster block as before a launch. Raises ProblemsError."""
+    sources = {key: source for key, source in job.sources.items() if not key.startswith("cluster")}
+    new = prepare(mapping, name=job.view.name, sources=sources)
+    if lacking := new.not_run or check_launch(new.config, new.plan, sources):
+        raise ConfigError(lacking)
+    if new.refused:
+        raise PlacementError(new.view.shortages)
+    return new

@@ -1,0 +1,121 @@
+"""What a run does when machines are lost, without machines: the job that it goes on with, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplace import node_loss
+from rlplace.errors import ClusterError, NodeLost, Problem
+from rlplace.faults import Fault, History
+from rlplace.prepare import Prepared, prepare
+
+FOLDER = Path("runs/job/now")
+MACHINES = {"num_nodes": 2, "accelerators_per_node": 4, "accelerator": {"kind": "emulated", "memory": "2GiB"}}
+
+
+def job(*, env: str = "0-1,6-7", rollout: str = "4-5", envs: int = 16, **faults: Any) -> Prepared:
+    placed = {"actor": "0-1,4-5", "env": env, "rollout": rollout}
+    return prepare(
+        {
+            "cluster": {**MACHINES, "component_placement": placed},
+            "actor": {"enable_offload": True},
+            "env": {"id": "CartPole-v1", "total_num_envs": envs, "enable_offload": True},
+            "rollout": {"enable_offload": True},
+            "faults": {"on_node_loss": "replan", **faults},
+        }
+    )
+
+
+def lost() -> NodeLost:
+    return NodeLost(Problem(code="node-lost", key="node 1 (10.0.0.3)", what="was lost", why="Ray"), {1}, FOLDER)
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A checkpoint is there, and as many machines as `others` says at each look; the waits that were asked for."""
+    waits: list[float] = []
+
+    def await_machines(ray: object, slots: object, topology: object, wait_s: float) -> None:
+        waits.append(wait_s)
+        if len(waits) > 1 or wait_s == 0.0:
+            raise ClusterError.about("cluster-too-small", "cluster.num_nodes", "the cluster has 1 node")
+
+    monkeypatch.setattr(node_loss, "await_machines", await_machines)
+    monkeypatch.setattr(node_loss, "find", lambda *_: None)
+    monkeypatch.setattr(node_loss, "resumed", lambda job: type("Found", (), {"text": f"resumes {job.config.resume}"}))
+    return waits
+
+
+def go_on(before: Prepared, history: History | None = None) -> tuple[Prepared, list[str]]:
+    told: list[str] = []
+    after, _ = node_loss.go_on(before, lost(), history or History(), tell=told.append)
+    return after, told
+
+
+def test_a_plan_for_what_is_left() -> None:
+    after, told = go_on(job())
+    placement = after.plan.placement
+    assert placement.topology.num_nodes == 1
+    assert {name: placement.spec(name).render() for name in placement.components} == {
+        "actor": "0-1",
+        "env": "0-1",
+        "rollout": "2-3",  # nothing of it was left: the accelerators that no other uses
+    }
+    assert after.mapping["resume"] == str(FOLDER.absolute())
+    assert told == [str(lost()), f"resumes {FOLDER.absolute()}"]
+
+
+def test_without_free_accelerators_it_goes_to_all_if_the_config_allows_that() -> None:
+    after, _ = go_on(job(env="0-3", rollout="4-7"))
+    assert after.plan.placement.spec("rollout").render() == "0-3"
+
+
+@pytest.mark.parametrize(
+    ("faults", "job_of", "why"),
+    [
+        ({"on_node_loss": "fail"}, {}, "Ray"),
+        ({"restarts": 0}, {}, "after 0 recoveries within an hour; faults.restarts: 0"),
+        ({}, {"env": "0-2,4", "envs": 16}, "faults.on_node_loss: replan cannot go on"),  # 16 over 3 ranks
+    ],
+)
+def test_what_is_refused_ends_the_run(faults: dict[str, Any], job_of: dict[str, Any], why: str) -> None:
+    with pytest.raises(NodeLost) as ended:
+        go_on(job(**job_of, **faults))
+    assert why in str(ended.value)
+    assert str(ended.value).startswith("node 1 (10.0.0.3): was lost")
+
+
+def test_a_run_waits_as_long_as_it_may(others: list[float]) -> None:
+    waiting = job(on_node_loss="wait", node_wait_s=7.0)
+    after, told = go_on(waiting)
+    assert (others, after.plan) == ([7.0], waiting.plan)
+    assert "waiting up to 7 s for machines" in told[1]
+    with pytest.raises(NodeLost, match="the cluster has 1 node"):
+        go_on(waiting)
+
+
+def test_the_clock_and_the_faults_go_on_in_new_workers() -> None:
+    history = History()
+    assert history.ready(trained_s=5.0) is None
+    assert [history.admits(2) for _ in range(3)] == [True, True, False]
+    fault = Fault(
+        at_s=history.since_ready_s,
+        iteration=9,
+        stage="learn",
+        what="node 1",
+        why="",
+        replaced=(),
+        redone_s=30.0,
+        recovery_s=0.0,
+    )
+    history.lose(fault)
+    assert history.faults == []
+    outlasted = history.ready(trained_s=22.0)
+    assert outlasted is not None
+    assert outlasted.redone_s == 8.0
+    assert outlasted.recovery_s > 0.0
+    assert (history.faults, history.trained_s) == ([outlasted], 5.0)
+    assert history.ready(trained_s=23.0) is None

@@ -2,7 +2,7 @@
 
 A simulator policy goes on to the bit as long as the number of actor ranks is the same, wherever env and rollout are:
 else sums over ranks round differently in their last bits. So do products of matrices where an engine has other answers
-in flight, which depends on timing. `CLOSE` is a thousand times what was measured: 1e-7.
+in flight, which depends on timing. `CLOSE` is a hundred times what was measured: 1e-6.
 """
 
 from __future__ import annotations

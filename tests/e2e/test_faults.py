@@ -125,6 +125,7 @@ def test_what_runs_ahead_goes_back_with_all_others(models: tuple[str, ...], tmp_
     assert max(line["actor/age_max"] for line in lines) <= 1
     events = run.summary()["faults"]["events"]
     assert [event["went_back"] for event in events] == [True] * 3
+    assert "groups that were generated ahead are learned next" in run.out
 
 
 MOMENTS = 20

@@ -56,7 +56,7 @@ class Template:
             except subprocess.TimeoutExpired:  # in the middle of an import
                 self._process.kill()
                 self._process.communicate()
-                shutil.rmtree(self._door.parent)
+                shutil.rmtree(self._door.parent, ignore_errors=True)  # it may have begun to
 
 
 class Templates:

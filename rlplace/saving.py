@@ -20,7 +20,7 @@ from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
 from rlplace.config.schema import Config
 from rlplace.errors import OutputError, RlplaceError
-from rlplace.faults import Recovery
+from rlplace.faults import Recovery, StateLost
 from rlplace.loop import Loop
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.language.spec import role_of
@@ -130,7 +130,7 @@ class Saving:
             return
         try:
             self._begin(kept)
-        except RlplaceError as error:
+        except (RlplaceError, StateLost) as error:
             print(f"no checkpoint: {error}", file=sys.stderr)
 
     def _begin(self, components: tuple[str, ...]) -> None:

@@ -1,9 +1,10 @@
-"""What reducing the gradients of every micro-batch costs, against keeping whole ones and reducing their sum once.
+"""What reducing the gradients of every micro-batch costs, against reducing once: of whole ones, or of one larger pass.
 
     python benchmarks/accumulation.py [--models small larger] [--tokens 32 512] [--ranks 2 4] [--repeat 5]
 
-Steps of the trainer on gloo, each of 4 micro-batches, in both ways in turn. Reduced once, every rank keeps the whole
-model's gradients in float32 until the last micro-batch. `saved` is what that takes off a step: the median over pairs.
+Steps of the trainer on gloo over the same tokens, in three ways in turn: 4 micro-batches, each of which is reduced; 4
+that are reduced once, until when every rank keeps the whole model's gradients in float32; and one micro-batch of all
+tokens, as a larger token_budget makes it. `saved` is what the last two take off a step: the median over turns.
 
 Only an idle machine with a core for each rank gives figures: elsewhere ranks wait for a core, not for bytes.
 """
@@ -56,8 +57,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1, help="of the larger model, 28 million parameters and 3.5 each")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    print("| model | ranks | tokens | every micro-batch s | once s | saved |")
-    print("|---|---|---|---|---|---|")
+    print("| model | ranks | tokens | every micro-batch s | once s | saved | one micro-batch s | saved |")
+    print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         folders = {name: Path(folder, name) for name in ("tiny", "small", "larger")}
         tiny_model(folders["tiny"])
@@ -67,26 +68,29 @@ def main() -> None:
             for ranks in options.ranks:
                 for tokens in options.tokens:
                     job = Job(model=folders[name], ranks=ranks, tokens=tokens, repeat=options.repeat)
-                    every, once = in_processes(rank_seconds, job, ranks)[0]
-                    saved = statistics.median(1 - b / a for a, b in zip(every, once, strict=True))
-                    seconds = f"{statistics.median(every):.3f} | {statistics.median(once):.3f}"
-                    print(f"| {name} | {ranks} | {tokens} | {seconds} | {saved:.0%} |", flush=True)
+                    every, *others = in_processes(rank_seconds, job, ranks)[0]
+                    row = f"| {name} | {ranks} | {tokens} | {statistics.median(every):.3f} |"
+                    for other in others:
+                        saved = statistics.median(1 - b / a for a, b in zip(every, other, strict=True))
+                        row += f" {statistics.median(other):.3f} | {saved:.0%} |"
+                    print(row, flush=True)
 
 
-def rank_seconds(job: Job, rank: int, rendezvous: Rendezvous, folder: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds of each step that reduces every micro-batch, and of each that reduces once."""
+def rank_seconds(job: Job, rank: int, rendezvous: Rendezvous, folder: Path) -> list[list[float]]:
+    """Return the seconds of each step that reduces every micro-batch, that reduces once, and of a micro-batch."""
     ranks = Ranks(context_of("actor", rank, job.ranks, rendezvous, {}, folder=folder), timeout_s=60.0)
     lm = TrainedLm(LmSpec(folder=job.model), ranks)
     trainer = Trainer(lm, OptimizerConfig(), ranks, iterations=1, component="actor")
     tokens = np.random.default_rng(rank).integers(2, 300, job.tokens)
-    packed = Packed.of([tokens], [np.arange(job.tokens) > 0])
-    seconds: tuple[list[float], list[float]] = ([], [])
+    one, all_in_one = (Packed.of([tokens] * n, [np.arange(job.tokens) > 0] * n) for n in (1, MICRO_BATCHES))
+    ways = ([one] * MICRO_BATCHES, True), ([one] * MICRO_BATCHES, False), ([all_in_one], True)
+    seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(job.repeat + 1):  # the first warms up
-        for once, taken in enumerate(seconds):
+        for (passes, always), taken in zip(ways, seconds, strict=True):
             ranks.sum(torch.zeros(1))  # all begin together
             began = time.perf_counter()
-            for number in range(MICRO_BATCHES):
-                cast(FSDPModule, lm.module).set_requires_gradient_sync(not once or number == MICRO_BATCHES - 1)
+            for number, packed in enumerate(passes, start=1):
+                cast(FSDPModule, lm.module).set_requires_gradient_sync(always or number == len(passes))
                 (-lm.module(packed).logprobs.mean()).backward()
             numbers = trainer.sum_over_ranks({}, 0)
             assert numbers is not None, "the numbers are finite"
@@ -94,7 +98,7 @@ def rank_seconds(job: Job, rank: int, rendezvous: Rendezvous, folder: Path) -> t
             taken.append(time.perf_counter() - began)
     lm.drop_gathered()
     ranks.close()
-    return seconds[0][1:], seconds[1][1:]
+    return [taken[1:] for taken in seconds]
 
 
 if __name__ == "__main__":

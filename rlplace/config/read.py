@@ -206,7 +206,7 @@ def _unknown(
         meant, fix = place.removeprefix(f"{above}."), f"{near}: {show(value)}"
         if block != above and block.rpartition(".")[0] == above and value_at(written, block) is None:
             fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
-        elif block != above or value_at(written, place) is not None:
+        elif block != above or _stands(written, place):
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
         if str(found.sources.get(key, "")).startswith("command line"):
             fix = f"{place}={show(value)}"
@@ -375,6 +375,13 @@ def value_at(mapping: Mapping[str, object], path: str) -> object:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def _stands(mapping: Mapping[str, object], path: str) -> bool:
+    """Whether a key is written, be it with null."""
+    above, _, name = path.rpartition(".")
+    block = value_at(mapping, above) if above else mapping
+    return isinstance(block, Mapping) and name in block
 
 
 def _drop(mapping: Mapping[str, object], path: str) -> None:

@@ -16,12 +16,14 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
 from rlplace.placement.language.hybrid import COLLOCATED, HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
+from rlplace.placement.machines.products import memory_of
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Needs, Residency, makes_room, placed_names
+from rlplace.units import show_bytes
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import Config
+    from rlplace.config.schema import Config, NodeConfig
 
 _ENVS = "env.total_num_envs"
 _PLACEMENT = "cluster.component_placement"
@@ -314,6 +316,22 @@ def find_waste(config: Config | None, placement: HybridComponentPlacement, activ
             yield _placed(placement.spec(partner), "unequal-partners", what, why, fix)
     if {"actor", "rollout"} <= {*placement.components} and placement.shared("actor", "rollout"):
         yield from _find_idle_beside_engines(placement, active)
+
+
+def find_overstated(nodes: Sequence[NodeConfig]) -> Iterator[Problem]:
+    """Report declared accelerators that are written with more memory than their product has: warnings of a plan."""
+    for number, node in enumerate(nodes):
+        key = f"cluster.nodes[{number}]"
+        mixed = [(f"{key}.mixed[{i}]", run.product, run.memory) for i, run in enumerate(node.mixed)]
+        for place, product, memory in [(key, node.product, node.memory), *mixed]:
+            if 0 < (known := memory_of(product)) < memory:
+                gib = f"{known / (1 << 30):.1f}GiB"
+                what = f"is more than CUDA gives of one {product}"
+                why = f"that is {gib}: the driver keeps its part of what is sold; the plan counts with what is written"
+                got = f"memory: {show_bytes(memory)}"
+                yield Problem(
+                    code="memory-overstated", key=f"{place}.memory", what=what, got=got, why=why, fix=f"memory: {gib}"
+                )
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:

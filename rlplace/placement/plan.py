@@ -144,7 +144,7 @@ def plan_components(
         schedule=schedule_of(placement, active, leaving),
         routes=_planned_routes(placement, job),
         security=cluster.comm.security,
-        warnings=tuple(written(checks.find_waste(job, placement, active))),
+        warnings=tuple(written([*checks.find_waste(job, placement, active), *checks.find_overstated(cluster.nodes)])),
     )
 
 

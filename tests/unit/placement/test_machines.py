@@ -10,6 +10,7 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
+from rlplace.placement.checks import find_overstated
 from rlplace.placement.machines.pools import accelerator_pool
 from rlplace.placement.machines.topology import Ranges, declare_topology, in_rank_order
 from rlplace.workers.launch.machines import declared_topology
@@ -44,7 +45,8 @@ def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
         ("H200", 139.7),
         ("RTX4090", 23.5),
         ("A100", 0),  # of two sizes
-        ("H100 NVL", 0),
+        ("NVIDIA H100 NVL", 92.9),
+        ("H200 NVL", 139.7),
         ("", 0),
     ],
 )
@@ -59,6 +61,24 @@ def test_a_memory_that_is_written_counts_as_it_is_written() -> None:
     sizes = {"80GiB": 80 << 30, "80GB": 80 * 10**9}
     for text, size in sizes.items():
         assert declared({"accelerators": 8, "product": "H100", "memory": text}).nodes[0].memory_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("node", "where"),
+    [
+        ({"accelerators": 1, "product": "H100", "memory": "80GiB"}, "nodes[0]"),
+        (
+            {"mixed": [{"count": 1, "product": "L4"}, {"count": 1, "product": "H100", "memory": "80GiB"}]},
+            "nodes[0].mixed[1]",
+        ),
+        ({"accelerators": 1, "product": "H100", "memory": "79GiB"}, None),
+        ({"accelerators": 1, "product": "A100", "memory": "80GiB"}, None),  # not known
+    ],
+)
+def test_more_memory_than_a_product_has_is_warned_of(node: dict[str, Any], where: str | None) -> None:
+    warnings = list(find_overstated(cluster(node).nodes))
+    assert [(w.code, w.key) for w in warnings] == ([("memory-overstated", f"cluster.{where}.memory")] if where else [])
+    assert all("79.1GiB" in w.why and w.fix == "memory: 79.1GiB" for w in warnings)
 
 
 def test_machines_of_several_shapes() -> None:

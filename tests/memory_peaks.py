@@ -25,7 +25,7 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.config.read import read_config
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.demands import Footprint
+from rlplace.placement.memory.demands import Footprint, HostPart
 from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.run import JobSpec, job_spec
@@ -268,7 +268,7 @@ def save(job: LmJob, rank: int, stages: Stages, worker: Any, folder: Path) -> No
     sizes = [weight.nbytes for _, weight in worker._model.whole_weights()]
     last = max(sizes) if job.ranks > 1 else 0  # the head: not there yet while it is put together
     for _ in range(2):
-        there = 0 if rank else sum(sizes) - last
+        there = 0 if rank else stages.saved - last
         stages("save_model", Residency.WEIGHTS, lambda: worker.save_model(str(folder / "saved")), host=there)
         copied = max(0, max(sizes) - stages.working("digest"))  # of one weight, after it is whole
         stages("digest", Residency.WEIGHTS, worker.digest, host=copied)
@@ -284,6 +284,10 @@ class Stages:
 
     def working(self, stage: str) -> int:
         return sum(self._footprint.working.get(stage, {}).values())
+
+    @property
+    def saved(self) -> int:
+        return self._footprint.host[Residency.FULL][HostPart.SAVED]
 
     def __call__(self, stage: str, residency: Residency, work: Callable[[], object], *, host: int = 0) -> None:
         """`host`: bytes that the work has on its host, which the record sees too."""

@@ -25,6 +25,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+MODEL_FILE_BYTES = 4 << 30  # of a model's weights in one file, which rank 0 has on its host until it is written
 STATE_FILE_BYTES = 1 << 28  # of a rank's tensors in one file, which is in memory twice more while it is written
 
 

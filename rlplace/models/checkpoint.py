@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
+from rlplace.checkpoints import MODEL_FILE_BYTES
 from rlplace.errors import ConfigError, OutputError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", ".part")
-_FILE_BYTES = 4 << 30  # of weights in one file
 
 
 class Checkpoint:
@@ -71,7 +71,7 @@ def write_model(
     weights: Iterable[tuple[str, Tensor]],
     *,
     config: Mapping[str, object] | None = None,
-    file_bytes: int = _FILE_BYTES,
+    file_bytes: int = MODEL_FILE_BYTES,
 ) -> None:
     """Replace `folder` by a complete model. Raises OutputError; then `folder` is what it was before.
 

@@ -60,6 +60,7 @@ class HostPart(enum.Enum):
     RECEIVED = "weights as received"  # whole, of which a rank takes its part
     GRADIENTS = "gradients"  # on their way to an optimizer there
     CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
+    SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
@@ -123,7 +124,7 @@ class Footprint:
 
     def host_bytes(self, residency: Residency) -> int:
         """What the worker itself reports: copies that stay, neither the pool they are taken from nor what passes."""
-        passing = (HostPart.POOL, HostPart.GRADIENTS, HostPart.CHECKPOINT)
+        passing = (HostPart.POOL, HostPart.GRADIENTS, HostPart.CHECKPOINT, HostPart.SAVED)
         return sum(size for part, size in self.host.get(residency, {}).items() if part not in passing)
 
     def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
@@ -270,9 +271,11 @@ class TrainingDemand:
             kept[HostPart.CHECKPOINT] = saved_copy(stepped + state + average, self.copied)
         copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
         host = {at: {**copied, **kept} for at, copied in copies.items()}
-        if block.optimizer.on_host:
-            host[_FULL] = {**host[_FULL], HostPart.GRADIENTS: _FLOAT32 * total(trained)}
-        saving = {Part.GATHERED: self._saving(shards)}
+        saved = DTYPE_BYTES[block.weights if block.lora_rank is None else block.compute]
+        moved = _FLOAT32 * total(trained) if block.optimizer.on_host else 0
+        passing = {HostPart.SAVED: formulas.saved_file(self.model, saved), HostPart.GRADIENTS: moved}
+        host[_FULL] = {**host[_FULL], **passing}
+        saving = {Part.GATHERED: self._saving(shards, saved)}
         working = {
             "sync": _larger(syncing, refreshing) if self.refreshes else syncing,
             "infer": forward,
@@ -315,12 +318,10 @@ class TrainingDemand:
             master=DTYPE_BYTES[block.weights] if rounded else 0,
         )
 
-    def _saving(self, shards: int) -> int:
+    def _saving(self, shards: int, each: int) -> int:
         """One whole weight after the other, as it is trained; with factors merged, as it is computed with."""
-        block, projection = self.block, 0
-        each = DTYPE_BYTES[block.weights if block.lora_rank is None else block.compute]
-        if block.lora_rank is not None:
-            projection = max(w.elements for w, _ in self.model.weights() if w.projection)
+        factors = self.block.lora_rank is not None
+        projection = max((w.elements for w, _ in self.model.weights() if factors and w.projection), default=0)
         return formulas.whole_weight(self.model.largest_weight_elements, projection, each, shared=shards > 1)
 
     def _merged(self, shards: int, number: int) -> int:
@@ -368,9 +369,8 @@ class ScoringDemand:
         if self.refreshed is not None:
             whole = {HostPart.RECEIVED: formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])}
             host = {at: kept if at is _OFF else {**kept, **whole} for at, kept in host.items()}
-            if self.copied is not None:
-                copy = {HostPart.CHECKPOINT: saved_copy(tensors, self.copied)}
-                host = {at: {**kept, **copy} for at, kept in host.items()}
+            copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy(tensors, self.copied)}
+            host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there},
             working={"infer": forward, "rollout": forward},  # whichever it works in
@@ -542,9 +542,9 @@ class PolicyTrainingDemand:
         largest = max((w.elements for w in self.policy.weights), default=0)
         saving = {Part.GATHERED: formulas.whole_weight(largest, 0, _FLOAT32, shared=placed.ranks > 1)}
         host = host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state)
-        if self.copied is not None:
-            copy = {HostPart.CHECKPOINT: saved_copy(weights + state, self.copied)}
-            host = {at: {**kept, **copy} for at, kept in host.items()}
+        host[_FULL] = {**host[_FULL], HostPart.SAVED: 2 * self.policy.weights_bytes}  # and the content of the file
+        copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy(weights + state, self.copied)}
+        host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
             working={

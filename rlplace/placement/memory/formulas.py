@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlplace.checkpoints import STATE_FILE_BYTES
+from rlplace.checkpoints import MODEL_FILE_BYTES, STATE_FILE_BYTES
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.placement.flow import DEVICE_BUCKET_BYTES
 from rlplace.placement.memory.model import ModelShape
@@ -162,6 +162,14 @@ def checkpoint_copy(whole: int, largest: int, copied: bool) -> int:
     `largest`: bytes of a tensor, with which a file may end. Accuracy: upper bound; the last file is smaller.
     """
     return whole * copied + 2 * min(whole, STATE_FILE_BYTES + largest)
+
+
+def saved_file(model: ModelShape, each: int) -> int:
+    """On rank 0's host while a model is saved: the weights of one file, and the next, with which it would be too large.
+    Source: rlplace.models.checkpoint.
+    Accuracy: exact for a model of one file, else within the largest weight.
+    """
+    return min(model.parameters * each, MODEL_FILE_BYTES + model.largest_weight_elements * each)
 
 
 def generation(model: ModelShape, answers: int, length: int, compute: int, cut: bool) -> int:

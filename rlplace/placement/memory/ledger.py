@@ -414,7 +414,7 @@ def _count_hosts(
 
 def _add(holds: Holds, component: str, parts: Bytes | HostBytes, ranks: int = 1) -> None:
     for part, size in parts.items():
-        holds[component, part] += size * ranks
+        holds[component, part] += size if part is HostPart.SAVED else size * ranks
 
 
 def _load(moment: Moment, holds: Holds) -> Load:

@@ -87,15 +87,6 @@ def scores(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> i
     return tokens * (model.hidden * compute + 20) + chunk_scores(model.vocabulary, tokens, parallel)
 
 
-def passing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x (3/4 of what the largest layer cuts + what it does not), in the dtype of the computation.
-    Source: a gated feed-forward layer has three of its four tensors at once; states and their norms stand beside them.
-    Accuracy: within 20 % of a pass without gradients.
-    """
-    numbers = (3 * -(-b.saved.compute_cut // parallel) // 4 + b.saved.compute for b in model.blocks)
-    return tokens * max(numbers) * compute
-
-
 def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
     """b x s x half of what the largest layer cuts: gradients on their way through it, beside what it saved.
     Source: a gated feed-forward layer has two gradients for its four tensors.

@@ -43,10 +43,14 @@ class Pass:
     by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
 
     def forward(self) -> Moment:
-        """Without gradients: at the head, or in the largest layer."""
+        """Without gradients: at the head, or in the largest layer.
+
+        A frozen model's pass (`ScoringDemand`) differs in what is gathered, not in what a layer holds: its weights do
+        not come by FSDP's buffers where its host has them.
+        """
         gathered, states = self._gathered(), self._states(1) + self._beside
         head = Moment(gathered, states, formulas.chunk_scores(self.model.vocabulary, self.tokens, self.parallel))
-        layer = formulas.passing(self.model, self.tokens, self.number, self.parallel)
+        layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
         return _fullest(self._arriving(), head, Moment(gathered, layer + self._beside))
 
     def learning(self, *, trained: tuple[int, int], checkpointing: bool, earlier: bool, master: int) -> Moment:

@@ -52,10 +52,6 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     formulas.checkpoints: [(lambda f: f(TINY, 7, 2), 7 * 2 * 5 * 2)],
     formulas.one_layer: [(lambda f: f(TINY, 7, 2), 7 * 26)],
     formulas.logits: [(lambda f: f(6, 7, 2), 7 * 6 * 10), (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10)],
-    formulas.passing: [
-        (lambda f: f(TINY, 7, 2), 7 * (3 + 3) * 2),
-        (lambda f: f(TINY, 7, 2, parallel=2), 7 * (1 + 3) * 2),
-    ],
     formulas.flowing: [(lambda f: f(TINY, 7, 2), 7 * 2 * 2)],
     formulas.chunk_scores: [
         (lambda f: f(6, 7), 7 * 6 * 8),

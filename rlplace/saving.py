@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from rlplace.report.sinks import metric_files
 from rlplace.report.summary import Progress
 
 _LIBRARIES = ("rlplace", "torch", "ray", "transformers", "vllm", "gymnasium", "mujoco", "numpy")
-_DEAD_S = 5.0  # for a checkpoint of which a rank was replaced: it has written its part by now, or never will
+_DEAD_S = 5.0  # for a checkpoint of which a rank was lost: it has written its part by now, or never will
 
 
 class Saving:
@@ -73,6 +73,11 @@ class Saving:
         self._loop.generated = {}
         return "" if generated == {} else "; what was generated ahead is asked again"
 
+    @property
+    def newest(self) -> Path:
+        """Return the checkpoint that this run made last or was resumed from; the run's folder while there is none."""
+        return self._folder if self._newest is None else self._newest.folder
+
     def record(self) -> dict[str, Any]:
         """Return what the summary says: where the newest one is, and the seconds that saving took."""
         newest = None if self._newest is None else str(self._newest.folder)
@@ -95,12 +100,13 @@ class Saving:
             self._rescue(tuple(c for c in self._ranks if role_of(c) != "env"))
         self._said(wait_s=self._config.grace_s / 2)
 
-    def without_state(self) -> set[str]:
+    def without_state(self, lost: Collection[str]) -> set[str]:
         """Return the components whose state the newest checkpoint does not have; all without one.
 
-        One that is being written is waited for, but not for long: the ranks that write it may be gone.
+        One that is being written is waited for, but not for long if components that write it have `lost` ranks.
         """
-        self._said(wait_s=_DEAD_S)
+        in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
+        self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
 
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:

@@ -262,7 +262,10 @@ class EngineBusy(_OneProblem):
 
 
 class NodeLost(_OneProblem):
-    """Machines of a run are gone, and its workers were ended. `nodes` are their ranks, `folder` is the run's."""
+    """Machines of a run are gone, and its workers were ended. `nodes` are their ranks.
+
+    `folder`: of the checkpoint that the run goes on with; of the run where it has none.
+    """
 
     def __init__(self, problem: Problem, nodes: Collection[int], folder: Path) -> None:
         super().__init__(problem)

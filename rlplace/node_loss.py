@@ -24,7 +24,7 @@ from rlplace.workers.launch.machines import await_machines
 
 
 def go_on(job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[str], None]) -> tuple[Prepared, Resumed]:
-    """Return the job to go on with, and its newest checkpoint. Raises `lost` where config or machines forbid it."""
+    """Return the job to go on with, and the checkpoint that it had. Raises `lost` where config or machines forbid."""
     faults = job.config.faults
     if faults.on_node_loss == "fail":
         raise lost
@@ -38,13 +38,13 @@ def go_on(job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[st
         found = resumed(job)
     except (ProblemsError, ClusterError) as refused:
         raise lost.noted(f"faults.on_node_loss: {faults.on_node_loss} cannot go on\n{refused}") from refused
-    assert found is not None, "resume names the folder of the run, which has a checkpoint"
+    assert found is not None, "resume names a checkpoint, or the folder of a run with one"
     tell(found.text)
     return job, found
 
 
 def _resuming(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job, going on with the newest checkpoint of its run."""
+    """Return the job, going on with the checkpoint that it had, whatever another attempt has left in its folder."""
     folder = str(lost.folder.absolute())
     config = dataclasses.replace(job.config, resume=folder)
     return dataclasses.replace(job, config=config, mapping={**job.mapping, "resume": folder})

@@ -192,7 +192,7 @@ def _run(
                     if not signals.at_once:
                         saving.rescue()
                     if isinstance(error, RlplaceError) and (lost := cluster.lost_nodes()):
-                        raise _node_lost(job, loop, groups, history, lost, error, folder) from error
+                        raise _node_lost(job, loop, groups, history, lost, error, saving.newest) from error
                     raise
             signals.check()
         finally:

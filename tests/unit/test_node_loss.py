@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlplace import node_loss
+from rlplace.checkpoints.checkpoint import CONFIG
+from rlplace.checkpoints.find import find
+from rlplace.checkpoints.store import Contents, Store
 from rlplace.errors import ClusterError, NodeLost, Problem
 from rlplace.faults import Fault, History
 from rlplace.prepare import Prepared, prepare
+from rlplace.resume import resumed
 
 FOLDER = Path("runs/job/now")
 MACHINES = {"num_nodes": 2, "accelerators_per_node": 4, "accelerator": {"kind": "emulated", "memory": "2GiB"}}
@@ -49,6 +55,20 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run with two checkpoints of job(); what is found there is found."""
+    monkeypatch.setattr(node_loss, "find", find)
+    monkeypatch.setattr(node_loss, "resumed", resumed)
+    store = Store(tmp_path, keep_last=2, keep_best=0)
+    texts = {CONFIG: yaml.safe_dump(dict(job().mapping))}
+    for iteration in (10, 30):
+        part = store.begin(iteration, ())
+        of = Contents(ranks={}, texts=texts, version=iteration, score=None, libraries={})
+        store.commit(part, of, timeout_s=20, cancelled=threading.Event())
+    return tmp_path
+
+
 def go_on(before: Prepared, history: History | None = None) -> tuple[Prepared, list[str]]:
     told: list[str] = []
     after, _ = node_loss.go_on(before, lost(), history or History(), tell=told.append)
@@ -66,6 +86,25 @@ def test_a_plan_for_what_is_left() -> None:
     }
     assert after.mapping["resume"] == str(FOLDER.absolute())
     assert told == [str(lost()), f"resumes {FOLDER.absolute()}"]
+
+
+@pytest.mark.parametrize(("folder", "iteration"), [("checkpoints/000010", 10), (".", 30)])
+def test_it_goes_on_with_the_checkpoint_that_the_run_had(run: Path, folder: str, iteration: int) -> None:
+    before, error = job(), lost()
+    error.folder = run / folder
+    after, found = node_loss.go_on(before, error, History(), tell=lambda line: None)
+    assert found.checkpoint.iteration == iteration
+    assert after.config.resume == str(run / folder)
+
+
+def test_where_that_is_damaged_it_ends_and_offers_another(run: Path) -> None:
+    error = lost()
+    error.folder = run / "checkpoints" / "000010"
+    (error.folder / CONFIG).write_text("")
+    with pytest.raises(NodeLost) as ended:
+        node_loss.go_on(job(), error, History(), tell=lambda line: None)
+    assert "[checkpoint-damaged]" in str(ended.value)
+    assert f"fix: resume={run}/checkpoints/000030" in str(ended.value)
 
 
 def test_without_free_accelerators_it_goes_to_all_if_the_config_allows_that() -> None:

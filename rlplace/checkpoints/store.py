@@ -196,7 +196,7 @@ class Saver:
         self._store, self._timeout_s = store, timeout_s
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
-        self._saved: list[Saved] = []  # by the thread
+        self._saved: list[Saved] = []  # by the thread; the last one counts
 
     @property
     def busy(self) -> bool:
@@ -222,7 +222,9 @@ class Saver:
         self._cancelled.set()
         if (saved := self._take(_GIVE_UP_S)) is not None:
             return saved
-        self._thread = None  # the disk holds it; what it may still commit is whole
+        self._thread = None  # the disk holds it; what it may still commit is whole, and removes none
+        if self._saved:  # it is committed, and others are still being removed
+            return self._saved[-1]
         error = OutputError.about("checkpoint-not-written", "checkpoint", f"not written within {timeout_s:g} s")
         return Saved(checkpoint=None, error=error)
 
@@ -233,14 +235,16 @@ class Saver:
         if self._thread.is_alive():
             return None
         self._thread = None
-        return self._saved[0]
+        return self._saved[-1]
 
     def _save(self, part: Path, contents: Contents, cancelled: threading.Event, saved: list[Saved]) -> None:
         checkpoint = None
         error: RlplaceError | None = _not_written(part, "a bug, whose traceback is on the console", None)
         try:
             checkpoint = self._store.commit(part, contents, timeout_s=self._timeout_s, cancelled=cancelled)
-            self._store.retain(checkpoint)
+            saved.append(Saved(checkpoint=checkpoint, error=None))  # before another is removed: `finish` may not wait
+            if not cancelled.is_set():  # else the run may go on with an older one
+                self._store.retain(checkpoint)
             error = None
         except RlplaceError as raised:
             error = raised

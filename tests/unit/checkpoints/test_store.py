@@ -167,6 +167,60 @@ def test_what_the_disk_holds_is_given_up_and_the_next_one_is_saved(run: Path, mo
     assert kept(run) == ["000002", "latest"]
 
 
+def saver_thread() -> threading.Thread:
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "checkpoint")
+    return thread
+
+
+def test_what_is_committed_is_not_given_up_while_others_are_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.1)
+    store, removing, free = Store(run, keep_last=1, keep_best=0), threading.Event(), threading.Event()
+    save(store, 1)
+    retain = store.retain
+
+    def slowly(newest: Any) -> None:
+        removing.set()
+        free.wait(PATIENCE_S)
+        retain(newest)
+
+    monkeypatch.setattr(store, "retain", slowly)
+    saver = Saver(store, timeout_s=PATIENCE_S)
+    part = store.begin(2, RANKS)
+    write_ranks(part)
+    saver.start(part, contents())
+    assert removing.wait(PATIENCE_S)
+    saved, thread = saver.finish(0.1), saver_thread()
+    assert saved is not None
+    assert saved.checkpoint is not None
+    assert (saved.checkpoint.folder.name, saved.error, saver.busy) == ("000002", None, False)
+    free.set()
+    thread.join(PATIENCE_S)
+    assert kept(run) == ["000002", "latest"]
+
+
+def test_what_is_committed_after_it_was_given_up_removes_none(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.1)
+    store, free = Store(run, keep_last=1, keep_best=0), threading.Event()
+    save(store, 1)
+    commit_now = store.commit
+
+    def held(*arguments: Any, **named: Any) -> Any:
+        free.wait(PATIENCE_S)
+        return commit_now(*arguments, **named)
+
+    monkeypatch.setattr(store, "commit", held)
+    saver = Saver(store, timeout_s=PATIENCE_S)
+    part = store.begin(2, RANKS)
+    write_ranks(part)
+    saver.start(part, contents())
+    saved, thread = saver.finish(0.1), saver_thread()
+    assert saved is not None
+    assert saved.checkpoint is None
+    free.set()
+    thread.join(PATIENCE_S)
+    assert kept(run) == ["000001", "000002", "latest"]
+
+
 def test_killed_at_any_moment_a_run_keeps_a_whole_checkpoint(run: Path) -> None:
     """40 deaths by SIGKILL, each at a moment of its own, most of them between two calls that touch files."""
     command = [sys.executable, "-m", "tests.checkpoint_writer", str(run), "40"]

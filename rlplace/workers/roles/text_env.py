@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode, Transcript
@@ -111,29 +113,22 @@ class TextEnvWorker(EnvWorker):
     def load_state(self, folder: str) -> Metrics:
         """Take the groups that ranks of any number have saved, to put them when their iterations are run.
 
-        None where the config asks something else now. Raises ConfigError for files that cannot be read.
+        None where the config asks something else now, nor any whose prompt is another now. Raises ConfigError for files
+        that cannot be read.
         """
-        self._kept = read(Path(folder), self.config.groups(self.context.rank), self._asked())
-        for iteration, groups in self._kept.items() if any(self._readers.values()) else ():
+        self._kept, text = {}, any(self._readers.values())
+        for iteration, groups in read(Path(folder), self.config.groups(self.context.rank), self._asked()).items():
             for number, group in groups.items():
-                groups[number] = self._with_text(iteration * self.config.prompts + number, group)
+                prompt, dialogues = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
+                if all(np.array_equal(prompt, sample.tokens[: sample.mask.argmax()]) for sample in group):
+                    taken = _with_text(group, dialogues) if text else group
+                    self._kept.setdefault(iteration, {})[number] = taken
         return {"env/groups_kept": Metric(sum(map(len, self._kept.values())), "sum")}
 
     def _asked(self) -> str:
         algorithm, env = self.config.config.algorithm, self.config.config.text_env
         sizes = (algorithm.prompts, algorithm.samples_per_prompt, algorithm.max_staleness)
         return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
-
-    def _with_text(self, prompt: int, group: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        """Complete saved transcripts by what the task says to the same answers."""
-        _, dialogues = self.prompts["train"].episodes(prompt, len(group))
-        found = []
-        for sample, dialogue in zip(group, dialogues, strict=True):
-            for answer in sample.transcript.answers:
-                dialogue.reply(answer)
-            text = dataclasses.replace(sample.transcript, prompt=dialogue.prompt, facts=dialogue.facts())
-            found.append(dataclasses.replace(sample, transcript=text))
-        return tuple(found)
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer held-out prompts once each, greedily, always the same, beside `generate(iteration)` of rollout."""
@@ -142,6 +137,17 @@ class TextEnvWorker(EnvWorker):
         play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
         samples = [sample for group in play.through(groups, 1) for sample in group]
         return _metrics("eval", samples, self.rewards, play.watch)
+
+
+def _with_text(group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]) -> tuple[Sample, ...]:
+    """Complete saved transcripts by what the task says to the same answers."""
+    found = []
+    for sample, dialogue in zip(group, dialogues, strict=True):
+        for answer in sample.transcript.answers:
+            dialogue.reply(answer)
+        text = dataclasses.replace(sample.transcript, prompt=dialogue.prompt, facts=dialogue.facts())
+        found.append(dataclasses.replace(sample, transcript=text))
+    return tuple(found)
 
 
 def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], watch: Stopwatch) -> Metrics:

@@ -267,6 +267,31 @@ def test_what_was_generated_ahead_is_put_again_and_not_asked_again(
     assert sum(value(m, "env/episodes") for m in metrics) == 10
 
 
+@pytest.mark.parametrize("other", [{"runner": {"seed": 1}}, {"env": {"system": "Think."}}])
+def test_what_was_generated_ahead_never_meets_another_prompt(
+    folder: Path, tmp_path: Path, other: Mapping[str, Any]
+) -> None:
+    env = rows(folder, range(1, 8))  # each a prefix of the next
+    more = {"prompts": 5, "samples": 2, "algorithm": LONG | {"max_staleness": 1}}
+
+    def prompts(stage: TextStage) -> dict[int, list[int]]:
+        stage.run(2)
+        return {s.group: s.tokens[: s.mask.argmax()].tolist() for group in stage.groups() for s in group}
+
+    with TextStage(folder, says, **more, env=env) as stage:
+        before = prompts(stage)
+        written(stage, tmp_path / "env")
+    now = {"runner": other.get("runner"), "env": env | other.get("env", {})}
+    with TextStage(folder, says, **more, **now) as stage:
+        expected = prompts(stage)
+    with TextStage(folder, says, **more, **now) as stage:
+        loaded = stage.env[0].load_state(str(tmp_path / "env"))
+        alike = sum(before[group] == expected[group] for group in before)
+        assert value(loaded, "env/groups_kept") == alike < 5
+        assert prompts(stage) == expected
+        assert len({request.group for request in stage.puppet.asked}) == 5 - alike
+
+
 def test_groups_that_are_learned_are_let_go_and_without_staleness_none_is_kept(folder: Path) -> None:
     for ahead, left in ((0, []), (1, [2, 3]), (2, [1, 2, 3])):
         with TextStage(folder, says, env=COUNTING, algorithm=LONG | {"max_staleness": ahead}) as stage:

@@ -120,18 +120,20 @@ class Recovery:
         patience_s: float,
         kept: Collection[str] = (),
         joined: Collection[str] = (),
-        without_state: Callable[[], Collection[str]] = tuple,
+        without_state: Callable[[Collection[str]], Collection[str]] = lambda lost: (),
     ) -> None:
         """`tell` is given a line for each fault; `patience_s`: for a call of what trains to end.
 
         `kept`: what cannot be replaced without going back, beside what trains. `joined`: of these, what starts again
-        together. `without_state`: returns the components whose state no checkpoint has.
+        together. `without_state`: returns the components whose state no checkpoint has, given those with lost ranks.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults, self._history, self._began = history.faults, history, history.ready_s
         self._cluster, self._groups, self._most, self._tell = cluster, groups, config.restarts, tell
         self._replaced = {name for name in groups if role_of(name) in REPLACED and name not in kept}
         self._joined, self._without_state = set(joined), without_state
+        self._going_back = list[Fault]()  # the last of `faults`, while the run goes back for them
+        self.state_lost = False  # ranks that train have started again, and have not loaded their state
         self._before: tuple[int, str] | None = None  # of the last fault: iteration, error and where; texts may differ
         for name, group in groups.items():
             if role_of(name) in REPLACED:
@@ -176,18 +178,24 @@ class Recovery:
             went_back=back,
         )
         self.faults.append(fault)
-        if not back:
+        if back:
+            self._going_back.append(fault)
+        else:
             self._tell(str(fault))
         return fault
 
-    def went_back(self, redone_s: float) -> Fault:
-        """Complete the last fault, now that all ranks are back; `redone_s`: of iterations since the checkpoint."""
-        fault = self.faults[-1]
-        recovery_s = time.monotonic() - self._began - fault.at_s
-        fault = dataclasses.replace(fault, redone_s=fault.redone_s + redone_s, recovery_s=recovery_s)
-        self.faults[-1] = fault
-        self._tell(str(fault))
-        return fault
+    def went_back(self, redone_s: float) -> list[Fault]:
+        """Complete the faults that the run went back for, now that all ranks have; return them.
+
+        `redone_s`: of iterations since the checkpoint, which the first of them has cost.
+        """
+        ends = [*(fault.at_s for fault in self._going_back[1:]), time.monotonic() - self._began]
+        whole = [dataclasses.replace(f, recovery_s=end - f.at_s) for f, end in zip(self._going_back, ends, strict=True)]
+        whole[0] = dataclasses.replace(whole[0], redone_s=whole[0].redone_s + redone_s)
+        self.faults[-len(whole) :], self._going_back, self.state_lost = whole, [], False
+        for fault in whole:
+            self._tell(str(fault))
+        return whole
 
     def _restart(
         self, error: WorkerError | WorkerTimeout, iteration: int, back: bool
@@ -205,7 +213,8 @@ class Recovery:
             self._check(error, iteration)
             lost = self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
             if back := back or not lost.keys() <= self._replaced:
-                anew = {*self._without_state(), *(self._joined if self._joined & lost.keys() else ())}
+                self.state_lost = True
+                anew = {*self._without_state(lost.keys()), *(self._joined if self._joined & lost.keys() else ())}
                 whole = {name: range(self._groups[name].world_size) for name in anew}
                 lost = self._cluster.with_peers({**lost, **whole})
             found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}

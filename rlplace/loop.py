@@ -145,6 +145,8 @@ class Loop:
                 back = back or self._updating or self._schedule.needs.ahead > 0  # then some iteration is being learned
                 fault = self.recovery.recover(error, iteration=index, stage=stage, redone_s=redone_s, back=back)
                 if fault.went_back:
+                    for outlasted in faults:
+                        self.count(outlasted)
                     raise StateLost from error
                 faults.append(fault)
 
@@ -200,17 +202,23 @@ class Loop:
     def load_state(self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()) -> dict[str, float]:
         """Have the workers take what `save_state` saved, before the first iteration. Return their metrics.
 
+        Raises StateLost where a rank is lost meanwhile.
         `anew`: components of which nothing was saved, with the random numbers of this iteration.
         """
-        with self._in("sync"):
-            taken = [self._groups[c].load_state(str(folder / c)) for c in components]
-            loaded = self._wait([*taken, *(self._groups[c].begin_again(self.version) for c in anew)])
-        return reduce_metrics([rank for group in loaded for rank in group])
+
+        def load() -> dict[str, float]:
+            with self._in("sync"):
+                taken = [self._groups[c].load_state(str(folder / c)) for c in components]
+                loaded = self._wait([*taken, *(self._groups[c].begin_again(self.version) for c in anew)])
+            return reduce_metrics([rank for group in loaded for rank in group])
+
+        return self._outlasting(load, self.version, back=True)
 
     def can_save(self, components: Iterable[str]) -> bool:
         """Whether the state of these components is that after a whole iteration, and can be asked for."""
         groups = [self._groups[c] for c in components]
-        return not self._updating and not any(group.at_work or group.closed for group in groups)
+        lost = self._updating or (self.recovery is not None and self.recovery.state_lost)
+        return not lost and not any(group.at_work or group.closed for group in groups)
 
     def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""

@@ -36,7 +36,7 @@ from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
-from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Sink, open_sinks
+from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.utilisation import render_timeline
 from rlplace.saving import Saving
@@ -147,8 +147,7 @@ def _run(
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
     shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in job.plan.topology.nodes}
-    scored = SCORED_CONSOLE if "infer" in map(base_stage, schedule.stages) else TEXT_CONSOLE
-    console = RUN_CONSOLE if job.config.kind == "mlp" else scored
+    console = _console(job)
     progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
@@ -165,12 +164,12 @@ def _run(
         groups = launch(cluster, job)
         loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
         saving = Saving(job.config, job.plan, loop, folder, texts, progress)
-        if resumed is not None:
-            print(f"goes on after iteration {resumed.iteration}{saving.load(resumed)}", flush=True)
         if (outlasted := history.ready(progress.train_s)) is not None:
             loop.count(outlasted)
             print(outlasted, flush=True)
         loop.recovery = recovery_of(job, cluster, groups, saving, history)
+        if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
+            curves = sinks(sizes)
         progress.start_s += time.perf_counter() - began
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
@@ -200,6 +199,11 @@ def _run(
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
+
+
+def _console(job: JobSpec) -> Console:
+    scored = SCORED_CONSOLE if "infer" in map(base_stage, job.plan.schedule.stages) else TEXT_CONSOLE
+    return RUN_CONSOLE if job.config.kind == "mlp" else scored
 
 
 @contextlib.contextmanager
@@ -255,6 +259,15 @@ def _node_lost(
     return NodeLost(problem, frozenset(lost), folder)
 
 
+def _loaded(loop: Loop, saving: Saving, resumed: Checkpoint) -> Mapping[str, int] | None:
+    """Have the workers take the state of a checkpoint; return as `_went_back` where that took more than one try."""
+    try:
+        print(f"goes on after iteration {resumed.iteration}{saving.load(resumed)}", flush=True)
+    except StateLost:
+        return _went_back(loop, saving)
+    return None
+
+
 def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
     """Take the run back to its newest checkpoint. Return the sizes that its metric files had then."""
     assert loop.recovery is not None, "without it, no state is lost for the run to outlast"
@@ -271,6 +284,8 @@ def recovery_of(
     if not (config.faults.restarts and cluster.restarts_workers):
         return None
     kept = {c for c in groups if role_of(c) == "reference" and config.reference.refresh_every}  # it has no other copy
+    if plan.schedule.needs.ahead:
+        kept = set(groups)  # some iteration is always being learned
     joined = set[str]()
     if any(isinstance(delivery, DeviceDelivery) for delivery in plan.deliveries):
         joined = {"actor", "rollout"}  # no rank can leave a transfer between devices, or join it later
@@ -312,6 +327,8 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, sign
     simulated = config.kind == "mlp"
     eval_every = 0 if simulated else runner.eval_every
     while progress.iterations < runner.total_iterations:
+        if signals.asked or progress.reached(runner.stop_at_return):
+            break
         at = progress.iterations
         numbers = loop.iteration(at, evaluate=bool(eval_every) and at % eval_every == 0)
         if simulated:
@@ -325,8 +342,6 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, sign
         for sink in sinks:
             sink(progress.iterations, progress.steps, numbers)
         saving.after_iteration()
-        if signals.asked or progress.reached(runner.stop_at_return):
-            break
     if eval_every and not signals.asked:
         progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
 

@@ -126,7 +126,8 @@ class Saving:
         self._loop.go_back(iteration, load)
         before_s = self._progress.train_s
         self._progress.go_back(state["progress"])
-        self._loop.count(recovery.went_back(before_s - self._progress.train_s))
+        for fault in recovery.went_back(before_s - self._progress.train_s):
+            self._loop.count(fault)
         print(f"goes on after iteration {iteration}{anew}", flush=True)
         return dict(state["files"])
 

@@ -143,6 +143,8 @@ def test_each_model_is_saved_where_it_is() -> None:
 class Replacing:
     """A Recovery that replaces nothing."""
 
+    state_lost = False
+
     def recover(self, error: WorkerError, *, iteration: int, stage: str, redone_s: float, back: bool) -> Fault:
         what, why = f"{error.component} in {error.method}", error.what
         times = {"at_s": 1.0, "redone_s": redone_s, "recovery_s": 2.0}

@@ -22,6 +22,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # In the environment of a Ray process only: when they are loaded, they read which job they are of.
@@ -48,7 +49,6 @@ def template(path: str, modules: list[str]) -> None:
 
 
 def serve(door: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ready = False
     while sys.stdin not in select.select([door, sys.stdin], [], [])[0]:
         link, _ = door.accept()
@@ -57,6 +57,7 @@ def serve(door: socket.socket) -> None:
             if asked and not ready:
                 os.environ.update(asked["environment"])
                 load(_OF_RAY)
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
                 gc.collect()
                 gc.freeze()  # a collection would touch all pages, and none would stay shared
                 ready = True
@@ -73,8 +74,16 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
             importlib.import_module(name)
         if len(threads := os.listdir("/proc/self/task")) > 1:
             sys.exit(f"importing {name} starts threads ({len(threads) - 1}), which a fork would lack")
-    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+    if "torch" in sys.modules and _in_a_fork(sys.modules["torch"].cuda._is_in_bad_fork):
         sys.exit("an import has initialized CUDA, which a fork cannot use")
+
+
+def _in_a_fork(holds: Callable[[], bool]) -> bool:
+    """Ask in a fork: here, torch does not tell that it has called cuInit, as `torch.cuda.is_available()` does."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what is ignored stays so in a new program
+    if not (child := os.fork()):
+        os._exit(holds())
+    return os.waitpid(child, 0)[1] != 0
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -28,7 +28,12 @@ class Template:
         self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
         self._process = subprocess.Popen(
             [sys.executable, fork.__file__, "--template", str(self._door), *modules],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
+            },
             stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

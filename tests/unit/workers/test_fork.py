@@ -84,16 +84,35 @@ def test_without_a_template_the_client_becomes_the_worker(tmp_path: Path, script
     assert (found["arguments"], found["asked"], found["forked"]) == (["one", "two"], "yes", None)
 
 
-def test_a_template_that_may_not_fork_says_why_and_its_clients_become_workers(tmp_path: Path, script: Path) -> None:
-    (tmp_path / "starts_a_thread.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    )
+@pytest.mark.parametrize(
+    ("module", "source", "why"),
+    [
+        pytest.param(
+            "starts_a_thread",
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
+            "importing starts_a_thread starts threads (1)",
+            id="thread",
+        ),
+        pytest.param(
+            "torch",
+            "import os, types\nown = os.getpid()\n"
+            "cuda = types.SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: os.getpid() != own)\n",
+            "an import has initialized CUDA",
+            id="cuda",
+        ),
+    ],
+)
+def test_a_template_that_may_not_fork_says_why_and_its_clients_become_workers(
+    tmp_path: Path, script: Path, module: str, source: str, why: str
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{module}.py").write_text(source)
     door = tmp_path / "own" / "door"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        with template(door, "starts_a_thread") as process:
+        patched.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
+        with template(door, module) as process:
             found = ask(door, script, tmp_path)
             _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
-    assert "importing starts_a_thread starts threads (1)" in errors
+    assert why in errors
     assert found["forked"] is None

@@ -22,13 +22,17 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 # In the environment of a Ray process only: when they are loaded, they read which job they are of.
 _OF_RAY = ("ray", "rlplace.workers.ray_launch.actors")
 FORKED = "RLPLACE_FORKED"  # set in the environment of a fork
+_OOM_SCORE = "/proc/self/oom_score_adj"
 _CHUNK = 1 << 16  # bytes
+_SENT_S = 5.0  # for a client to send what it asks for: the others wait
+_ANSWER_S = 45.0  # for the template to answer, whose imports may take long; Ray waits 60 s for the worker
 
 
 def template(path: str, modules: list[str]) -> None:
@@ -53,6 +57,7 @@ def serve(door: socket.socket) -> None:
     while sys.stdin not in select.select([door, sys.stdin], [], [])[0]:
         link, _ = door.accept()
         with link:
+            link.settimeout(_SENT_S)
             asked, descriptors = receive(link)
             if asked and not ready:
                 os.environ.update(asked["environment"])
@@ -87,12 +92,13 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return what a client sent, and its descriptors; nothing of one that is gone."""
-    message, descriptors, _, _ = socket.recv_fds(link, _CHUNK, 3)
-    while message and not message.endswith(b"\0"):
-        more = link.recv(_CHUNK)
-        message = message + more if more else b""
-    return json.loads(message[:-1] or "{}"), descriptors
+    """Return what a client sent, and its descriptors; nothing of one that is gone or late."""
+    message, descriptors = b"", list[int]()
+    with contextlib.suppress(OSError):
+        message, descriptors, _, _ = socket.recv_fds(link, _CHUNK, 3)
+        while not message.endswith(b"\0") and (more := link.recv(_CHUNK)):
+            message += more
+    return json.loads(message[:-1] if message.endswith(b"\0") else "{}"), descriptors
 
 
 def become(
@@ -100,7 +106,17 @@ def become(
 ) -> None:
     """Run the script that is the first argument, as Python would, then exit."""
     os.setpgid(0, 0)  # Ray ends what is left of the group of a process that ends
-    link.send(b"!")  # and no more: the client waits for the end
+    link.settimeout(None)
+    try:
+        link.send(b"!")
+        score = link.recv(_CHUNK)
+    except OSError:
+        score = b""
+    if not score:  # the client has given up: it is gone, or the worker itself
+        os._exit(0)
+    threading.Thread(target=end_with, args=(link,), daemon=True).start()
+    with contextlib.suppress(PermissionError), open(_OOM_SCORE, "wb") as own:  # to lower it takes privileges
+        own.write(score)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -116,15 +132,26 @@ def become(
     sys.exit()
 
 
+def end_with(link: socket.socket) -> None:
+    """End this process with its client, which Ray kills where the worker is late: Ray knows no other until then."""
+    with contextlib.suppress(OSError):
+        link.recv(1)
+    os._exit(1)
+
+
 def client(path: str, arguments: list[str]) -> None:
     """Have the template fork, and wait for the end of the fork; without a template, become the worker."""
     asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(_ANSWER_S)
         link.connect(path)
         socket.send_fds(link, [b" "], [0, 1, 2])
         link.sendall(json.dumps(asked).encode() + b"\0")
         if link.recv(1):
-            link.recv(1)
+            with open(_OOM_SCORE, "rb") as own:  # Ray has it that workers are killed before Ray
+                link.sendall(own.read())
+            link.settimeout(None)
+            link.recv(1)  # ends with the fork
             return
     os.execv(sys.executable, [sys.executable, *arguments])
 

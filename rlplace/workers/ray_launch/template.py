@@ -26,6 +26,8 @@ class Template:
     def __init__(self, modules: Iterable[str]) -> None:
         """Start it, without waiting: who wants a fork waits."""
         self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
+        # Nobody reads while it runs: a pipe may fill.
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
         self._process = subprocess.Popen(
             [sys.executable, fork.__file__, "--template", str(self._door), *modules],
             env={
@@ -36,7 +38,7 @@ class Template:
             },
             stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._stderr,
             text=True,
             start_new_session=True,  # Ctrl-C is for the driver
         )
@@ -57,11 +59,14 @@ class Template:
         """End it. Idempotent; its forks go on."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
-                self._errors = self._process.communicate(timeout=_END_S)[1]  # ends its standard input
+                self._process.communicate(timeout=_END_S)  # ends its standard input
             except subprocess.TimeoutExpired:  # in the middle of an import
                 self._process.kill()
                 self._process.communicate()
-                shutil.rmtree(self._door.parent, ignore_errors=True)  # it may have begun to
+            shutil.rmtree(self._door.parent, ignore_errors=True)  # where it could not
+            with self._stderr:
+                self._stderr.seek(0)
+                self._errors = self._stderr.read()
 
 
 class Templates:

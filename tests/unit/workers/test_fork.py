@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlplace.workers.ray_launch import fork
+from rlplace.workers.ray_launch.template import Template
 
 LIMIT_S = 30.0
+IMPATIENT = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import fork
+del sys.path[0]
+fork._SENT_S = fork._ANSWER_S = 0.2
+getattr(fork, sys.argv[2].removeprefix("--"))(sys.argv[3], sys.argv[4:])
+os._exit(0)
+"""
+PROGRAM = (fork.__file__,)
+HURRIED = ("-c", IMPATIENT, str(Path(fork.__file__).parent))  # the same with short limits
 SCRIPT = """
 import json, os, sys
 import numpy
 print(json.dumps({
     "pid": os.getpid(), "group": os.getpgid(0), "parent": os.getppid(), "folder": os.getcwd(),
-    "arguments": sys.argv[1:],
+    "arguments": sys.argv[1:], "oom": int(open("/proc/self/oom_score_adj").read()),
     "asked": os.environ.get("ASKED"), "mine": os.environ.get("MINE"), "forked": os.environ.get("RLPLACE_FORKED"),
     "beside": sys.path[0], "drawn": numpy.random.random(), "loaded": "fractions" in sys.modules,
 }))
@@ -29,8 +44,8 @@ print(json.dumps({
 
 
 @contextmanager
-def template(door: Path, *modules: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, fork.__file__, "--template", str(door), *modules]
+def template(door: Path, *modules: str, program: Sequence[str] = PROGRAM) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, *program, "--template", str(door), *modules]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINE": "template"}
     door.parent.mkdir()
     with subprocess.Popen(
@@ -39,11 +54,13 @@ def template(door: Path, *modules: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def ask(door: Path, script: Path, folder: Path) -> dict[str, object]:
-    command = [sys.executable, "-I", "-S", fork.__file__, "--client", str(door), str(script), "one", "two"]
+def ask(door: Path, script: Path, folder: Path, program: Sequence[str] = PROGRAM, **options: Any) -> dict[str, object]:
+    command = [sys.executable, "-I", "-S", *program, "--client", str(door), str(script), "one", "two"]
     environment = {name: value for name, value in os.environ.items() if name != "MINE"} | {"ASKED": "yes"}
-    answer = subprocess.run(command, capture_output=True, env=environment, cwd=folder, timeout=LIMIT_S, check=True)
-    return dict(json.loads(answer.stdout))
+    with tempfile.TemporaryFile() as answer:  # not a pipe, whose end a silent template would keep open
+        subprocess.run(command, stdout=answer, env=environment, cwd=folder, timeout=LIMIT_S, check=True, **options)
+        answer.seek(0)
+        return dict(json.load(answer))
 
 
 @pytest.fixture
@@ -64,7 +81,8 @@ def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
     door = tmp_path / "own" / "door"
     with template(door, "fractions", "numpy", "no_such_module") as process:
         wait_for(door)
-        first, second = ask(door, script, tmp_path), ask(door, script, tmp_path)
+        first = ask(door, script, tmp_path)
+        second = ask(door, script, tmp_path, preexec_fn=lambda: Path("/proc/self/oom_score_adj").write_text("777"))
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(LIMIT_S) == 0
@@ -75,6 +93,7 @@ def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
         assert (each["arguments"], each["folder"]) == (["one", "two"], str(tmp_path))
         assert (each["asked"], each["mine"], each["forked"]) == ("yes", None, "1")
         assert (each["beside"], each["loaded"]) == (str(script.parent), True)
+    assert (first["oom"], second["oom"]) == (int(Path("/proc/self/oom_score_adj").read_text()), 777)
     assert first["pid"] != second["pid"]
     assert first["drawn"] != second["drawn"], "each has random numbers of its own"
 
@@ -116,3 +135,73 @@ def test_a_template_that_may_not_fork_says_why_and_its_clients_become_workers(
     assert process.returncode == 1
     assert why in errors
     assert found["forked"] is None
+
+
+def connected(door: Path) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(LIMIT_S)
+    link.connect(str(door))
+    return link
+
+
+def test_a_client_that_stops_in_the_middle_does_not_block_the_others(tmp_path: Path, script: Path) -> None:
+    door = tmp_path / "own" / "door"
+    with template(door, program=HURRIED) as process:
+        wait_for(door)
+        with connected(door) as silent, connected(door) as stopped:
+            stopped.sendall(b' {"arguments": [')
+            assert ask(door, script, tmp_path)["parent"] == process.pid
+            assert (silent.recv(1), stopped.recv(1)) == (b"", b""), "they become workers themselves"
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_a_client_without_an_answer_becomes_the_worker(tmp_path: Path, script: Path) -> None:
+    door = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.bind(str(door))
+        silent.listen()
+        found = ask(door, script, tmp_path, program=HURRIED)
+    assert (found["arguments"], found["forked"]) == (["one", "two"], None)
+
+
+def test_no_fork_runs_for_a_client_that_has_gone(tmp_path: Path, script: Path) -> None:
+    door = tmp_path / "own" / "door"
+    reading, writing = os.pipe()
+    asked = {"arguments": [str(script)], "environment": dict(os.environ), "folder": str(tmp_path)}
+    with template(door) as process, open(reading) as output:
+        wait_for(door)
+        with connected(door) as gone:
+            socket.send_fds(gone, [b" "], [0, writing, writing])
+            gone.sendall(json.dumps(asked).encode() + b"\0")
+        os.close(writing)
+        assert output.read() == "", "all that could write have ended without a word"
+        assert ask(door, script, tmp_path)["parent"] == process.pid
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_a_template_may_say_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "talks.py").write_text("import sys\nprint('x' * 200_000, file=sys.stderr)\nsys.exit('the end')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    talking = Template(["talks"])
+    until = time.monotonic() + LIMIT_S
+    while (why := talking.why_not()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert why == "the end"
+
+
+def test_a_fork_ends_with_its_client(tmp_path: Path, script: Path) -> None:
+    script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
+    door = tmp_path / "own" / "door"
+    command = [sys.executable, "-I", "-S", fork.__file__, "--client", str(door), str(script)]
+    with template(door) as process:
+        wait_for(door)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "runs\n"
+            client.kill()
+            assert client.stdout.read() == "", "the fork, which has it open as well, has ended"
+        assert process.stdin is not None
+        process.stdin.close()

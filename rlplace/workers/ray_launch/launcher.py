@@ -129,7 +129,7 @@ class RayLauncher:
         if self._config.start == "fork":
             nodes = {node: self._on(node) for node in self._reserved}
             workers = (spec.worker for spec in specs)
-            self._templates.start_on(nodes, modules_of(workers), self._config.start_timeout_s)
+            self._templates.start_on(nodes, modules_of(workers), self._config.start_timeout_s / 3)
         return self._launch(specs, slots)
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
@@ -251,8 +251,9 @@ class RayLauncher:
     def describe(self) -> str:
         where = "started here" if self._session.local else f"at {self._session.address}"
         forks = f", {self._forks} forks of a process that has made their imports" if self._forks else ""
-        why_not = f", each with its own imports: {self._templates.why_not()}" if self._templates.why_not() else ""
-        return f"processes of Ray {ray.__version__} {where}{forks or why_not}"
+        why_not = self._templates.why_not()
+        plain = f", {'others' if forks else 'all'} with their own imports: {why_not}" if why_not else ""
+        return f"processes of Ray {ray.__version__} {where}{forks}{plain}"
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

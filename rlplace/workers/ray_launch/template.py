@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
 from rlplace.workers.ray_launch import fork
 from rlplace.workers.worker import Worker
@@ -75,18 +76,30 @@ class Templates:
     def __init__(self) -> None:
         self._here: Template | None = None
         self._elsewhere: dict[int, tuple[Any, str]] = {}  # by node: actor and command
+        self._without: dict[int, str] = {}  # nodes where it failed: why
 
     def start_here(self, modules: Iterable[str]) -> None:
         """Start the one of this machine, before Ray is there: for a Ray of this machine alone."""
         self._here = Template(modules)
 
     def start_on(self, nodes: Mapping[int, Mapping[str, Any]], modules: Iterable[str], timeout_s: float) -> None:
-        """Start one on each node, by the options of an actor there. Raises RayError and GetTimeoutError."""
-        if self._here is None:
-            made: Any = ray.remote(Template)
-            hosts = {node: made.options(num_cpus=0, **on).remote(modules) for node, on in nodes.items()}
-            commands = ray.get([host.command.remote() for host in hosts.values()], timeout=timeout_s)
-            self._elsewhere |= dict(zip(nodes, zip(hosts.values(), commands, strict=True), strict=True))
+        """Start one on each node not yet tried, by the options of an actor there. It stays without if this fails."""
+        if self._here is not None:
+            return
+        made: Any = ray.remote(Template)
+        new = {node: on for node, on in nodes.items() if node not in self._elsewhere and node not in self._without}
+        hosts = {node: made.options(num_cpus=0, **on).remote(modules) for node, on in new.items()}
+        asked = {node: host.command.remote() for node, host in hosts.items()}
+        if asked:
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+        for node, host in hosts.items():
+            try:
+                self._elsewhere[node] = host, ray.get(asked[node], timeout=0)
+            except GetTimeoutError:
+                self._without[node] = f"no template within {timeout_s:g} s"
+                host.stop.remote()  # Ray ends the actor after this
+            except RayError as error:
+                self._without[node] = str(error).strip().rpartition("\n")[2]
 
     def command(self, node: int) -> str | None:
         """Return what starts a fork on a node in place of Python."""
@@ -95,14 +108,20 @@ class Templates:
         return self._elsewhere[node][1] if node in self._elsewhere else None
 
     def why_not(self) -> str | None:
-        return None if self._here is None else self._here.why_not()
+        """Return why workers start without one, here or on which nodes; None where none has to."""
+        if self._here is not None:
+            return self._here.why_not()
+        return "; ".join(f"node {node}: {why}" for node, why in self._without.items()) or None
 
     def stop(self) -> None:
         """End all; their forks go on. Idempotent."""
         if self._here is not None:
             self._here.stop()
-        for host, _ in self._elsewhere.values():
-            if ray.is_initialized():
+        hosts = [host for host, _ in self._elsewhere.values()]
+        if hosts and ray.is_initialized():
+            # Ray would kill the template with the actor, and leave the folder.
+            ray.wait([host.stop.remote() for host in hosts], num_returns=len(hosts), timeout=3 * _END_S)
+            for host in hosts:
                 ray.kill(host)
         self._elsewhere.clear()
 

@@ -29,20 +29,24 @@ class Template:
         self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
         # Nobody reads while it runs: a pipe may fill.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
-        self._process = subprocess.Popen(
-            [sys.executable, fork.__file__, "--template", str(self._door), *modules],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
-            },
-            stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
-            stdout=subprocess.DEVNULL,
-            stderr=self._stderr,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the driver
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, fork.__file__, "--template", str(self._door), *modules],
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
+                },
+                stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the driver
+            )
+        except OSError:
+            self._door.parent.rmdir()
+            raise
         self._errors = ""
 
     def command(self) -> str:

@@ -225,8 +225,7 @@ def test_a_worker_that_answers_nothing_is_replaced_long_before_it_is_late(tmp_pa
     events = run.summary()["faults"]["events"]
     assert [event["what"] for event in events] == ["env rank 0 in run", "rollout rank 1 in generate"]
     assert all(event["why"].startswith("has not answered for 5 s, since") for event in events)
-    for event, stopped in zip(events, ("env rank 0", "rollout rank 1"), strict=True):
-        assert stopped in event["replaced"], "with others where it was stopped holding a lock that they need to give up"
+    assert [event["replaced"] for event in events] == [["env rank 0"], ["rollout rank 1"]]
 
 
 @pytest.mark.slow

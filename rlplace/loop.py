@@ -147,7 +147,7 @@ class Loop:
                 if fault.went_back:
                     for outlasted in faults:
                         self.count(outlasted)
-                    raise StateLost from error
+                    raise StateLost(f"what trains has to load its state again: {fault.what}: {fault.why}") from error
                 faults.append(fault)
 
     def _begin_again(self, index: int) -> dict[str, float]:

@@ -18,7 +18,6 @@ import json
 import os
 import runpy
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -36,20 +35,12 @@ _ANSWER_S = 45.0  # for the template to answer, whose imports may take long; Ray
 
 
 def template(path: str, modules: list[str]) -> None:
-    """Serve at `path` once the modules are imported, until standard input ends; the folder of `path` goes with it.
-
-    Exits with the reason where it may not fork.
-    """
-    own = os.getpid()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.bind(path)  # who comes early waits
-            door.listen(1024)
-            load(modules)
-            serve(door)
-    finally:
-        if os.getpid() == own:  # not a fork that ends
-            shutil.rmtree(os.path.dirname(path))
+    """Serve at `path` once the modules are imported, until standard input ends. Exits with why it may not fork."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(path)  # who comes early waits
+        door.listen(1024)
+        load(modules)
+        serve(door)
 
 
 def serve(door: socket.socket) -> None:

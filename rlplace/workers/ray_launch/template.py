@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rlplace.workers.ray_launch import fork
+from rlplace.workers.ray_launch.session import Guard
 from rlplace.workers.worker import Worker
 
 _END_S = 1.0  # for the template to end
@@ -27,26 +28,23 @@ class Template:
     def __init__(self, modules: Iterable[str]) -> None:
         """Start it, without waiting: who wants a fork waits."""
         self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
+        self._guard = Guard.removing(self._door.parent)
         # Nobody reads while it runs: a pipe may fill.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, fork.__file__, "--template", str(self._door), *modules],
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join(sys.path),
-                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
-                },
-                stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for the driver
-            )
-        except OSError:
-            self._door.parent.rmdir()
-            raise
+        self._process = subprocess.Popen(
+            [sys.executable, fork.__file__, "--template", str(self._door), *modules],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
+            },
+            stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the driver
+        )
         self._errors = ""
 
     def command(self) -> str:
@@ -68,7 +66,8 @@ class Template:
             except subprocess.TimeoutExpired:  # in the middle of an import
                 self._process.kill()
                 self._process.communicate()
-            shutil.rmtree(self._door.parent, ignore_errors=True)  # where it could not
+            shutil.rmtree(self._door.parent, ignore_errors=True)
+            self._guard.dismiss()
             with self._stderr:
                 self._stderr.seek(0)
                 self._errors = self._stderr.read()

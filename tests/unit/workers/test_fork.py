@@ -86,7 +86,6 @@ def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(LIMIT_S) == 0
-    assert not door.parent.exists()
     for each in (first, second):
         assert each["parent"] == process.pid
         assert each["group"] == each["pid"], "what ends the group of one ends no other"
@@ -205,3 +204,38 @@ def test_a_fork_ends_with_its_client(tmp_path: Path, script: Path) -> None:
             assert client.stdout.read() == "", "the fork, which has it open as well, has ended"
         assert process.stdin is not None
         process.stdin.close()
+
+
+OWNER = """
+import sys
+from rlplace.workers.ray_launch.template import Template
+owned = Template(["fractions"])
+print(owned._door.parent, owned._process.pid, flush=True)
+if sys.stdin.readline():
+    owned.stop()
+print("stopped", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_nothing_of_a_template_outlives_its_owner(end: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        folder, pid = owner.stdout.readline().split()
+        assert Path(folder).exists()
+        if end == "killed":
+            owner.kill()
+        else:
+            owner.stdin.write("stop\n")
+            owner.stdin.flush()
+            assert owner.stdout.readline() == "stopped\n"
+            assert not Path(folder).exists()
+            owner.stdin.close()
+    until = time.monotonic() + LIMIT_S
+    while Path(folder).exists() or Path("/proc", pid).exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)

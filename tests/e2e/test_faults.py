@@ -218,10 +218,11 @@ def test_a_worker_that_answers_nothing_is_replaced_long_before_it_is_late(tmp_pa
     """What limits a stage and a channel here is longer than the test may take."""
     limits = ("faults.heartbeat_s=5", "runner.stage_timeout_s=900", "runner.channel_timeout_s=900")
     faults = [("env", 0, 1, 0.4, "SIGSTOP"), ("rollout", 1, 2, 0.4, "SIGSTOP")]
+    longer = "algorithm.rollout_steps=1024"  # so that both are at work when they are stopped
     where = placed("0-1", "0-1", "2-3")
-    run = hurt("hybrid_ppo", tmp_path, *SIMULATED, *where, *limits, "runner.total_iterations=4", faults=faults)
+    run = hurt("hybrid_ppo", tmp_path, *SIMULATED, *where, *limits, "runner.total_iterations=4", longer, faults=faults)
     assert run.code == 0, run.err
-    assert {line["actor/samples"] for line in run.metrics()} == {4096.0}
+    assert {line["actor/samples"] for line in run.metrics()} == {16384.0}
     events = run.summary()["faults"]["events"]
     assert [event["what"] for event in events] == ["env rank 0 in run", "rollout rank 1 in generate"]
     assert all(event["why"].startswith("has not answered for 5 s, since") for event in events)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from rlplace.config.schema import RayConfig
+from rlplace.config.schema import AcceleratorConfig, RayConfig
+from rlplace.placement.language.slots import FlexiblePlacementStrategy
+from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Templates
+from tests.contract.launch_workers import Probe
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 NOWHERE = {"resources": {"no_such_resource": 1}}
@@ -42,3 +46,13 @@ def test_a_node_whose_template_fails_stays_without_and_the_others_clean_up() -> 
     assert door.parent.exists()
     templates.stop()
     assert not door.parent.exists()
+
+
+@pytest.mark.parametrize(("start", "forks"), [("fork", True), ("plain", False)])
+def test_workers_start_as_the_config_says(start: Literal["fork", "plain"], forks: bool) -> None:
+    accelerator = AcceleratorConfig(kind="emulated")
+    with Cluster(1, 1, accelerator=accelerator, ray=RayConfig(start=start)) as cluster:
+        where = FlexiblePlacementStrategy([[0]])
+        probe = Probe.create_group("a config").launch(cluster, name="probe", placement_strategy=where)
+        assert probe.rank().wait() == [0]
+        assert ("1 fork of" in cluster.describe()) == forks

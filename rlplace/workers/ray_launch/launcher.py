@@ -250,7 +250,11 @@ class RayLauncher:
 
     def describe(self) -> str:
         where = "started here" if self._session.local else f"at {self._session.address}"
-        forks = f", {self._forks} forks of a process that has made their imports" if self._forks else ""
+        forks = (
+            f", {self._forks} fork{'s' * (self._forks > 1)} of a process that has made their imports"
+            if self._forks
+            else ""
+        )
         why_not = self._templates.why_not()
         plain = f", {'others' if forks else 'all'} with their own imports: {why_not}" if why_not else ""
         return f"processes of Ray {ray.__version__} {where}{forks}{plain}"

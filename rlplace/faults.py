@@ -27,7 +27,7 @@ from rlplace.errors import (
     WorkerError,
     WorkerTimeout,
 )
-from rlplace.placement.language.slots import owner_of
+from rlplace.placement.language.slots import Slot, owner_of
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, gave_up
@@ -48,12 +48,14 @@ class Fault:
     what: str  # the rank and the method, or the method that was late
     why: str
     replaced: tuple[str, ...]  # ranks, by name
+    moved: tuple[str, ...] = ()  # those of them that were not started again where they were, and where to
     redone_s: float  # of the iteration so far, and of those since the checkpoint
     recovery_s: float  # until it could begin again
     went_back: bool = False  # to the newest checkpoint, or to the start
 
     def __str__(self) -> str:
         again = f"restarted {', '.join(self.replaced)}; " if self.replaced else ""
+        again += f"moved {', '.join(self.moved)}; " if self.moved else ""
         seconds = f"recovery took {self.recovery_s:.1f} s, {self.redone_s:.1f} s of work are done again"
         return f"fault in {self.stage} of iteration {self.iteration}: {self.what}: {self.why}; {again}{seconds}"
 
@@ -70,7 +72,7 @@ class History:
         self.recent: deque[float] = deque()  # when, of the last hour
         self.ready_s: float | None = None  # monotonic clock when workers were ready for the first time
         self.trained_s = 0.0  # in iterations that were done then, by an earlier command
-        self._lost: Fault | None = None  # what the run has not outlasted yet; `redone_s`: of all iterations so far
+        self._lost: list[Fault] = []  # what the run has not outlasted yet; `redone_s`: of all iterations so far
 
     @property
     def since_ready_s(self) -> float:
@@ -88,19 +90,20 @@ class History:
 
     def lose(self, fault: Fault) -> None:
         """Note a fault that ends all workers; its `redone_s` is what was worked up to it, at all."""
-        self._lost = fault
+        self._lost.append(fault)
 
-    def ready(self, trained_s: float) -> Fault | None:
-        """Begin the clock, or return the fault that is outlasted now: all workers are ready, `trained_s` is kept."""
-        fault, self._lost = self._lost, None
+    def ready(self, trained_s: float) -> list[Fault]:
+        """Begin the clock, or return the faults that are outlasted now: all workers are ready, `trained_s` is kept."""
         if self.ready_s is None:
             self.ready_s, self.trained_s = time.monotonic(), trained_s
-        if fault is None:
-            return None
-        redone_s = max(0.0, fault.redone_s - trained_s)
-        fault = dataclasses.replace(fault, redone_s=redone_s, recovery_s=self.since_ready_s - fault.at_s)
-        self.faults.append(fault)
-        return fault
+        ends = [*(fault.at_s for fault in self._lost[1:]), self.since_ready_s]
+        outlasted = [
+            dataclasses.replace(f, redone_s=max(0.0, f.redone_s - trained_s), recovery_s=end - f.at_s)
+            for f, end in zip(self._lost, ends, strict=False)
+        ]
+        self.faults.extend(outlasted)
+        self._lost = []
+        return outlasted
 
 
 class Recovery:
@@ -158,7 +161,7 @@ class Recovery:
         for group in self._groups.values():
             if late and group.at_work:  # it will not end by itself
                 group.cancel("a worker is late", patience_s=0.0)
-        lost, back = self._restart(error, iteration, back)
+        lost, moved, back = self._restart(error, iteration, back)
         replaced = tuple(owner_of(name, rank) for name, rank in sorted(lost))
         if isinstance(error, WorkerTimeout):
             what, why = error.problem.key, error.problem.what
@@ -173,6 +176,7 @@ class Recovery:
             what=what,
             why=why.partition("\n")[0],
             replaced=replaced,
+            moved=tuple(f"{slot.owner} to {_accelerators(slot)}" for slot in moved),
             redone_s=max(0.0, redone_s - (came - began)),
             recovery_s=time.monotonic() - began,
             went_back=back,
@@ -199,31 +203,42 @@ class Recovery:
 
     def _restart(
         self, error: WorkerError | WorkerTimeout, iteration: int, back: bool
-    ) -> tuple[set[tuple[str, int]], bool]:
+    ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
         """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
 
-        Raises the last error if it may not.
+        One that fails twice more where it is, while it starts, moves to other accelerators if there are any: return
+        these slots, too. Raises the last error if it may not.
         """
-        found = set[tuple[str, int]]()
+        found, failed_again, moved = set[tuple[str, int]](), set[tuple[str, int]](), dict[str, Slot]()
         while True:
             for group in self._groups.values():
                 group.wait_wound_down()
             if self._cluster.lost_nodes():
                 raise error
             self._check(error, iteration)
-            lost = self._cluster.with_peers({name: group.lost() for name, group in self._groups.items()})
+            gone = {name: {*group.lost()} for name, group in self._groups.items()}
+            for slot in moved.values():
+                gone[slot.component].add(slot.rank)
+            lost = self._cluster.with_peers(gone)
             if back := back or not lost.keys() <= self._replaced:
                 self.state_lost = True
-                anew = {*self._without_state(lost.keys()), *(self._joined if self._joined & lost.keys() else ())}
+                writers = {*lost, *(name for name, _ in found)}  # of an earlier round, too
+                anew = {*self._without_state(writers), *(self._joined if self._joined & lost.keys() else ())}
                 whole = {name: range(self._groups[name].world_size) for name in anew}
                 lost = self._cluster.with_peers({**lost, **whole})
             found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}
             try:
                 self._cluster.restart(lost)
-                return found, back
+                return found, [*moved.values()], back
             except WorkerError as another:
-                error = another
-            except (ChannelError, ClusterError, WorkerTimeout) as refusal:
+                error, rank = another, (another.component, another.rank)
+                if rank in failed_again and (slots := self._cluster.move(*rank)):
+                    moved |= {slot.owner: slot for slot in slots}
+                    self._before = None  # what failed twice is not tried there again
+                    failed_again.clear()
+                else:
+                    failed_again.add(rank)
+            except (ChannelError, ClusterError) as refusal:
                 raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
 
     def _check(self, error: WorkerError | WorkerTimeout, iteration: int) -> None:
@@ -240,6 +255,10 @@ class Recovery:
         if not self._history.admits(self._most):
             many = f"{self._most} restart{'s' * (self._most > 1)}"
             raise noted(error, f"after {many} within an hour; faults.restarts: {self._most}") from cause
+
+
+def _accelerators(slot: Slot) -> str:
+    return f"accelerator{'s' * (len(slot.accelerators) > 1)} {','.join(map(str, slot.accelerators))}"
 
 
 def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | WorkerTimeout:

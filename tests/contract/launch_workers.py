@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rlplace.placement.schedule import Residency
@@ -90,6 +91,16 @@ class Probe(Worker):
     def release(self, what: str) -> int:
         self.context.device.release(what)
         return self.context.device.held_bytes()
+
+
+class Settling(Probe):
+    """Cannot be set up on the accelerator that the file of its config names, if there is one."""
+
+    def setup(self) -> None:
+        super().setup()
+        file = Path(self.config)
+        if file.exists() and int(file.read_text()) in self.context.slot.accelerators:
+            raise RuntimeError("no accelerator here")
 
 
 class Mover(Worker):

@@ -15,13 +15,14 @@ import psutil
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import AcceleratorConfig, RayConfig
+from rlplace.config.schema import AcceleratorConfig, FaultsConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
+from rlplace.faults import Fault, History, Recovery
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
-from tests.contract.launch_workers import Probe
+from tests.contract.launch_workers import Probe, Settling
 
 pytestmark = pytest.mark.ray
 
@@ -170,3 +171,35 @@ def test_a_second_job_waits_for_accelerators_and_says_which_are_missing() -> Non
             assert (outside.value.code, outside.value.problem.key) == ("not-reserved", "late rank 0")
     with gpu_cluster() as fourth:
         assert probes(fourth, 3).rank().wait() == [0], "closing gave everything back"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("four_gpus")
+def test_ranks_that_cannot_start_again_move_to_accelerators_that_are_free(tmp_path: Path) -> None:
+    """All ranks of the accelerator move, as long as there is another."""
+    bad, history = tmp_path / "bad", History()
+    history.ready(0.0)
+
+    def fail(accelerator: int) -> Fault:
+        bad.write_text(str(accelerator))
+        with pytest.raises(WorkerError) as died:
+            groups["env"].execute_on(1).die_or_get(1, "none").wait()
+        return recovery.recover(died.value, iteration=accelerator, stage="rollout", redone_s=0.0)
+
+    with gpu_cluster(gpus=3) as cluster:
+        made = Settling.create_group(bad)
+        groups = cluster.launch_all({"env": (made, on(0, 1), {}), "rollout": (made, on(1), {})})
+        before = [seen for _, seen, _ in groups["env"].process().wait()]
+        recovery = Recovery(cluster, groups, FaultsConfig(), history, tell=print, patience_s=1.0)
+        fault = fail(1)
+        assert fault.moved == ("env rank 1 to accelerator 2", "rollout rank 0 to accelerator 2")
+        assert fault.replaced == ("env rank 1", "rollout rank 0")
+        assert [about["accelerators"] for about in groups["env"].about().wait()] == [(0,), (2,)]
+        (stays, moved), (shares,) = ([seen for _, seen, _ in groups[name].process().wait()] for name in groups)
+        assert stays == before[0]
+        assert moved == shares
+        assert moved not in before
+        with pytest.raises(
+            WorkerError, match=r"no accelerator here\n.*the same again after iteration 2 was begun anew"
+        ):
+            fail(2)

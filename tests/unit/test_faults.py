@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -11,6 +11,11 @@ import pytest
 from rlplace.config.schema import FaultsConfig
 from rlplace.errors import WorkerError
 from rlplace.faults import History, Recovery
+from rlplace.placement.language.slots import FlexiblePlacementStrategy
+from rlplace.placement.machines.topology import Topology
+from rlplace.workers.launch.cluster import Cluster as Machines
+from rlplace.workers.launch.cluster import InlineLauncher
+from rlplace.workers.worker import Worker
 
 
 class Group(types.SimpleNamespace):
@@ -31,6 +36,8 @@ class Group(types.SimpleNamespace):
 class Cluster:
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups, self.restarted = groups, list[dict[str, set[int]]]()
+        self.asked: list[Collection[str]] = []  # components with lost ranks, before a run goes back
+        self.next_lost: list[str] = []  # while the others start again
 
     def lost_nodes(self) -> dict[int, str]:
         return {}
@@ -42,6 +49,10 @@ class Cluster:
         self.restarted.append({name: set(ranks) for name, ranks in lost.items()})
         for group in self.groups.values():
             group.ranks.clear()
+        if self.next_lost:
+            name = self.next_lost.pop(0)
+            self.groups[name].ranks[0] = None
+            raise died(name)
 
 
 def died(component: str) -> WorkerError:
@@ -58,10 +69,10 @@ def recovery(
 ) -> tuple[Recovery, Cluster]:
     history, cluster = History(), Cluster(groups)
     history.ready(0.0)
-    config, asked = FaultsConfig(), list[Collection[str]]()
+    config = FaultsConfig()
 
     def without_state(lost: Collection[str]) -> Collection[str]:
-        asked.append(lost)
+        cluster.asked.append(lost)
         return without
 
     made = Recovery(
@@ -100,3 +111,30 @@ def test_what_no_checkpoint_has_starts_again_as_a_whole(groups: dict[str, Group]
     groups["actor"].ranks[0] = None
     made.recover(died("actor"), iteration=0, stage="learn", redone_s=1.0)
     assert cluster.restarted == [{"actor": {0}, "env": {0}}]
+
+
+def test_what_an_earlier_round_has_replaced_is_not_waited_for(groups: dict[str, Group]) -> None:
+    """A checkpoint is waited for as long as it may take, unless one that writes it has `lost` ranks."""
+    made, cluster = recovery(groups, [])
+    groups["env"].ranks[0] = None
+    cluster.next_lost = ["actor"]
+    assert made.recover(died("env"), iteration=4, stage="rollout", redone_s=1.0).went_back
+    assert cluster.restarted == [{"env": {0}}, {"actor": {0}}]
+    assert cluster.asked == [{"env", "actor"}]
+
+
+def test_all_that_is_on_an_accelerator_moves_to_another_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, Sequence[int]]] = []
+    monkeypatch.setattr(InlineLauncher, "take", lambda self, *asked: taken.append(asked) or True)
+    topology = Topology.uniform(2, 4, "emulated")
+    with Machines(topology=topology, launcher="inline") as cluster:
+        held = {"actor": [[5], [6]], "rollout": [[4, 5]], "env": [[0]]}
+        made = {c: (Worker.create_group(), FlexiblePlacementStrategy(ranks), {}) for c, ranks in held.items()}
+        cluster.launch_all(made)
+        assert cluster.move("rollout", 0) == [], "two are needed, and one is free"
+        (actor, rollout) = cluster.move("actor", 0)
+        assert (actor.owner, actor.accelerators, actor.local_accelerators) == ("actor rank 0", (7,), (3,))
+        assert (rollout.owner, rollout.accelerators, rollout.visible_accelerators) == ("rollout rank 0", (4, 7), (0, 3))
+        assert taken == [(1, [3])]
+        assert cluster.move("actor", 1) == [], "none is free but the one that was given up"
+        assert [slot.accelerators for slot in cluster.move("env", 0)] == [(1,)]

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
-from rlplace.errors import ClusterError
+from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
 from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, WorkerHandle, close_all, wait_all
-from rlplace.workers.launch.host import GroupSpec, Outcome, WorkerHost
+from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
+from rlplace.workers.launch.reservation import visible_to
 from rlplace.workers.worker import Rendezvous, Worker
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Cluster:
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
+        self._given_up = set[tuple[int, int]]()  # node, and the number there of an accelerator
         self._started = self._reserved = self._closed = False
 
     @classmethod
@@ -167,7 +169,7 @@ class Cluster:
         """Start lost ranks again on their slots, empty all channels, and have all groups take calls again.
 
         For groups that outlast failures and have wound down, or are idle. `lost`: with their peers. New workers are
-        set up. Raises ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`.
+        set up. Raises ClusterError and WorkerError, also for one that is not ready after `ray.start_timeout_s`.
         """
         specs = [self._specs[name] for name in lost]
         slots = {spec.slots[rank] for spec in specs for rank in lost[spec.name]}
@@ -175,8 +177,36 @@ class Cluster:
         for name, group in self._groups.items():
             group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
         setups = [self._groups[name].execute_on(ranks).setup() for name, ranks in lost.items()]
-        wait_all(setups, self._ray.start_timeout_s)
+        try:
+            wait_all(setups, self._ray.start_timeout_s)
+        except WorkerTimeout as late:
+            for pending in setups:
+                pending.fail_late(Failure(what=late.problem.what, cause=late))
+            wait_all(setups)
         self._launcher.empty(self._channels.values())
+
+    def move(self, component: str, rank: int) -> list[Slot]:
+        """Give up the accelerators of a rank: all ranks there get others of their node, which no slot has.
+
+        These are of the same kind and memory and get all that was on the ones given up, so what the plan proves of
+        those holds for these. Return the new slots, whose ranks are to be restarted; none where too few are free.
+        """
+        bad = self._specs[component].slots[rank]
+        node, numbers = self.topology.nodes[bad.node], bad.local_accelerators
+        slots = [slot for spec in self._specs.values() for slot in spec.slots if slot.node == node.rank]
+        taken = {n for slot in slots for n in visible_to(slot)} | {n for at, n in self._given_up if at == node.rank}
+        free = [n for n in range(node.accelerators) if n not in taken][: len(numbers)]
+        if not numbers or len(free) < len(numbers) or not self._launcher.take(node.rank, free):
+            return []
+        self._given_up |= {(node.rank, n) for n in numbers}
+        instead = dict(zip(numbers, free, strict=True))
+        moved = {
+            slot.owner: _moved(slot, instead, node.first) for slot in slots if instead.keys() & {*visible_to(slot)}
+        }
+        for name, spec in self._specs.items():
+            placed = tuple(moved.get(slot.owner, slot) for slot in spec.slots)
+            self._specs[name] = dataclasses.replace(spec, slots=placed)
+        return [*moved.values()]
 
     def _spec(
         self,
@@ -236,6 +266,16 @@ class Cluster:
         self.close()
 
 
+def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
+    """Renumber the accelerators of a slot; `first` is the global number of the first one of its node."""
+    own, seen = (
+        tuple(sorted(instead.get(n, n) for n in numbers))
+        for numbers in (slot.local_accelerators, slot.visible_accelerators)
+    )
+    accelerators = tuple(first + n for n in own)
+    return dataclasses.replace(slot, accelerators=accelerators, local_accelerators=own, visible_accelerators=seen)
+
+
 # ── workers as threads of this process ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -275,6 +315,9 @@ class InlineLauncher:
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
         raise AssertionError("a thread cannot be ended, so none is replaced")
+
+    def take(self, node: int, accelerators: Sequence[int]) -> bool:
+        raise AssertionError("a thread cannot be ended, so none moves")
 
     def lost_nodes(self) -> dict[int, str]:
         return {}

@@ -129,6 +129,12 @@ class Pending:
         """Return one result per rank. Raises WorkerError; WorkerTimeout, after which one may wait again."""
         return wait_all([self], timeout_s)[0]
 
+    def fail_late(self, failure: Failure) -> None:
+        """Take the workers that have not answered for lost."""
+        for call in self.calls:
+            if not call.done():
+                self.group.fail(call, failure)
+
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
     """Return the results of all, in order. The first failure fails all of them: their groups wind down, it is raised.

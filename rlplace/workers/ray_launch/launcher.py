@@ -43,6 +43,7 @@ from rlplace.workers.worker import Rendezvous, Worker
 _CONNECT_S = 2.0  # for the server of a node to take a connection
 _DECIDED_S = 60.0  # for Ray to find that such a server is gone: health checks fail for a while first
 _LOOK_S = 0.5
+_FREE_S = 10.0  # for Ray to say whether accelerators are free
 _END_S = 10.0  # for processes to be gone after they were asked to end
 
 
@@ -64,6 +65,7 @@ class RayLauncher:
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
+        self._more: list[PlacementGroup] = []  # of accelerators in place of others
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
@@ -94,18 +96,33 @@ class RayLauncher:
             strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
             bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
         )
-        waited_s = self._config.reserve_timeout_s
+        self._reserved, waited_s = needed, self._config.reserve_timeout_s
         if not self._bundles.wait(waited_s):
             raise reservation.not_free(needed, self._machines, self._session.free(), waited_s)
-        self._reserved = needed
         asked = {
-            node: ray.remote(_given_gpus).options(num_cpus=0, num_gpus=len(d.accelerators), **self._on(node)).remote()
-            for node, d in needed.items()
-            if d.kind == "cuda" and d.accelerators
+            node: _ask_gpus(self._bundles, index, len(use.accelerators))
+            for index, (node, use) in enumerate(needed.items())
+            if use.kind == "cuda" and use.accelerators
         }
         for node, (ids, gpus) in zip(asked, ray.get(list(asked.values())), strict=True):
             use = needed[node]
             needed[node] = dataclasses.replace(use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus)
+
+    def take(self, node: int, accelerators: Sequence[int]) -> bool:
+        """Take more accelerators of a node in use, if they are free now."""
+        use, ids = self._reserved[node], dict[int, str]()
+        if use.kind == "cuda":
+            label = {"ray.io/node-id": self._machines[node].id}
+            more = placement_group([{"GPU": float(len(accelerators))}], bundle_label_selector=[label])
+            if not more.wait(_FREE_S):
+                remove_placement_group(more)
+                return False
+            self._more.append(more)
+            given, _ = ray.get(_ask_gpus(more, 0, len(accelerators)))
+            ids = dict(zip(accelerators, given, strict=True))
+        numbers = tuple(sorted((*use.accelerators, *accelerators)))
+        self._reserved[node] = dataclasses.replace(use, accelerators=numbers, ids={**use.ids, **ids})
+        return True
 
     def _on(self, node: int) -> dict[str, Any]:
         """Return the options that put a process into the bundle of a node."""
@@ -134,10 +151,12 @@ class RayLauncher:
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
         """End the workers of `slots`, which share no process with others, and start them again. Errors as `launch`."""
-        for worker in [worker for worker in self._workers if worker.slot in slots]:
+        owners = {slot.owner for slot in slots}  # which may have been in other slots before
+        for worker in [worker for worker in self._workers if worker.slot.owner in owners]:
             worker.end()
             self._workers.remove(worker)
-        self._end_processes([self._processes.pop(slot) for slot in slots if slot in self._processes], patience_s=0.0)
+        ended = [self._processes.pop(slot) for slot in list(self._processes) if slot.owner in owners]
+        self._end_processes(ended, patience_s=0.0)
         return self._launch(specs, [slot for spec in specs for slot in spec.slots if slot in slots])
 
     def lost_nodes(self) -> dict[int, str]:
@@ -273,9 +292,9 @@ class RayLauncher:
             if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it
                 if self._account is not None:
                     self._account.stop()
-                if self._bundles is not None:
-                    remove_placement_group(self._bundles)
-                self._account, self._bundles, self._reserved = None, None, {}
+                for bundles in filter(None, (self._bundles, *self._more)):
+                    remove_placement_group(bundles)
+                self._account, self._bundles, self._more, self._reserved = None, None, [], {}
         finally:
             self._session.close()
             processes, self._processes = list(self._processes.values()), {}
@@ -296,6 +315,12 @@ def _listens(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _ask_gpus(bundles: PlacementGroup, index: int, count: int) -> Any:
+    """Ask which GPUs Ray gives in a bundle that has `count` of them. Returns a reference to what `_given_gpus` does."""
+    strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=index)
+    return ray.remote(_given_gpus).options(num_cpus=0, num_gpus=count, scheduling_strategy=strategy).remote()
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:

@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +162,16 @@ def _run(
             return opened.enter_context(open_sinks(runner.sinks, folder, console, sizes))
 
         curves = sinks(before.get("files"))
-        groups = launch(cluster, job)
-        loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
-        saving = Saving(job.config, job.plan, loop, folder, texts, progress)
-        if (outlasted := history.ready(progress.train_s)) is not None:
-            loop.count(outlasted)
-            print(outlasted, flush=True)
-        loop.recovery = recovery_of(job, cluster, groups, saving, history)
-        if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
-            curves = sinks(sizes)
+        with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
+            groups = launch(cluster, job)
+            loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
+            saving = Saving(job.config, job.plan, loop, folder, texts, progress)
+            for outlasted in history.ready(progress.train_s):
+                loop.count(outlasted)
+                print(outlasted, flush=True)
+            loop.recovery = recovery_of(job, cluster, groups, saving, history)
+            if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
+                curves = sinks(sizes)
         progress.start_s += time.perf_counter() - began
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
@@ -177,7 +179,8 @@ def _run(
         policies: dict[str, Path] = {}
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
-            with _watched(job, cluster, groups, channels), signals.patient(patience_s):
+            named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups)
+            with _watched(job, cluster, groups, channels), signals.patient(patience_s), named:
                 try:
                     while not policies:
                         try:
@@ -187,11 +190,9 @@ def _run(
                             policies = _policies(job, folder)
                         except StateLost:
                             curves = sinks(_went_back(loop, saving))
-                except (RlplaceError, Stopped) as error:
+                except (RlplaceError, Stopped):
                     if not signals.at_once:
                         saving.rescue()
-                    if isinstance(error, RlplaceError) and (lost := cluster.lost_nodes()):
-                        raise _node_lost(job, loop, groups, history, lost, error, saving.newest) from error
                     raise
             signals.check()
         finally:
@@ -220,20 +221,39 @@ def _watched(
         yield
 
 
+@contextlib.contextmanager
+def _naming_lost_nodes(
+    job: JobSpec,
+    cluster: Cluster,
+    history: History,
+    newest: Callable[[], Path],
+    loop: Loop | None = None,
+    groups: Mapping[str, WorkerGroup] = types.MappingProxyType({}),
+) -> Iterator[None]:
+    """Raise NodeLost for an error of a run that was ready before, if it has lost nodes. `newest`: as its folder."""
+    try:
+        yield
+    except RlplaceError as error:
+        if history.ready_s is None or not (lost := cluster.lost_nodes()):
+            raise
+        calls = [call for group in groups.values() for call in group.failed_calls]
+        failed_at_s = min([time.monotonic(), *(call.failed_at_s for call in calls)])
+        under_way_s = 0.0 if loop is None or loop.began_s is None else failed_at_s - loop.began_s
+        raise _node_lost(job, history, lost, error, failed_at_s, under_way_s, newest()) from error
+
+
 def _node_lost(
     job: JobSpec,
-    loop: Loop,
-    groups: Mapping[str, WorkerGroup],
     history: History,
     lost: Mapping[int, str],
     error: RlplaceError,
+    failed_at_s: float,
+    under_way_s: float,
     folder: Path,
 ) -> NodeLost:
     """Describe the loss of nodes, rank -> address, and note it in case that the run outlasts it."""
     placement = job.plan.placement
     workers = [slot.owner for c in placement.components for slot in placement.slots(c) if slot.node in lost]
-    failed_at_s = min([time.monotonic(), *(call.failed_at_s for g in groups.values() for call in g.failed_calls)])
-    under_way_s = 0.0 if loop.began_s is None else failed_at_s - loop.began_s
     nodes, first = ", ".join(f"node {rank} ({host})" for rank, host in lost.items()), str(error).partition("\n")[0]
     history.lose(
         Fault(

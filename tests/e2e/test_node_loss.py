@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import language
 from tests.e2e.training import SMALL, Finished, finish, placed, read_until, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -17,7 +18,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 LIMIT_S = 300.0
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 # Node 0 has accelerators 0-3, node 1 has 4-7.
-JOB = (*SMALL, "cluster.num_nodes=2", "checkpoint.every=2", "runner.total_iterations=390625")
+NODES = ("cluster.accelerators_per_node=4", "cluster.num_nodes=2", "checkpoint.every=2")
+JOB = {
+    "hybrid_ppo": (*SMALL, *NODES, "runner.total_iterations=390625"),
+    "hybrid_grpo_llm": (*NODES, "runner.total_iterations=1000"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +53,11 @@ def nodes(head: Any) -> Iterator[Any]:
 class Run:
     """A run of two nodes in a process of its own."""
 
-    def __init__(self, nodes: Any, output: Path, *overrides: str) -> None:
+    def __init__(self, nodes: Any, output: Path, *overrides: str, config: str = "hybrid_ppo") -> None:
         self._nodes, self._output = nodes, output
         self._shm = tempfile.TemporaryDirectory(dir="/dev/shm")
         joining = (f"cluster.ray.address={nodes.address}", f"cluster.comm.shm_folder={self._shm.name}")
-        self.process: subprocess.Popen[str] = start("hybrid_ppo", output, *JOB, *joining, *overrides)
+        self.process: subprocess.Popen[str] = start(config, output, *JOB[config], *joining, *overrides)
         self._seen = ""
 
     def until(self, begin: str) -> None:
@@ -130,3 +135,28 @@ def test_a_run_goes_on_with_the_machines_that_are_left(nodes: Any, tmp_path: Pat
     (event,) = events(ended)
     assert "rollout rank 0" in event["what"]
     assert "ready after" in ended.out.split("goes on after iteration")[1]
+
+
+@pytest.mark.parametrize(
+    ("then", "where"),
+    [("wait", placed("[0,4]", "0", "[1,5]")), ("replan", placed("[0-1,4-5]", "0", "4-5"))],
+    ids=["wait", "replan"],
+)
+def test_a_language_model_goes_on(nodes: Any, model: Path, then: str, where: tuple[str, ...], tmp_path: Path) -> None:
+    """Half of the actor is lost, and half of the engines, or all of them, which are placed again."""
+    job = (*language.tiny(model), *where, f"faults.on_node_loss={then}", "faults.node_wait_s=120")
+    run = Run(nodes, tmp_path, *job, config="hybrid_grpo_llm")
+    run.until("    4 ")
+    run.lose_node()
+    if then == "wait":
+        run.until("waiting up to 120 s for machines")
+        nodes.add_node(num_cpus=1)
+    run.until("goes on after iteration")
+    run.until("    9 ")
+    ended = run.stop()
+    assert ended.code == 143, ended.err
+    assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
+    assert {line["actor/samples"] for line in ended.metrics()} == {32.0}
+    (event,) = events(ended)
+    assert "was lost with actor rank" in event["what"]
+    assert ("cluster.num_nodes: 2 -> 1" in ended.out) == (then == "replan")

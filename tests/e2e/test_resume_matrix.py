@@ -75,8 +75,8 @@ def test_a_simulator_policy(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "more"),
-    [("placements", ()), ("placements", ("actor.lora_rank=4",)), ("world sizes", ())],
-    ids=["placements", "placements, lora", "world sizes"],
+    [(path, more) for path in TEXT_PATHS for more in ((), ("actor.lora_rank=4",))],
+    ids=[f"{path}{lora}" for path in TEXT_PATHS for lora in ("", ", lora")],
 )
 def test_a_language_model(path: str, more: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     seeded = ("rollout.seed=0", "actor.optimizer.schedule=constant", "algorithm.kl_coef=0")

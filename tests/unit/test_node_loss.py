@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,16 @@ import pytest
 import yaml
 
 from rlplace import node_loss
-from rlplace.checkpoints.checkpoint import CONFIG
+from rlplace.checkpoints.checkpoint import CONFIG, RUN
 from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import Contents, Store
-from rlplace.errors import ClusterError, NodeLost, Problem
+from rlplace.errors import ClusterError, NodeLost, Problem, WorkerError
 from rlplace.faults import Fault, History
 from rlplace.prepare import Prepared, prepare
+from rlplace.report.summary import SIMULATED, Progress
 from rlplace.resume import resumed
+from rlplace.run import JobSpec, job_spec
+from rlplace.run import run as train
 
 FOLDER = Path("runs/job/now")
 MACHINES = {"num_nodes": 2, "accelerators_per_node": 4, "accelerator": {"kind": "emulated", "memory": "2GiB"}}
@@ -61,12 +66,53 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node_loss, "find", find)
     monkeypatch.setattr(node_loss, "resumed", resumed)
     store = Store(tmp_path, keep_last=2, keep_best=0)
-    texts = {CONFIG: yaml.safe_dump(dict(job().mapping))}
+    began = {"progress": Progress(measures=SIMULATED, began=0.0).state(), "files": {}}
+    texts = {CONFIG: yaml.safe_dump(dict(job().mapping)), RUN: json.dumps(began)}
     for iteration in (10, 30):
         part = store.begin(iteration, ())
         of = Contents(ranks={}, texts=texts, version=iteration, score=None, libraries={})
         store.commit(part, of, timeout_s=20, cancelled=threading.Event())
     return tmp_path
+
+
+class Machines:
+    """A cluster of which node 1 is gone when the workers are started."""
+
+    @classmethod
+    def from_config(cls, *config: object, **options: object) -> Machines:
+        return cls()
+
+    def lost_nodes(self) -> dict[int, str]:
+        return {1: "10.0.0.3"}
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing was started."""
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_a_loss_while_workers_are_started_again_is_another_loss(
+    run: Path, monkeypatch: pytest.MonkeyPatch, was_ready: bool
+) -> None:
+    def launch(cluster: Machines, spec: JobSpec) -> None:
+        raise WorkerError(component="actor", rank=1, node=1, method="start", what="died with its node")
+
+    monkeypatch.setattr("rlplace.run.Cluster", Machines)
+    monkeypatch.setattr("rlplace.run.launch", launch)
+    before, history, checkpoint = job(), History(), find(str(run / "checkpoints/000010"), Path())
+    assert checkpoint is not None
+    if was_ready:
+        history.ready(trained_s=0.0)
+    spec = job_spec(before.config, before.plan)
+    with pytest.raises(NodeLost if was_ready else WorkerError) as ended:
+        train(spec, before.view, resolved=before.mapping, resumed=checkpoint, history=history)
+    assert "died with its node" in str(ended.value)
+    if isinstance(ended.value, NodeLost):
+        assert (ended.value.nodes, ended.value.folder) == ({1}, checkpoint.folder)
+        (event,) = history.ready(trained_s=0.0)
+        assert event.what.startswith("node 1 (10.0.0.3) was lost with actor rank 2, actor rank 3, env rank 2,")
 
 
 def go_on(before: Prepared, history: History | None = None) -> tuple[Prepared, list[str]]:
@@ -138,7 +184,7 @@ def test_a_run_waits_as_long_as_it_may(others: list[float]) -> None:
 
 def test_the_clock_and_the_faults_go_on_in_new_workers() -> None:
     history = History()
-    assert history.ready(trained_s=5.0) is None
+    assert history.ready(trained_s=5.0) == []
     assert [history.admits(2) for _ in range(3)] == [True, True, False]
     fault = Fault(
         at_s=history.since_ready_s,
@@ -150,11 +196,12 @@ def test_the_clock_and_the_faults_go_on_in_new_workers() -> None:
         redone_s=30.0,
         recovery_s=0.0,
     )
+    recorded = history.faults
     history.lose(fault)
-    assert history.faults == []
+    history.lose(dataclasses.replace(fault, at_s=fault.at_s + 7.0, redone_s=22.0))  # before all were ready again
+    assert recorded == []
     outlasted = history.ready(trained_s=22.0)
-    assert outlasted is not None
-    assert outlasted.redone_s == 8.0
-    assert outlasted.recovery_s > 0.0
-    assert (history.faults, history.trained_s) == ([outlasted], 5.0)
-    assert history.ready(trained_s=23.0) is None
+    assert [event.redone_s for event in outlasted] == [8.0, 0.0]
+    assert outlasted[0].recovery_s == pytest.approx(7.0)
+    assert (recorded, history.trained_s) == (outlasted, 5.0)
+    assert history.ready(trained_s=23.0) == []

@@ -6,16 +6,20 @@ Ctrl-C and SIGTERM.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
+from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_text
 from rlplace.prepare import Prepared, check_launch, planned_only, prepare_composed
 from rlplace.resume import resumed
@@ -114,7 +118,9 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None
         except (ProblemsError, ClusterError) as refused:
             if lost is None:
                 raise
-            raise lost.noted(f"the run could not go on: {refused}") from refused
+            gone = isinstance(refused, ClusterError) and refused.code == "cluster-too-small"  # another one, meanwhile
+            if not (gone and job.config.faults.on_node_loss == "wait"):
+                raise lost.noted(f"the run could not go on: {refused}") from refused
         job, found = go_on(job, lost, history, tell=_show)
         checkpoint = found.checkpoint
         spec = dataclasses.replace(job_spec(job.config, job.plan), progress=spec.progress)
@@ -133,5 +139,21 @@ def _counted(problems: Sequence[Problem]) -> str:
     return f"{texts}\n\n{len(problems)} problem{'s' if len(problems) > 1 else ''}; nothing was started"
 
 
+def program() -> NoReturn:
+    """Run the command line of this process and end it."""
+    codes = [FAILED]
+    atexit.register(_leave, codes)  # before others are, so that it runs after them
+    codes.append(main())
+    sys.exit(codes[-1])
+
+
+def _leave(codes: Sequence[int]) -> None:
+    """Spare inline workers that are still at work their end by the interpreter: inside torch it aborts the process."""
+    if any(component_of(thread.name) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[-1])
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -63,3 +66,25 @@ def test_no_alarm_is_left_behind(signals: Signals) -> None:
         _send(signal.SIGINT)
     time.sleep(0.3)
     assert signals.asked == signal.SIGINT
+
+
+IN_TORCH = """
+    import sys, threading, torch
+    from rlplace.train import program
+
+    def learn():
+        weights = torch.randn(300, 300, requires_grad=True)
+        while True:
+            (weights @ weights).sum().backward()
+
+    threading.Thread(target=learn, name="actor rank 0", daemon=True).start()
+    sys.argv = ["train", "--help"]
+    program()
+"""
+
+
+def test_a_program_ends_well_while_an_inline_worker_is_in_the_middle_of_torch() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(IN_TORCH)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage" in done.stdout.lower()

@@ -105,8 +105,7 @@ class Saving:
 
         One that is being written is waited for, but not for long if components that write it have `lost` ranks.
         """
-        in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
-        self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
+        self._finish(lost)
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
 
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:
@@ -144,7 +143,7 @@ class Saving:
         iterations = self._progress.iterations
         if self._saved == iterations:
             return
-        self._said(wait_s=self._longest_s)  # one at a time
+        self._finish()  # one at a time
         began = time.perf_counter()
         try:
             part = self._store.begin(iterations, components)
@@ -172,6 +171,11 @@ class Saving:
         faults = self._loop.recovery.faults if self._loop.recovery is not None else []
         recent, self._faults = faults[self._faults :], len(faults)
         return any(component_of(owner) in self._ranks for fault in recent for owner in fault.replaced)
+
+    def _finish(self, lost: Collection[str] = ()) -> None:
+        """Wait for the one that is being written; not for long if a rank that writes it is lost or was replaced."""
+        in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
+        self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
 
     def _said(self, wait_s: float = 0.0) -> None:
         """Say what became of the one that is being written, after waiting so long for it."""

@@ -120,6 +120,24 @@ def test_a_run_waits_for_a_machine_in_place_of_the_lost_one(nodes: Any, tmp_path
     assert 0.0 < ended.summary()["faults"]["effective_share"] < 1.0
 
 
+def test_a_machine_that_is_lost_while_the_run_starts_again(nodes: Any, tmp_path: Path) -> None:
+    run = Run(nodes, tmp_path, *placed("[0,4]", "0", "4"), "faults.on_node_loss=wait", "faults.node_wait_s=120")
+    run.until("    4 ")
+    run.lose_node()
+    run.until("waiting up to 120 s for machines")
+    nodes.add_node(num_cpus=1)
+    run.until("starting ")
+    run.lose_node()
+    run.until("waiting up to 120 s for machines")
+    nodes.add_node(num_cpus=1)
+    run.until("goes on after iteration")
+    run.until("    9 ")
+    ended = run.stop()
+    assert ended.code == 143, ended.err
+    assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
+    assert {event["what"].partition(" (")[0] for event in events(ended)} == {"node 1"}
+
+
 def test_a_run_goes_on_with_the_machines_that_are_left(nodes: Any, tmp_path: Path) -> None:
     """What was on both nodes keeps its part of the first; rollout was on the second only, and is placed again."""
     run = Run(nodes, tmp_path, *placed("[0-1,4-5]", "[0-1,6-7]", "4-5"), "faults.on_node_loss=replan")

@@ -104,3 +104,20 @@ def test_a_checkpoint_whose_writers_are_lost_is_given_up(
     workers.recovery.faults.append(SimpleNamespace(replaced=before))
     assert save.without_state(lost) == set(RANKS)
     assert save.newest == tmp_path
+
+
+def test_the_one_before_is_not_waited_for_where_its_writer_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of env is lost in the evaluation that follows the last iteration."""
+    monkeypatch.setattr("rlplace.saving._DEAD_S", 0.01)
+    monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.01)
+    folders: list[Path] = []
+    workers = Workers(lambda part: write(part) if folders else folders.append(part))
+    save, progress = saving(tmp_path, workers)
+    progress.iterations = 1
+    save.after_iteration()
+    workers.recovery.faults.append(SimpleNamespace(replaced=("env rank 0",)))
+    progress.iterations = 2
+    save.last()
+    assert save.newest == tmp_path / "checkpoints" / "000002"

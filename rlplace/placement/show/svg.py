@@ -28,7 +28,7 @@ _GRID_HEIGHT = 288  # shared by all accelerators drawn
 _BETWEEN_NODES = 16
 _MOST_FOLDS = 24
 _BLOCK_GAP = 6  # pixels between blocks of one column
-_USUAL_FONT, _LEAST_FONT = 12, 10
+_USUAL_FONT, _LEAST_FONT, _LEAST_BYTES = 12, 10, 8
 _AT_END, _MIDDLE = ' text-anchor="end"', ' text-anchor="middle"'
 _NO_BREAK = "\u00a0"
 _NARROW, _USUAL, _WIDE = 0.38, 0.63, 0.88  # widths of letters, in heights
@@ -123,7 +123,7 @@ def render_svg(view: PlanView) -> str:
     """Draw a self-contained SVG, 960 wide or more. With known memory, blocks show bytes and misfits are marked."""
     plan, stages = view.plan, view.stages
     folds = [f for f in view.folds if f.accelerators]
-    rows = _rows(folds[:_MOST_FOLDS])
+    rows = [row for fold in folds[:_MOST_FOLDS] for row in _bands(fold)]
     several = len(folds) > 1 or any(len(f.nodes) > 1 for f in folds)
     left = _left(rows) if several else _LEAST_LEFT
     beside = _MARGIN + left + _GAP * (len(stages) - 1)
@@ -132,7 +132,7 @@ def render_svg(view: PlanView) -> str:
     notes = [_notes(stage, width) for stage in stages]
     names, extra = _names(view, page)
     top = _HEAD + extra + _LINE * max(map(len, notes))
-    rows = [dataclasses.replace(row, y=row.y + top) for row in rows]
+    rows = _placed(view, rows, width, top)
     bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
     elsewhere = [(c.name, bottom + 8 + (_LOW_ROW + 4) * at) for at, c in enumerate(_without_accelerators(view))]
     grid_bottom, bottom = bottom, bottom + (_LOW_ROW + 4) * len(elsewhere) + 8 * bool(elsewhere)
@@ -194,18 +194,48 @@ def _swatch(x: float, y: float, width: int, look: str) -> str:
     return f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width}" height="14" rx="4"/>'
 
 
-def _rows(folds: Sequence[NodeFold]) -> list[Row]:
-    """Place the rows of the grid from its top down."""
-    unit = _GRID_HEIGHT / max(8, sum(f.accelerators for f in folds))
-    rows: list[Row] = []
-    y = 0.0
-    least = _TALL_ROW if sum(len(fold.bands()) for fold in folds) <= _MOST_TALL else _LEAST_ROW
-    for fold in folds:
-        for accelerators, components in fold.bands():
-            rows.append(Row(fold, accelerators, components, y, max(least, unit * len(accelerators))))
-            y += rows[-1].height
-        y += _BETWEEN_NODES
-    return rows
+def _bands(fold: NodeFold) -> Iterator[Row]:
+    """The rows of a fold, not placed yet."""
+    for accelerators, components in fold.bands():
+        yield Row(fold, accelerators, components, y=0.0, height=0.0)
+
+
+def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> list[Row]:
+    """Place the rows of the grid from its top down, as high as their accelerators and their texts ask for."""
+    unit = _GRID_HEIGHT / max(8, sum(len(row.accelerators) for row in rows))
+    least = _TALL_ROW if len(rows) <= _MOST_TALL else _LEAST_ROW
+    placed, y = list[Row](), top
+    for at, row in enumerate(rows):
+        y += _BETWEEN_NODES if at and row.starts_fold else 0
+        height = max(least, unit * len(row.accelerators), _turned_height(view, row, width))
+        placed.append(dataclasses.replace(row, y=y, height=height))
+        y += height
+    return placed
+
+
+def _turned_height(view: PlanView, row: Row, width: float) -> float:
+    """Return the height that the texts of a row's blocks need where they are too narrow to be read across."""
+    lengths = [0.0]
+    for stage in view.stages:
+        cell = _cell(view, stage, row)
+        each = _share(cell, width)
+        for component, size in zip(cell.residents, cell.sizes, strict=True):
+            bytes_held = show_bytes(size) if size else ""
+            if _is_narrow(component, bytes_held, each):
+                text = f"{component} {stage.look(component)} {bytes_held}"
+                lengths.append(width_of(text, _LEAST_FONT, bold=True) + 18 + _LINE)
+    return max(lengths)
+
+
+def _share(cell: Cell, width: float) -> float:
+    """Return the width of each block of a column of `width`."""
+    return (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(1, len(cell.residents))
+
+
+def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
+    """Whether the name or the bytes of a block would be too small to read across."""
+    longest = max(width_of(word, _LEAST_FONT, bold=True) for word in component.split("."))
+    return longest > width - 8 or width_of(bytes_held, _LEAST_BYTES) > width - 4
 
 
 def _left(rows: Sequence[Row]) -> int:
@@ -308,7 +338,7 @@ def _draw_run(
     if not cell.residents:
         yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box}/>'
         yield _text(box.x + box.width / 2, box.y + box.height / 2 + 4, "free", more=_MIDDLE) + "</g>"
-    each = (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(1, len(cell.residents))
+    each = _share(cell, width)
     for at, (component, size) in enumerate(zip(cell.residents, cell.sizes, strict=True)):
         yield from _block(view, stage, component, run, Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height), size)
     if over:
@@ -365,7 +395,7 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
         elif bytes_held and width_of(component, bold=True) + width_of(f" {state} {bytes_held}") <= room:
             shown += f" {bytes_held}"
         yield _text(x, y + 4, shown, look, _sized(size))
-    elif fitting < _LEAST_FONT and box.height > box.width:
+    elif _is_narrow(component, bytes_held, box.width) and box.height > box.width:
         if bytes_held and width_of(f"{whole} {bytes_held}", _LEAST_FONT, bold=True) <= box.height - 12:
             state = f"{state} {bytes_held}"
         size = min(14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True))
@@ -376,11 +406,11 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
         lines = [(word, min(15.0, max(7.0, fitting)), " name") for word in words]
         room = int((box.height - 4) / 17) - len(words)  # lines below the name
         small = min(12.0, (box.width - 4) / max(1, width_of(bytes_held, 1)))
-        if bytes_held and small >= 8 and room == 1:
+        if bytes_held and small >= _LEAST_BYTES and room == 1:
             lines.append((bytes_held, small, ""))
         else:
             lines.append((state, 12.0, ""))
-            lines += [(bytes_held, small, "")] if bytes_held and small >= 8 and room > 1 else []
+            lines += [(bytes_held, small, "")] if bytes_held and small >= _LEAST_BYTES and room > 1 else []
         top = y - 3 - 8 * (len(lines) - 2)
         for at, (line, size, weight) in enumerate(lines):
             yield _text(x, top + 17 * at + (at > 0), escape(line), look + weight, _sized(size))

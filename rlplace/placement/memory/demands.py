@@ -358,9 +358,15 @@ class ScoringDemand:
         shards = (placed.copies if placed.accelerators_per_rank else placed.ranks) if block.sharded else 1
         tensors = self.model.stored(number, parallel, shards)
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
-        copied = shards > 1 or block.on_host
-        tokens = formulas.pass_tokens(block, self.sequence_length, self.packed)
-        forward = self._pass(tokens, number, parallel, copied)
+        work = Pass(
+            model=self.model,
+            tokens=formulas.pass_tokens(block, self.sequence_length, self.packed),
+            number=number,
+            parallel=parallel,
+            copied=shards > 1 or block.on_host,
+            shared=shards > 1,
+        )
+        forward = _parts(work.forward())
         host: dict[Residency, HostBytes]
         if on_host:
             host = dict.fromkeys(Residency, host_copies(placed, HostPart.WEIGHTS, off=tensors)[_OFF])
@@ -377,17 +383,6 @@ class ScoringDemand:
             loading={} if on_host else {Part.LOADING: self.model.largest_weight_elements * number},
             host=host,
         )
-
-    def _pass(self, tokens: int, number: int, parallel: int, copied: bool) -> Bytes:
-        """At the worst moment: in a layer, while the next is gathered; or at the scores, when all layers are over."""
-        model = self.model
-        root, layer = (-(-n * number // parallel) * copied for n in (model.root_elements, model.largest_layer_elements))
-        layers = {
-            Part.GATHERED: root + 2 * layer,
-            Part.ACTIVATIONS: formulas.layer_pass(model, tokens, number, parallel),
-        }
-        scoring = {Part.GATHERED: root + layer, Part.LOGITS: formulas.scores(model, tokens, number, parallel)}
-        return _larger(layers, scoring)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

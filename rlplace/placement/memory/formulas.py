@@ -79,14 +79,6 @@ def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) 
     return tokens * max((b.passing or b.saved).bytes_per_token(compute, parallel) for b in model.blocks)
 
 
-def scores(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x (h x c + 20) + the scores of a chunk: beside the states before the head.
-    Source: rlplace.models.packed.
-    Accuracy: exact where all tokens are scored; without a language model head the states alone.
-    """
-    return tokens * (model.hidden * compute + 20) + chunk_scores(model.vocabulary, tokens, parallel)
-
-
 def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
     """b x s x half of what the largest layer cuts: gradients on their way through it, beside what it saved.
     Source: a gated feed-forward layer has two gradients for its four tensors.

@@ -43,13 +43,10 @@ class Pass:
     by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
 
     def forward(self) -> Moment:
-        """Without gradients: at the head, or in the largest layer.
-
-        A frozen model's pass (`ScoringDemand`) differs in what is gathered, not in what a layer holds: its weights do
-        not come by FSDP's buffers where its host has them.
-        """
+        """Without gradients: at the head, when all layers are over, or in the largest layer."""
         gathered, states = self._gathered(), self._states(1) + self._beside
-        head = Moment(gathered, states, formulas.chunk_scores(self.model.vocabulary, self.tokens, self.parallel))
+        last = gathered if self.kept_gathered or not self.shared else gathered - self.number * self._layer
+        head = Moment(last, states, formulas.chunk_scores(self.model.vocabulary, self.tokens, self.parallel))
         layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
         return _fullest(self._arriving(), head, Moment(gathered, layer + self._beside))
 
@@ -108,7 +105,7 @@ class Pass:
         return chunk + rounded, before + summed
 
     def _gathered(self) -> int:
-        """Before a layer computes; the largest is on its way."""
+        """While a layer computes; the next is on its way."""
         if not self.copied:
             return 0
         if self.kept_gathered:

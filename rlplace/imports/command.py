@@ -23,6 +23,9 @@ from rlplace.imports.tiny import shrink
 
 USAGE = Path(__file__).with_name("usage.txt")
 
+_NO_MEMORY = (
+    "Its settings do not say how large an accelerator is: plan with cluster.accelerator.memory=80GiB or the like."
+)
 _COLUMN = 52  # where the second column begins at the latest
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are counted
     "equal": ("Equal:", "equal"),
@@ -163,7 +166,8 @@ def _head(imported: Imported) -> list[str]:
         placement, savings = imported.layout.placement, imported.layout.savings
         instead = f" instead of {savings.dedicated}" if savings.saved else ""
         where += f"; {placement.mode}, uses {savings.used}{instead} ({savings.sizes})"
-    return [f"Imported from {imported.library}: {count}.", f"{where}."]
+    head = [f"Imported from {imported.library}: {count}.", f"{where}."]
+    return head if imported.topology.nodes[0].kind == "emulated" else [*head, _NO_MEMORY]
 
 
 def _body(imported: Imported) -> list[str]:

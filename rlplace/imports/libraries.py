@@ -63,17 +63,34 @@ def _rlinf_names(key: str) -> list[str]:
 
 
 def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
-    """Enough for the largest number of the cluster in any line; a block has numbers of a node group.
+    """Enough for the largest number of the cluster in any line; a block's numbers are those of its node group.
 
     Without a number, as many as its simulators divide over: there, the machine that is met decides.
     """
-    texts = [str(setting.value) for setting in lines if not isinstance(setting.value, Mapping)]
-    pieces = [piece.partition(":")[0] for text in texts for piece in text.split(",")]
-    largest = max((int(number) for piece in pieces for number in re.findall(r"[0-9]{1,6}", piece)), default=-1)
-    if largest < 0 and draft.kind == "mlp" and (envs := _rlinf_envs(draft)):
+    sizes = {"": nodes, "cluster": nodes} | _rlinf_groups(draft)
+    width = 0
+    for setting in lines:
+        block = setting.value if isinstance(setting.value, Mapping) else {"placement": setting.value}
+        size = sizes.get(str(block.get("node_group", "")))
+        pieces = [piece.partition(":")[0] for piece in str(block.get("placement", "")).split(",")]
+        numbers = [int(number) for piece in pieces for number in re.findall(r"[0-9]{1,6}", piece)]
+        if size and numbers:
+            width = max(width, -(-(max(numbers) + 1) // size))
+    if not width and draft.kind == "mlp" and (envs := _rlinf_envs(draft)):
         groups = nodes * draft.count("rollout.pipeline_stage_num", 1, 1)
         return next((width for width in range(_RLINF_WIDTH, 0, -1) if envs % (width * groups) == 0), _RLINF_WIDTH)
-    return max(_RLINF_WIDTH, -(-(largest + 1) // nodes))
+    return max(_RLINF_WIDTH, width)
+
+
+def _rlinf_groups(draft: Draft) -> dict[str, int]:
+    """Label of each group of accelerators, and how many nodes it has: `node_ranks: 0-3,5`."""
+    found: dict[str, int] = {}
+    groups = draft.value("cluster.node_groups")
+    for group in groups if isinstance(groups, list) else []:
+        if isinstance(group, Mapping) and "hardware" not in group:
+            pieces = re.findall(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", str(group.get("node_ranks", "")))
+            found[str(group.get("label"))] = sum(max(0, int(last or first) - int(first)) + 1 for first, last in pieces)
+    return found
 
 
 def _rlinf_envs(draft: Draft) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 import shlex
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -21,7 +22,14 @@ _LONGEST = 90  # text of a setting
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+_EXPRESSION = re.compile(r"\$\{([^${}]+)\}")  # has none within
+_LONGEST_VALUE = 10_000  # letters of a value that is put together from others
+_NOWHERE = object()  # what an expression is that leads nowhere, or in a circle
+_RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
+    "multiply": operator.mul,
+    "subtract": operator.sub,
+    "int_div": operator.floordiv,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +70,49 @@ def read_yaml(text: str, file: str) -> list[Setting]:
 def settings_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
     """The leaves of a nested mapping; lines of a placement are kept whole. `${a.b}` becomes the value of that leaf."""
     leaves = dict(_leaves(mapping))
+    known: dict[str, object] = {}
     found: list[Setting] = []
     for key, value in leaves.items():
-        resolved, seen = value, {key}
-        while isinstance(resolved, str) and (match := _REFERENCE.fullmatch(resolved)):
-            if match[1] in seen or match[1] not in leaves:
-                resolved = value  # leads nowhere, or in a circle
-                break
-            seen.add(match[1])
-            resolved = leaves[match[1]]
+        resolved = _leaf(key, leaves, known)
+        resolved = value if resolved is _NOWHERE else resolved
         if isinstance(resolved, str) and not key.startswith(f"{PLACEMENT}."):
             resolved = scalar(resolved)
         written = " ".join(f"{key}: {show(value)}".split())
         written = written if len(written) <= _LONGEST else written[: _LONGEST - 4] + " ..."
         found.append(Setting(key=key, value=resolved, written=written, source=(sources or {}).get(key)))
     return found
+
+
+def _leaf(key: str, leaves: Mapping[str, object], known: dict[str, object]) -> object:
+    """Resolve a leaf once; `known` has those that are resolved, or being so."""
+    if key not in known:
+        known[key] = _NOWHERE
+        value = leaves.get(key, _NOWHERE)
+        while isinstance(value, str) and (match := _EXPRESSION.search(value)):
+            inner = _evaluate(match[1], leaves, known)
+            if inner is _NOWHERE or len(value) > _LONGEST_VALUE:
+                return _NOWHERE
+            whole = match.span() == (0, len(value))
+            value = inner if whole else f"{value[: match.start()]}{show(inner)}{value[match.end() :]}"
+        known[key] = value
+    return known[key]
+
+
+def _evaluate(expression: str, leaves: Mapping[str, object], known: dict[str, object]) -> object:
+    """The value of `a.b`, of `oc.select:a.b,default`, or of one of RLinf's own resolvers: `multiply:2, 3`."""
+    name, colon, words = expression.partition(":")
+    if not colon:
+        return _leaf(name, leaves, known)
+    values = [scalar(word.strip()) for word in words.split(",")]
+    match name, values:
+        case "oc.select", [str(key), *default]:
+            found = _leaf(key, leaves, known)
+            return default[0] if found is _NOWHERE and default else found
+        case "not", [value]:
+            return not value
+        case _, [int() | float() as a, int() | float() as b] if name in _RESOLVERS and (b or name != "int_div"):
+            return _RESOLVERS[name](a, b)
+    return _NOWHERE
 
 
 def read_overrides(text: str, file: str) -> list[Setting]:

@@ -404,6 +404,18 @@ def test_a_machine_that_is_not_described_has_what_its_simulators_divide_over() -
         assert imported.topology.num_accelerators == width
 
 
+def test_a_machine_has_what_the_placements_in_its_groups_need() -> None:
+    groups = [
+        {"label": "gpu", "node_ranks": "0-1"},
+        {"label": "arm", "node_ranks": 2, "hardware": {"type": "Franka", "configs": []}},
+    ]
+    block = {"actor": {"node_group": "gpu", "placement": "0-19"}, "rollout": {"node_group": "gpu", "placement": 1}}
+    block["env"] = {"node_group": "arm", "placement": "0-40"}
+    cluster = {"num_nodes": 3, "node_groups": groups, "component_placement": block}
+    imported = rlinf({"cluster": cluster, "env": {"train": {"total_num_envs": 1}}})
+    assert at(imported, "cluster.accelerators_per_node") == 10
+
+
 def test_a_reward_model_beside_simulators_is_left_out() -> None:
     imported = placed({"actor,rollout": "0-3", "env,reward": "4-7", "critic": "0"})
     assert at(imported, "cluster.component_placement") == {"actor,rollout": "0-3", "env": "4-7"}

@@ -26,6 +26,38 @@ def test_references_are_followed_where_they_lead_somewhere() -> None:
     }
 
 
+def test_expressions_become_their_values() -> None:
+    mapping = {
+        "n": 8,
+        "m": "${multiply:${n}, ${a.k}}",
+        "a": {"k": "${int_div:${subtract:${n},2}, 3}", "off": "${not:${n}}", "zero": "${int_div:${n},0}"},
+        "name": "${n}x${a.k}",
+        "chosen": "${oc.select:nowhere,${n}}",
+        "taken": "${oc.select:a.k,5}",
+        "unknown": "${now:%Y}-${n}",
+        "loop": "${multiply:${loop},2}",
+    }
+    assert {s.key: s.value for s in settings_of(mapping)} == {
+        "n": 8,
+        "m": 16,
+        "a.k": 2,
+        "a.off": False,
+        "a.zero": "${int_div:${n},0}",
+        "name": "8x2",
+        "chosen": 8,
+        "taken": 2,
+        "unknown": "${now:%Y}-${n}",
+        "loop": "${multiply:${loop},2}",
+    }
+
+
+def test_references_that_grow_without_end_are_left_as_they_are() -> None:
+    doubling = {f"k{n}": f"${{k{n + 1}}}${{k{n + 1}}}" for n in range(40)} | {"k40": "ab"}
+    found = {s.key: s.value for s in settings_of(doubling)}
+    assert found["k39"] == "abab"
+    assert found["k0"] == "${k1}${k1}"
+
+
 def test_placement_lines_are_kept_as_written() -> None:
     text = 'cluster:\n  component_placement:\n    "actor, env": 0-7\n    rollout: {node_group: g, placement: 0-3}\n'
     assert {s.key: (s.value, s.source and s.source.line) for s in read_yaml(text, "f.yaml")} == {

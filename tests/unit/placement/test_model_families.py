@@ -195,7 +195,9 @@ def test_experts_under_the_name_that_transformers_5_writes() -> None:
     assert read_model(renamed) == read_model(config)
 
 
-def test_a_model_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_described_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[str] = []
     run = subprocess.run
@@ -211,6 +213,7 @@ def test_a_model_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     families._kept.cache_clear()
     assert dataclasses.replace(first) == read_model(config)
     assert len(asked) == 1, "the second time from the file"
+    assert capsys.readouterr().err.count("counting a deepseek_v3 by transformers, once") == 1
     assert "path" not in json.loads(asked[0])
 
 

@@ -92,7 +92,7 @@ def rank_seconds(job: Job, rank: int, rendezvous: Rendezvous, folder: Path) -> l
             for number, packed in enumerate(passes, start=1):
                 cast(FSDPModule, lm.module).set_requires_gradient_sync(always or number == len(passes))
                 (-lm.module(packed).logprobs.mean()).backward()
-            numbers = trainer.sum_over_ranks({}, 0)
+            numbers = trainer.sum_over_ranks([], torch.zeros(0), 0)
             assert numbers is not None, "the numbers are finite"
             trainer.step(numbers["grad_norm"], 1e-6)
             taken.append(time.perf_counter() - began)

@@ -67,7 +67,7 @@ def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, value_cl
 
 
 @torch.no_grad()
-def shares_of(terms: PPOTerms | LmTerms, count: int) -> dict[str, Tensor]:
+def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
     """Return [] float64 of each term: summed over ranks and micro-batches, these are means over `count` samples."""
     return dict(zip(terms._fields, torch.stack(terms).sum(dim=1, dtype=torch.float64) / count, strict=True))
 
@@ -89,37 +89,52 @@ class StepSamples(NamedTuple):
         return StepSamples(*(tensor.index_select(0, indices) for tensor in self))
 
 
-class PPOTerms(NamedTuple):
-    """The terms of PPO by sample, [N] each."""
+class PPOSlopes(NamedTuple):
+    """Of the loss of a step, by this rank's samples of a minibatch, and this rank's shares of the step's means."""
 
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    approx_kl: Tensor  # no gradient
-    clip_fraction: Tensor  # no gradient
-
-    def loss(self, value_coef: float, entropy_coef: float, count: int) -> Tensor:
-        """Return [] to differentiate (Schulman et al. 2017, with the sign turned), this rank's share of the mean."""
-        each = self.policy_loss + value_coef * self.value_loss
-        if entropy_coef != 0.0:  # a zero gradient is not worth its cost
-            each = each - entropy_coef * self.entropy
-        return each.sum() / count
+    logprobs: Tensor  # [N]
+    values: Tensor  # [N]
+    shares: Tensor  # [5], as PPO_MEANS names them
 
 
-def ppo_terms(
-    logprobs: Tensor, values: Tensor, entropies: Tensor, old: StepSamples, clip: Clip, value_clip: float | None
-) -> PPOTerms:
-    """All tensors are [N], this rank's samples of a minibatch, possibly none; `old` has them as they were drawn."""
+PPO_MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
+def ppo_slopes(
+    logprobs: Tensor,
+    values: Tensor,
+    entropies: Tensor,
+    old: StepSamples,
+    clip: Clip,
+    *,
+    value_clip: float | None,
+    value_coef: float,
+    count: int,
+) -> PPOSlopes:
+    """Differentiate the mean of policy loss + value_coef * value loss over `count` samples, of which these are a part.
+
+    All tensors are [N], possibly none; `old` has the samples as they were drawn. The loss is `clipped_surrogate` and
+    `value_loss` (Schulman et al. 2017, with the sign turned); without autograd, whose calls cost more than the numbers.
+    """
     log_ratio = logprobs - old.logprobs
-    with torch.no_grad():
-        low, high = _outside(log_ratio, clip)
-        approx_kl, clipped = kl_k3(log_ratio), (low | high).to(log_ratio.dtype)
-    return PPOTerms(
-        policy_loss=clipped_surrogate(log_ratio, old.advantages, clip),
-        value_loss=value_loss(values, old.values, old.returns, value_clip),
-        entropy=entropies,
-        approx_kl=approx_kl,
-        clip_fraction=clipped,
+    moved = log_ratio.expm1()
+    ratio = moved + 1.0
+    near = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
+    free, clipped = ratio * old.advantages, near * old.advantages  # to be as large as possible
+    least = torch.minimum(free, clipped)
+    error = values - old.returns
+    squared = error.square()
+    slopes = error * (value_coef / count)
+    if value_clip is not None:
+        change = values - old.values
+        held = change.clamp(-value_clip, value_clip)
+        worse = (old.values + held - old.returns).square()
+        # Within the clip both are the same estimate, but for rounding.
+        slopes.masked_fill_((worse > squared) & (held != change), 0.0)
+        squared = torch.maximum(squared, worse)
+    means = torch.stack((-least, 0.5 * squared, entropies, moved - log_ratio, (near != ratio).to(ratio.dtype)))
+    return PPOSlopes(
+        logprobs=(free * (free <= clipped)).mul_(-1.0 / count), values=slopes, shares=means.sum(dim=1).div_(count)
     )
 
 

@@ -9,7 +9,7 @@ Letters: N observations, O observation shape, A action shape, n choices.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "s
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-# Named tuples, not dataclasses: FSDP finds the tensors to hook for the backward pass by walking tuples and dicts.
 class DiscreteOutput(NamedTuple):
     logits: Tensor  # [N, n] float32
     values: Tensor  # [N] float32
@@ -82,21 +81,17 @@ class ActorCritic(nn.Module):
         self.policy = _trunk(self._size, config.hidden, outputs, _ACTIVATIONS[config.activation])
         self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
         if isinstance(spaces.actions, ContinuousActions):
-            # One dimension, not the action's shape: FSDP cannot shard a scalar.
             self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
 
     def forward(self, observations: Tensor) -> PolicyOutput:
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        flat = observations.reshape(len(observations), self._size).to(cast(nn.Linear, self.policy[0]).weight.dtype)
-        # Not views, which FSDP cannot hook safely.
-        means, values = self.policy(flat).float(), self.value(flat).float().sum(dim=-1)
+        flat = observations.reshape(len(observations), self._size)
+        means, values = self.policy(flat), self.value(flat)[:, 0]
         if isinstance(self._actions, DiscreteActions):
             return DiscreteOutput(means, values)
         shape = self._actions.shape
-        if len(shape) != 1:
-            means = means.view(len(means), *shape).clone()
-        return ContinuousOutput(means, self.log_std.float().view(shape).clone(), values)
+        return ContinuousOutput(means.view(len(means), *shape), self.log_std.view(shape), values)
 
 
 def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> ActorCritic:
@@ -153,12 +148,3 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     size = output.log_std.numel()
     squares = z.square().reshape(len(z), size).sum(dim=-1)
     return -0.5 * squares - (output.log_std.sum() + size * _HALF_LOG_2PI)
-
-
-def entropy(output: PolicyOutput) -> Tensor:
-    """Return [N] entropy in nats (differential for continuous actions)."""
-    if isinstance(output, DiscreteOutput):
-        log_p = output.logits.log_softmax(dim=-1)
-        return -(log_p.exp() * log_p).sum(dim=-1)
-    total = output.log_std.sum() + output.log_std.numel() * (0.5 + _HALF_LOG_2PI)
-    return total.expand(output.values.shape)

@@ -16,6 +16,11 @@ def own(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def beside(parameter: Tensor, local: Tensor) -> Tensor:
+    """Return a rank's part of what belongs to a parameter, placed as it is; on the host too, whatever the mesh has."""
+    return DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local
+
+
 @torch.no_grad()
 def whole(tensor: Tensor) -> Tensor:
     """Return all of it. A collective where it is sharded."""

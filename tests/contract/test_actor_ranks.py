@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Categorical, Normal
 
 from rlplace.algo.packing import iteration_generator
-from rlplace.models.mlp import ActorCritic, build_policy, entropy, logprob
+from rlplace.models.mlp import ActorCritic, DiscreteOutput, PolicyOutput, build_policy, logprob
 from rlplace.trajectory import Trajectory
+from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, TWO_JOINTS, Outcome, Scenario, iteration, run_ranks
+from tests.worker_ranks import context_of, in_processes
 
 SPLITS = {1: (12,), 2: (5, 7), 8: (0, 1, 2, 3, 0, 5, 1, 0)}
 
@@ -77,6 +82,21 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
 def test_offloading_between_stages_changes_no_bit(world_size: int) -> None:
     scenario = dataclasses.replace(CONTINUOUS, split=SPLITS[world_size], offload=True)
     assert run_ranks(scenario)[0].state_digest == outcomes("continuous", world_size)[0].state_digest
+
+
+def _sums(sizes: tuple[int, ...], rank: int, rendezvous: Rendezvous, folder: Path) -> list[list[float]]:
+    ranks = Ranks(context_of("actor", rank, 3, rendezvous, {}, folder=folder), timeout_s=60.0)
+    found = [ranks.sum(torch.arange(float(size)) / 3 + rank) for size in sizes]
+    ranks.close()
+    return [each.tolist() for each in found]
+
+
+def test_a_sum_is_the_same_on_all_ranks_whatever_its_size() -> None:
+    sizes = (5, 100_001)  # the second in parts, which three ranks do not divide
+    shown = in_processes(_sums, sizes, 3)
+    assert shown[0] == shown[1] == shown[2]
+    for size, found in zip(sizes, shown[0], strict=True):
+        np.testing.assert_allclose(found, np.arange(size) + 3.0, rtol=1e-6)
 
 
 def plain_ppo(scenario: Scenario) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -143,6 +163,13 @@ def plain_gae(
     return advantages, advantages + batch.values
 
 
+def entropy_of(output: PolicyOutput) -> torch.Tensor:
+    """Return the mean over observations, in nats."""
+    if isinstance(output, DiscreteOutput):
+        return Categorical(logits=output.logits).entropy().mean()
+    return Normal(output.means, output.log_std.exp()).entropy().sum(dim=-1).mean()
+
+
 def plain_epochs(
     scenario: Scenario,
     policy: ActorCritic,
@@ -175,7 +202,7 @@ def plain_epochs(
                 moved = (output.values - old_values).clamp(-rules.value_clip, rules.value_clip)
                 squared = torch.max(squared, (old_values + moved - target) ** 2)
             loss = -surrogate.mean() + rules.value_coef * 0.5 * squared.mean()
-            loss = loss - rules.entropy_coef * entropy(output).mean()
+            loss = loss - rules.entropy_coef * entropy_of(output)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), scenario.config.actor.optimizer.max_grad_norm)

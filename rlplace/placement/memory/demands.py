@@ -24,7 +24,7 @@ from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
 _GRADIENTS, _OPTIMIZER = 2, 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
-_FLOAT32, _FLOAT64 = 4, 8
+_FLOAT32, _FLOAT64, _INT64 = 4, 8, 8
 _MOMENTS = 2  # of Adam, beside a float32 copy of the weights where it keeps one
 
 
@@ -519,7 +519,7 @@ def policy_shape(model: MlpConfig, spaces: PolicySpaces, *, normalize_observatio
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrainingDemand:
-    """The actor of simulators: float32 shards and Adam state, everything whole while it computes."""
+    """The actor of simulators: on every rank all float32 weights in one tensor, and Adam's moments of it."""
 
     policy: PolicyShape
     sync: DeviceSync = DeviceSync()
@@ -529,48 +529,39 @@ class PolicyTrainingDemand:
     copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
 
     def footprint(self, placed: Placed) -> Footprint:
-        parts = [(w.part(1, placed.ranks) * _FLOAT32, 1) for w in self.policy.weights]
-        weights = [*parts, (self.policy.buffer_bytes, 1)]
-        state = [(size, 2) for size, _ in parts] + [(_FLOAT32, len(parts))]  # two moments, and a step count per tensor
+        flat = self.policy.parameters_bytes
+        weights: Tensors = [(flat, 1), (self.policy.buffer_bytes, 1)]
+        state: Tensors = [(flat, _MOMENTS), (_FLOAT32 if flat else 0, 1)]  # and a step count; without a size, nothing
         process = self.sync.beside(placed.process(groups=1))
         there = process | {Part.PARAMETERS: total(weights)}
-        largest = max((w.elements for w in self.policy.weights), default=0)
-        saving = {Part.GATHERED: formulas.whole_weight(largest, 0, _FLOAT32, shared=placed.ranks > 1)}
-        host = host_copies(placed, HostPart.OFFLOADED, off=weights + state, weights=state)
+        host = host_copies(placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state)
         host[_FULL] = {**host[_FULL], HostPart.SAVED: 2 * self.policy.weights_bytes}  # and the content of the file
-        copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy(weights + state, self.copied)}
+        copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy([*weights, *state], self.copied)}
         host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
-            working={
-                **self.sync.stages(self.policy.weights_bytes),
-                "learn": _larger(self._learning(placed, total(parts)), saving),
-                **dict.fromkeys(("save_model", "digest"), saving),
-            },
+            working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed)},
             host=host,
         )
 
-    def _learning(self, placed: Placed, shard: int) -> Bytes:
-        """At the worst of: the statistics of all samples, a pass over a minibatch, its gradients on their way."""
-        whole, number, normalized = self.policy.parameters_bytes, DTYPE_BYTES[self.compute], self.policy.normalized
-        held = {Part.ACTIVATIONS: formulas.policy_samples(self.policy.widths, self.samples)}
-        moments = [held | {Part.WORKSPACE: formulas.policy_statistics(self.policy.widths, self.samples, normalized)}]
-        saved = held[Part.ACTIVATIONS] + formulas.policy_samples(self.policy.widths, self.minibatch)
-        saved += formulas.policy_terms(self.policy.widths, self.minibatch, normalized)
-        saved += self.samples * (8 + 26 * placed.ranks)  # the order of the samples of all ranks, and whose each is
-        alone = placed.ranks == 1 and self.compute == "fp32"
-        gathered = 0 if alone else whole * number // _FLOAT32
-        for activations, gradients, copies in formulas.policy_passes(self.policy.widths, self.minibatch, number):
-            moments.append(
-                {
-                    Part.ACTIVATIONS: saved + activations,
-                    Part.GRADIENTS: gradients,
-                    Part.GATHERED: copies * gathered,
-                }
-            )
-        if not alone:  # summed in float32, by way of a whole copy
-            moments.append({Part.ACTIVATIONS: saved, Part.GRADIENTS: 2 * whole + shard})
-        return _larger(*moments)
+    def _learning(self, placed: Placed) -> Bytes:
+        """At the worst of: statistics of all samples, their order, a pass over a minibatch, the sum of its gradient."""
+        widths, whole, number = self.policy.widths, self.policy.parameters_bytes, DTYPE_BYTES[self.compute]
+        samples = formulas.policy_samples(widths, self.samples)
+        statistics = formulas.policy_statistics(widths, self.samples, self.policy.normalized)
+        order = formulas.policy_order(self.samples, placed.ranks)
+        rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32  # weights and gradient
+        held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
+        epoch = 2 * samples + 2 * _INT64 * self.samples  # all, and those of an epoch in its order
+        epoch += self.policy.buffer_bytes  # the sums for the normaliser
+        activations = formulas.policy_pass(widths, self.minibatch, number)
+        exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
+        return _larger(
+            {Part.ACTIVATIONS: samples, Part.WORKSPACE: statistics},
+            held | {Part.ACTIVATIONS: 2 * samples + max(samples, order)},
+            held | {Part.ACTIVATIONS: epoch + activations},
+            held | {Part.ACTIVATIONS: epoch, Part.GRADIENTS: whole + exchanged},
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

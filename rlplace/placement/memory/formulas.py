@@ -7,11 +7,11 @@ in the computation, b sequences x s tokens of a micro-batch, V vocabulary, L lay
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rlplace.checkpoints import MODEL_FILE_BYTES, STATE_FILE_BYTES
 from rlplace.config.schema import FrozenConfig, TrainedConfig
-from rlplace.placement.flow import DEVICE_BUCKET_BYTES
+from rlplace.placement.flow import DEVICE_BUCKET_BYTES, SUMMED_AT_ONCE_BYTES
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -213,12 +213,12 @@ def policy_samples(widths: Sequence[int], samples: int) -> int:
     return samples * (widths[0] + widths[-1] + 4) * 4 if widths else 0
 
 
-def policy_terms(widths: Sequence[int], samples: int, normalized: bool) -> int:
-    """n x (O + 2 A + 12) x 4: normalised observations, and the terms of the loss.
-    Source: rlplace.algo.losses.
+def policy_order(samples: int, ranks: int) -> int:
+    """n x (16 + 34 x ranks): the order of an epoch, of all ranks, and whose each sample is.
+    Source: rlplace.algo.packing.
     Accuracy: upper bound.
     """
-    return samples * (widths[0] * normalized + 2 * widths[-1] + 12) * 4 if widths else 0
+    return samples * (16 + 34 * ranks)
 
 
 def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> int:
@@ -232,26 +232,32 @@ def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> 
     return (samples * 2 + 8) * counted * 8 + samples * 16
 
 
-def policy_passes(widths: Sequence[int], samples: int, compute: int) -> Iterator[tuple[int, int, int]]:
-    """Moments of a forward and backward pass: activations, gradients, and copies of gathered weights.
-
-    A layer's output stays until the backward pass of the next one; that makes gradients of input and weight.
-    Source: counted from the operations; torch 2.13 keeps a buffer of the step before until the backward pass begins.
-    Accuracy: within 3 % of what autograd allocates.
+def policy_pass(widths: Sequence[int], samples: int, compute: int) -> int:
+    """n x (all outputs of hidden layers, and three tensors of a layer that goes backward; 4 A + 10 of the loss).
+    Source: rlplace.models.mlp_passes: the policy trunk goes backward first, its last layer with all outputs there.
+    Accuracy: within 3 %.
     """
-    hidden = widths[1:-1]
-    kept, gradients = 2 * sum(hidden), 0
-    if hidden:
-        yield samples * (kept + hidden[-1]) * compute, 0, 2
-    for last in (1, *widths[-1:]):  # the value trunk comes second, so its backward pass is the first
-        layers = list(itertools.pairwise((*widths[:-1], last)))
-        for at, (inputs, outputs) in reversed(list(enumerate(layers))):
-            gradients += (inputs + 1) * outputs
-            flow = outputs + (inputs if at else 0)
-            yield samples * (kept + flow) * compute, gradients * compute, 1
-            if at:  # through the activation, from whose output it is computed
-                yield samples * (kept + 2 * inputs) * compute, gradients * compute, 1
-                kept -= inputs
+    if not widths:
+        return 0
+    terms = samples * 4 * (4 * widths[-1] + 10)
+    inputs = widths[0] * (compute != 4)
+    kept, most = 2 * sum(widths[1:-1]), 0
+    for width, following in zip(reversed(widths[1:-1]), reversed(widths[2:]), strict=True):
+        most = max(most, kept + following + 2 * width)
+        kept -= width
+    return terms + samples * compute * (inputs + most)
+
+
+def summed(size: int, ranks: int, *, on_host: bool) -> int:
+    """What a sum over ranks holds beside what is summed: a copy by NCCL; on a host, pieces that go and that come.
+    Source: rlplace.workers.training.ranks.
+    Accuracy: exact.
+    """
+    if ranks == 1:
+        return 0
+    if not on_host:
+        return size
+    return 2 * size * ranks if size * ranks <= SUMMED_AT_ONCE_BYTES else 2 * size + -(-size // ranks)
 
 
 def policy_answer(widths: Sequence[int], rows: int, normalized: bool) -> int:

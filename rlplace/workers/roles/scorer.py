@@ -269,8 +269,7 @@ class ReferenceWorker(ModelScorer):
         return {"reference/load_s": Metric(time.perf_counter() - began, "max")}
 
     def _state(self) -> dict[str, Tensor]:
-        from rlplace.models.sharding import own
-        from rlplace.workers.training.state import beside
+        from rlplace.models.sharding import beside, own
 
         weights = self._lm.module.lm.named_parameters()
         return {f"model.{name}": beside(weight, self._where(own(weight))) for name, weight in weights}

@@ -132,7 +132,7 @@ class LmLearner:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
-            numbers = self._trainer.sum_over_ranks(shares, iteration)
+            numbers = self._trainer.sum_over_ranks([*shares], torch.stack([*shares.values()]), iteration)
             if numbers is not None:
                 self._trainer.step(numbers["grad_norm"], lr)
                 steps.append(numbers)

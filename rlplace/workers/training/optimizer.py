@@ -175,19 +175,17 @@ class Trainer:
     def learning_rate(self, iteration: int) -> float:
         return learning_rate(self._config, self.steps_made, iteration / self._iterations)
 
-    def sum_over_ranks(self, shares: Mapping[str, Tensor], iteration: int) -> Numbers | None:
-        """Sum this rank's `shares` of means over ranks, [] float64, with the gradient norm before clipping.
+    def sum_over_ranks(self, names: Sequence[str], shares: Tensor, iteration: int) -> Numbers | None:
+        """Sum this rank's `shares` of means over ranks, by `names`, with the gradient norm before clipping.
 
         A collective. For a number that is not finite, on all ranks: None where that is skipped, with the gradients
         dropped, so that there is nothing to step by; else, and after so many of these in a row, DivergedError.
         """
-        own = torch.stack([*shares.values(), self._model.squared_gradient()])
-        numbers = dict(zip((*shares, "grad_norm"), self._ranks.sum(own).tolist(), strict=True))
-        numbers["grad_norm"] = math.sqrt(numbers["grad_norm"])
+        numbers = dict(zip((*names, "grad_norm"), self._model.sum_shares(shares).tolist(), strict=True))
         if math.isfinite(sum(numbers.values())):
             self._skipped = 0
             return numbers
-        where = self._ranks_at_fault(own)
+        where = self._ranks_at_fault(shares)
         error = self._diverged(numbers, where, iteration)
         self._skipped += 1
         if self._skipped > self._may_skip:
@@ -196,7 +194,7 @@ class Trainer:
             _LOG.warning("skipped, %d in a row: %s: %s", self._skipped, error.problem.what, error.problem.got)
         row = f", {self._skipped} in a row" if self._skipped > 1 else ""
         self._notes.append(f"{self._component}: optimizer step {self.steps_made} of the run{row}: {where}")
-        self._model.drop_gathered()
+        self._model.end_step()
         return None
 
     def take_skipped(self) -> tuple[str, ...]:
@@ -204,11 +202,11 @@ class Trainer:
         notes, self._notes = tuple(self._notes), []
         return notes
 
-    def _ranks_at_fault(self, own: Tensor) -> str:
+    def _ranks_at_fault(self, shares: Tensor) -> str:
         """Name the ranks whose share of the loss is not finite, or of the gradient alone. A collective."""
-        finite = own.isfinite()
-        faults = torch.zeros(2, self._ranks.world_size, dtype=own.dtype, device=own.device)
-        faults[:, self._ranks.rank] = torch.stack([~finite[:-1].all(), ~finite[-1]]).to(own.dtype)
+        faults = torch.zeros(2, self._ranks.world_size, device=shares.device)
+        for at, tensors in enumerate(([shares], self._model.own_gradients())):
+            faults[at, self._ranks.rank] = float(not all(bool(tensor.isfinite().all()) for tensor in tensors))
         loss, gradient = self._ranks.sum(faults.flatten()).view(2, -1).tolist()
         what, by_rank = ("loss", loss) if any(loss) else ("gradient", gradient)
         ranks = [str(rank) for rank, fault in enumerate(by_rank) if fault]
@@ -236,7 +234,7 @@ class Trainer:
         if gradient_norm > self._config.max_grad_norm:
             torch._foreach_mul_(gradients, self._config.max_grad_norm / gradient_norm)
         self.optimizer.step(gradients, lr)
-        self._model.drop_gathered()
+        self._model.end_step()
         self.steps_made += 1
         if self.average is not None:
             self.average.update()

@@ -6,25 +6,26 @@ truncations.
 One iteration stays on-policy in this order: every forward pass sees the observation statistics that the samples were
 drawn under, so the ratio of the first minibatch is one; the statistics take in the iteration after its last step, and
 reach the rollout ranks with the weights. What is shared over ranks is summed in few collectives: one for the reward
-statistics, one for the statistics of advantages, returns and observations together, and per minibatch one for losses,
-KL and gradient norm beside FSDP's own two.
+statistics, one for the statistics of advantages, returns and observations together, and one per minibatch, of gradient,
+losses and KL in one tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlplace.algo.advantages import gae
-from rlplace.algo.losses import Clip, StepSamples, ppo_terms, shares_of
+from rlplace.algo.losses import PPO_MEANS, Clip, StepSamples, ppo_slopes
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
 from rlplace.algo.packing import Rows, iteration_generator, minibatches
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
-from rlplace.models.mlp import entropy, logprob
+from rlplace.models.mlp_passes import Passes
 from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
@@ -50,8 +51,11 @@ class PolicyLearner:
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(count=moments.count, mean=moments.mean[0], var=moments.var[0])
             samples = samples._replace(advantages=normalized(samples.advantages, of_advantages, 1e-8))
+        if self._policy.module.normalizer is not None:
+            samples = samples._replace(observations=self._policy.module.normalizer(samples.observations))
         lr = self._trainer.learning_rate(iteration)
-        steps, stopped = self._passes(samples, of_all, iteration, lr)
+        with torch.inference_mode():
+            steps, stopped = self._steps(samples, of_all, iteration, lr)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
@@ -137,19 +141,21 @@ class PolicyLearner:
         found[:, rows.first : rows.first + rows.count] = sound.view(rows.steps, rows.count).to(found)
         return self._ranks.sum(found.flatten()).cpu().bool()
 
-    def _passes(
+    def _steps(
         self, samples: StepSamples, sound: Tensor | None, iteration: int, lr: float
     ) -> tuple[list[Numbers], bool]:
         """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it.
 
         `sound`: which samples of all ranks count, on the host; None: all do.
         """
+        samples = samples._replace(observations=_rows(samples.observations), actions=_rows(samples.actions))
         steps: list[Numbers] = []
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
+        passes = self._policy.passes(len(PPO_MEANS))
         for _ in range(self._algorithm.epochs):
-            for indices, count in minibatches(self._rows, self._algorithm.num_minibatches, generator, sound):
-                shares = self._differentiate(samples.pick(indices.to(self._device)), count)
-                numbers = self._trainer.sum_over_ranks(shares, iteration)
+            for mine, count in self._minibatches(samples, sound, generator):
+                shares = self._differentiate(passes, mine, count)
+                numbers = self._trainer.sum_over_ranks(PPO_MEANS, shares, iteration)
                 if numbers is None:
                     continue
                 steps.append(numbers)
@@ -158,13 +164,40 @@ class PolicyLearner:
                 self._trainer.step(numbers["grad_norm"], lr)
         return steps, False
 
-    def _differentiate(self, mine: StepSamples, count: int) -> dict[str, Tensor]:
-        """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it."""
-        output = self._policy.module(mine.observations)
-        logprobs, value_clip = logprob(output, mine.actions), self._algorithm.value_clip
-        terms = ppo_terms(logprobs, output.values, entropy(output), mine, self._clip, value_clip)
-        terms.loss(self._algorithm.value_coef, self._algorithm.entropy_coef, count).backward()
-        return shares_of(terms, count)
+    def _minibatches(
+        self, samples: StepSamples, sound: Tensor | None, generator: torch.Generator
+    ) -> Iterator[tuple[StepSamples, int]]:
+        """Yield one epoch, gathered once: this rank's part of each minibatch, and its samples over all ranks."""
+        own, counts = zip(*minibatches(self._rows, self._algorithm.num_minibatches, generator, sound), strict=True)
+        order, sizes = torch.cat(own).to(self._device), [len(part) for part in own]
+        columns = (column.split(sizes) for column in samples.pick(order))
+        yield from zip(map(StepSamples._make, zip(*columns, strict=True)), counts, strict=True)
+
+    def _differentiate(self, passes: Passes, mine: StepSamples, count: int) -> Tensor:
+        """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it.
+
+        Return this rank's shares of the means.
+        """
+        algorithm = self._algorithm
+        outputs, values = passes.forward(mine.observations)
+        chosen = passes.actions(outputs, mine.actions)
+        slopes = ppo_slopes(
+            chosen.logprobs,
+            values,
+            chosen.entropies,
+            mine,
+            self._clip,
+            value_clip=algorithm.value_clip,
+            value_coef=algorithm.value_coef,
+            count=count,
+        )
+        passes.backward(chosen, slopes.logprobs, -algorithm.entropy_coef / count, slopes.values)
+        return slopes.shares
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.tensor(array, device=self._device)  # copies: what came through a channel may be read-only
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return [N, elements] of [N, *shape]."""
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))

@@ -23,8 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 
 from rlplace.errors import ChannelTimeout
+from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
 from rlplace.workers.worker import WorkerContext, cancelled
 
 if TYPE_CHECKING:
@@ -102,8 +104,12 @@ class Ranks:
         """Return [n] summed over ranks, equal to the bit on all of them; of a single rank, `values`. A collective."""
         if self.world_size == 1:
             return values
-        if self._on_host:
+        if self._on_host and values.nbytes * self.world_size <= SUMMED_AT_ONCE_BYTES:
             return _exchange(values.repeat(self.world_size)).view(self.world_size, -1).sum(dim=0)
+        if self._on_host:
+            missing = -len(values) % self.world_size
+            mine = _exchange(functional.pad(values, (0, missing))).view(self.world_size, -1).sum(dim=0)
+            return _exchange(mine.repeat(self.world_size))[: len(values)]
         total = values.clone()
         dist.all_reduce(total)
         return total

@@ -26,10 +26,9 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from rlplace.checkpoints import STATE_FILE_BYTES
-from rlplace.models.sharding import own
+from rlplace.models.sharding import beside, own
 from rlplace.workers.saving import FilesBehind, other_state, unreadable_state
 from rlplace.workers.training.optimizer import Trainer
 from rlplace.workers.training.ranks import Ranks
@@ -40,11 +39,6 @@ State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
 Where = Callable[[Tensor], Tensor]  # from a tensor to where its bytes are now
 
 
-def beside(parameter: Tensor, local: Tensor) -> Tensor:
-    """Return a rank's part of what belongs to a parameter, placed as it is; on the host too, whatever the mesh has."""
-    return DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local
-
-
 # ── what a trained model's state is ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -52,13 +46,13 @@ def trained_state(model: TrainedModel, trainer: Trainer, where: Where) -> dict[s
     """Return all but what a learner carries. Nothing is copied but the number of steps."""
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
-    for (name, parameter), moments in zip(model.named_trained(), trainer.optimizer.state(), strict=True):
-        state[f"model.{name}"] = beside(parameter, where(moments.get("master", own(parameter))))
-        for moment in ("exp_avg", "exp_avg_sq"):
-            state[f"optimizer.{moment}.{name}"] = beside(parameter, where(moments[moment]))
+    moments, shards = trainer.optimizer.state(), model.trained_shards()
+    parts = {"model": [of.get("master", shard) for of, shard in zip(moments, shards, strict=True)]}
+    parts |= {f"optimizer.{moment}": [of[moment] for of in moments] for moment in ("exp_avg", "exp_avg_sq")}
+    for part, tensors in parts.items():
+        state |= {f"{part}.{name}": tensor for name, tensor in model.by_name([*map(where, tensors)])}
     if trainer.average is not None:
-        for (name, parameter), average in zip(model.named_trained(), trainer.average.averages, strict=True):
-            state[f"average.{name}"] = beside(parameter, average)
+        state |= {f"average.{name}": tensor for name, tensor in model.by_name(trainer.average.averages)}
     return state
 
 

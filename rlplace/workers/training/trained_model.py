@@ -1,7 +1,7 @@
-"""A model in training, sharded by FSDP2 or whole on a single rank: gradients, weights to send and to save.
+"""A model in training: a language model sharded by FSDP2, a simulator policy whole on every rank.
 
-Parameters of a language model with LoRA factors have two names: that of the module, and that of the checkpoint, which
-has no factors.
+Its gradients, what an optimizer steps, weights to send and to save. Parameters of a language model with LoRA factors
+have two names: that of the module, and that of the checkpoint, which has no factors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlplace.comm.codec import dtype_name
@@ -24,12 +24,13 @@ from rlplace.models.causal_lm import DTYPES, CausalLm, LmSpec, PackedLm, build
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.mlp import ActorCritic
-from rlplace.models.sharding import own, whole
+from rlplace.models.mlp_passes import Passes, flatten, slices
+from rlplace.models.sharding import beside, own, whole
 from rlplace.workers.training.ranks import Ranks
 
 
 class TrainedModel(abc.ABC):
-    """Holds this rank's shard of each parameter and gradient. `module(...)` and its backward pass are collectives."""
+    """Holds this rank's part of weights and gradients."""
 
     def __init__(
         self,
@@ -37,61 +38,49 @@ class TrainedModel(abc.ABC):
         ranks: Ranks,
         *,
         tensors: Iterable[tuple[str, Tensor]],
-        groups: Sequence[nn.Module],
         compute: torch.dtype,
         kept: frozenset[str] = frozenset(),
         lora_scale: float = 0.0,
     ) -> None:
         """`tensors`: parameters and buffers, tied ones under each name; those called `kept` are not sent or saved.
 
-        `groups`: what FSDP gathers at once; none where one rank has the whole model. `compute`: the dtype of parameters
-        in the forward pass. `lora_scale`: of factors, where there are any.
+        `compute`: the dtype of parameters in the forward pass. `lora_scale`: of factors, where there are any.
         """
-        self._fsdp_groups = [cast(FSDPModule, group) for group in groups]
-        for group in self._fsdp_groups:
-            ranks.carry(group)
         # FSDP puts other tensors into the module while it has gathered them: these are the rank's own.
         self._tensors = dict(tensors)
-        self._module, self._world_size, self._compute = module, ranks.world_size, compute
+        self._module, self._ranks, self._compute = module, ranks, compute
         self._kept, self._lora_scale = kept, lora_scale
         self.device = torch.device(ranks.mesh.device_type)
-        self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
-        self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
-        for parameter in self._trained:
-            if parameter.dtype != torch.float32:
-                parameter.register_post_accumulate_grad_hook(self._add_gradient)
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @abc.abstractmethod
     def trained_shards(self) -> list[Tensor]:
-        """Return what an optimizer steps: this rank's part of each trained parameter, alive as long as the model."""
-        return [own(parameter) for parameter in self._trained]
+        """Return what an optimizer steps: plain tensors, alive as long as the model."""
 
-    @torch.no_grad()
-    def squared_gradient(self) -> Tensor:
-        """Return [] float64, this rank's share of the squared global gradient norm."""
-        return torch.stack(torch._foreach_norm(self.gradients())).double().square().sum(dim=0)
+    @abc.abstractmethod
+    def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+        """Return what belongs to each of `trained_shards` by name of the parameter, placed as that is."""
 
+    @abc.abstractmethod
+    def sum_shares(self, shares: Tensor) -> Tensor:
+        """Return [k + 1]: the sum over ranks of `shares` [k], then the norm of the gradient of all. A collective."""
+
+    @abc.abstractmethod
     def gradients(self) -> list[Tensor]:
-        """Return this rank's part of each gradient, in the order of `trained_shards`."""
-        gradients = (self._sums.get(parameter, parameter.grad) for parameter in self._trained)
-        return [own(cast(Tensor, gradient)) for gradient in gradients]
+        """Return the gradients of all ranks, in the order of `trained_shards`; to be read after `sum_shares`."""
 
-    def _add_gradient(self, parameter: Tensor) -> None:
-        """Take over this micro-batch's gradient: FSDP would add it up in the dtype of the parameter."""
-        gradient, parameter.grad = own(cast(Tensor, parameter.grad)), None
-        if parameter in self._sums:
-            self._sums[parameter] += gradient
-        else:
-            self._sums[parameter] = gradient.float()
+    @abc.abstractmethod
+    def own_gradients(self) -> list[Tensor]:
+        """Return what of the gradients this rank has in its own hands: to find the one whose are not finite."""
 
+    @abc.abstractmethod
+    def end_step(self) -> None:
+        """Make ready for the next forward pass, after a step that is made or skipped."""
+
+    @abc.abstractmethod
     def drop_gathered(self) -> None:
-        """Free gathered parameters and all gradients."""
-        for group in self._fsdp_groups:
-            group.reshard()
-        self._sums.clear()
-        for parameter in self._trained:
-            parameter.grad = None
+        """Free what computing has needed: gathered parameters and all gradients."""
 
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,11 +125,6 @@ class TrainedModel(abc.ABC):
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
-    def named_trained(self) -> list[tuple[str, Tensor]]:
-        """Return what is trained in the order of `trained_shards`, under the first of its names."""
-        names = {tensor: name for name, tensor in reversed(self._tensors.items())}
-        return [(names[parameter], parameter) for parameter in self._trained]
-
     def named_buffers(self) -> list[tuple[str, Tensor]]:
         """Return what changes without being trained."""
         return [(name, tensor) for name, tensor in self._tensors.items() if not isinstance(tensor, nn.Parameter)]
@@ -158,7 +142,7 @@ class TrainedModel(abc.ABC):
 
     def _shard(self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None) -> Shard:
         """`data`: this rank's part, if it is not that of `tensor` itself."""
-        parameter, ranks = isinstance(tensor, nn.Parameter), self._world_size
+        parameter, ranks = isinstance(tensor, nn.Parameter), self._ranks.world_size
         sharded = isinstance(tensor, DTensor)
         return Shard(
             names=tuple(map(checkpoint_name, names)),
@@ -180,39 +164,125 @@ class TrainedModel(abc.ABC):
 
 
 class TrainedPolicy(TrainedModel):
+    """A simulator policy. Every rank has all of it: its parameters are slices of one float32 tensor.
+
+    A step is one exchange of gradient and numbers in one tensor, after which all ranks make the same step.
+    """
+
     def __init__(self, module: ActorCritic, compute: Dtype, ranks: Ranks) -> None:
-        """`module`: on the ranks' device already and equal on all of them; FSDP shards it unless there is no need."""
-        groups: list[nn.Module] = []
-        if ranks.world_size > 1 or compute != "fp32":  # else there is nothing to shard or to cast
-            # Inputs stay float32: observations are normalised first and rounded after that, inside the module.
-            policy = MixedPrecisionPolicy(
-                param_dtype=DTYPES[compute], reduce_dtype=torch.float32, cast_forward_inputs=False
-            )
-            # One group for the whole module: for a small policy the number of collectives is what costs.
-            fully_shard(module, mesh=ranks.mesh, reshard_after_forward=False, mp_policy=policy)
-            groups.append(module)
-        self.module = module
-        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        super().__init__(module, ranks, tensors=tensors, groups=groups, compute=DTYPES[compute])
+        """`module`: on the ranks' device already and equal on all of them."""
+        self.module, self._flat = module, flatten(module)
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        super().__init__(module, ranks, tensors=tensors, compute=DTYPES[compute])
+        self._bucket = self._summed = self._rounded = self._rounded_gradient = torch.empty(0)  # between stages
+
+    def passes(self, numbers: int) -> Passes:
+        """Make room for a gradient and so many `numbers` beside it, until `drop_gathered`; return what fills it."""
+        size, device = self._flat.numel(), self.device
+        self._bucket = torch.zeros(size + numbers + 1, device=device)  # the last: the norm, after the exchange
+        if self._compute == torch.float32:
+            return Passes(self.module, self._flat, self._bucket[:size])
+        self._rounded, self._rounded_gradient = (torch.empty(size, dtype=self._compute, device=device) for _ in "wg")
+        self.end_step()
+        return Passes(self.module, self._rounded, self._rounded_gradient)
+
+    def trained_shards(self) -> list[Tensor]:
+        return [self._flat]
+
+    def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+        (flat,) = tensors
+        return list(slices(flat, self.module))
+
+    def sum_shares(self, shares: Tensor) -> Tensor:
+        size = self._flat.numel()
+        if len(self._rounded_gradient):
+            self._bucket[:size].copy_(self._rounded_gradient)
+        self._bucket[size:-1].copy_(shares)
+        self._summed = self._ranks.sum(self._bucket)
+        torch.linalg.vector_norm(self._summed[:size], out=self._summed[-1])
+        return self._summed[size:]
+
+    def gradients(self) -> list[Tensor]:
+        return [self._summed[: self._flat.numel()]]
+
+    def own_gradients(self) -> list[Tensor]:
+        return [self._bucket[: self._flat.numel()]]
+
+    def end_step(self) -> None:
+        self._summed = self._bucket  # that of several ranks is another, and no longer needed
+        if len(self._rounded):
+            self._rounded.copy_(self._flat)
+
+    def drop_gathered(self) -> None:
+        self._bucket = self._summed = self._rounded = self._rounded_gradient = torch.empty(0)
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_file(path, weights)
 
 
 class TrainedLm(TrainedModel):
-    """A language model: the actor's, with or without a value head, or a critic's."""
+    """A language model: the actor's, with or without a value head, or a critic's.
+
+    Each rank has its shard of every parameter and gradient. `module(...)` and its backward pass are collectives.
+    """
 
     def __init__(self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] = CausalLm) -> None:
         self.spec, self.module = spec, build(kind, spec, ranks.mesh)
+        self._fsdp_groups = [cast(FSDPModule, group) for group in self.module.groups]
+        for group in self._fsdp_groups:
+            ranks.carry(group)
         super().__init__(
             self.module,
             ranks,
             tensors=self.module.named_tensors(),
-            groups=self.module.groups,
             compute=DTYPES[spec.compute],
             kept=self.module.kept,
             lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
+        self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
+        self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
+        for parameter in self._trained:
+            if parameter.dtype != torch.float32:
+                parameter.register_post_accumulate_grad_hook(self._add_gradient)
+
+    def trained_shards(self) -> list[Tensor]:
+        return [own(parameter) for parameter in self._trained]
+
+    def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+        names = {tensor: name for name, tensor in reversed(self._tensors.items())}  # the first of a tied one
+        return [(names[of], beside(of, tensor)) for of, tensor in zip(self._trained, tensors, strict=True)]
+
+    @torch.no_grad()
+    def sum_shares(self, shares: Tensor) -> Tensor:
+        squared = torch.stack(torch._foreach_norm(self.gradients())).double().square().sum(dim=0)
+        total = self._ranks.sum(torch.cat([shares, squared[None]]))
+        total[-1].sqrt_()
+        return total
+
+    def gradients(self) -> list[Tensor]:
+        gradients = (self._sums.get(parameter, parameter.grad) for parameter in self._trained)
+        return [own(cast(Tensor, gradient)) for gradient in gradients]
+
+    def own_gradients(self) -> list[Tensor]:
+        return self.gradients()
+
+    def _add_gradient(self, parameter: Tensor) -> None:
+        """Take over this micro-batch's gradient: FSDP would add it up in the dtype of the parameter."""
+        gradient, parameter.grad = own(cast(Tensor, parameter.grad)), None
+        if parameter in self._sums:
+            self._sums[parameter] += gradient
+        else:
+            self._sums[parameter] = gradient.float()
+
+    def end_step(self) -> None:
+        self.drop_gathered()
+
+    def drop_gathered(self) -> None:
+        for group in self._fsdp_groups:
+            group.reshard()
+        self._sums.clear()
+        for parameter in self._trained:
+            parameter.grad = None
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_model(path, self.spec.folder, weights, config=self.module.saved_config())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlplace.algo.kl import kl_k3
 from rlplace.algo.losses import (
+    PPO_MEANS,
     Clip,
     LmTerms,
     StepSamples,
@@ -20,7 +23,7 @@ from rlplace.algo.losses import (
     clipped_surrogate,
     is_value_clipped,
     lm_terms,
-    ppo_terms,
+    ppo_slopes,
     sequence_ratio,
     shares_of,
     token_weights,
@@ -87,8 +90,30 @@ def test_a_clipped_value_pushes_no_more(value: float, clip: float | None) -> Non
 def test_samples_beyond_either_bound_count_as_clipped() -> None:
     ratios = torch.tensor([0.7, 0.85, 1.0, 1.25, 1.35])
     nothing = ratios * 0
-    terms = ppo_terms(ratios.log(), nothing, nothing, StepSamples(*[nothing] * 6), CLIP, None)
-    assert terms.clip_fraction.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
+    old = StepSamples(*[nothing] * 6)
+    found = ppo_slopes(ratios.log(), nothing, nothing, old, CLIP, value_clip=None, value_coef=1.0, count=10)
+    assert dict(zip(PPO_MEANS, found.shares.tolist(), strict=True))["clip_fraction"] == pytest.approx(2 / 10)
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.3])
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1 << 20), samples=st.integers(0, 40))
+def test_slopes_are_those_of_autograd(value_clip: float | None, seed: int, samples: int) -> None:
+    normal = functools.partial(torch.randn, samples, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    old = StepSamples(*(normal() for _ in range(6)))
+    logprobs, values = (
+        (old.logprobs + 0.4 * normal()).requires_grad_(),
+        (old.values + 0.4 * normal()).requires_grad_(),
+    )
+    policy = clipped_surrogate(logprobs - old.logprobs, old.advantages, CLIP)
+    value = value_loss(values, old.values, old.returns, value_clip)
+    (policy.sum() + 0.7 * value.sum()).div(50).backward()
+    with torch.no_grad():
+        found = ppo_slopes(logprobs, values, normal(), old, CLIP, value_clip=value_clip, value_coef=0.7, count=50)
+    torch.testing.assert_close(found.logprobs, logprobs.grad)
+    torch.testing.assert_close(found.values, values.grad)
+    shares = torch.stack([policy.sum(), value.sum(), kl_k3(logprobs - old.logprobs).sum()]).detach() / 50
+    torch.testing.assert_close(found.shares[[0, 1, 3]], shares)
 
 
 def test_sequence_ratio_is_the_geometric_mean() -> None:

@@ -108,22 +108,18 @@ def test_sleep_level_one_copies_the_weights_of_every_engine(level: int, copies: 
 
 def test_todays_job() -> None:
     ledger = ppo_case().ledger()
-    # Two trunks 4-64-64-1 and one log deviation, over 8 ranks: rows are padded to a multiple of 8.
-    shard = 2 * (8 * 4 + 8 + 8 * 64 + 8 + 1 * 64 + 1) + 1
-    buffers, tensors = (1 + 2 * 4) * 8, 13
+    # Two trunks 4-64-64-1 and one log deviation, whole on each of 8 ranks.
+    buffers = (1 + 2 * 4) * 8
     whole = 2 * (64 * 4 + 64 + 64 * 64 + 64 + 64 + 1) + 1
-    moments, small = 2 * shard * 4 + tensors * 4, shard * 4 + buffers
+    moments, small = 2 * whole * 4 + 4, whole * 4 + buffers
     assert [ledger.bytes("actor", r) for r in Residency] == [0, small, small + moments]
     assert [ledger.host_bytes("actor", r) for r in Residency] == [small + moments, moments, 0]
-    sampled = whole * 4 + buffers
-    assert [ledger.bytes("rollout", r) for r in Residency] == [0, sampled, sampled + (64 << 20)]
+    assert [ledger.bytes("rollout", r) for r in Residency] == [0, small, small + (64 << 20)]
     assert [ledger.bytes("env", r) for r in Residency] == [0, 0, 256 << 20]
     assert str(ledger.account(0).worst.moment) == "rollout"
     assert ledger.account(0).margin_bytes == 16 * GIB - (256 << 20)
-    # Samples outweigh weights: worst is the beginning of the backward pass, with the gradients of the value head alone.
-    learn = at(ledger.account(0), "learn")
-    assert held(learn, "actor", Part.GATHERED) == whole * 4
-    assert held(learn, "actor", Part.GRADIENTS) == (64 + 1) * 4
+    # The gradient, of which each rank sends a copy to each, and gets theirs.
+    assert held(at(ledger.account(0), "learn"), "actor", Part.GRADIENTS) == (1 + 2 * 8) * whole * 4
     assert ledger.fits
 
 

@@ -100,8 +100,9 @@ def _rlinf_envs(draft: Draft) -> int:
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     """Write a line as it is, without the components that do not exist here; engines have a line of their own."""
     names, value = _rlinf_names(setting.key), setting.value
+    by_rule = draft.value("reward.use_reward_model") is False
     roles = _RLINF_SIMULATED if draft.kind == "mlp" else ROLES
-    ours = [name for name in names if role_of(name) in roles]
+    ours = [name for name in names if role_of(name) in roles and not (by_rule and role_of(name) == "reward")]
     others = [name for name in names if name not in ours]
     whole = setting.key.removeprefix(f"{PLACEMENT}.")
     lines = {",".join(ours) if others else whole: value} if ours else {}
@@ -120,6 +121,8 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
         why = f"no component is called {other} here" + suggestion(did_you_mean(other, ROLES))
         if role_of(other) in ROLES:
             why = f"a job with simulators has {', '.join(_RLINF_SIMULATED)} here"
+        if by_rule and role_of(other) == "reward":
+            why = "no reward model is in use: scores by rules are the env's here, by env.rewards"
         if other == "inference":
             why = "the actor itself computes log-probabilities here, in stage infer; inference has no line of its own"
         if ours:

@@ -81,7 +81,7 @@ def _kept(keys: str) -> Mapping[str, Any]:
 
 def _ask(keys: str) -> Mapping[str, Any]:
     family = json.loads(keys)["model_type"]
-    sys.stderr.write(f"counting a {family} by transformers, once; this takes some seconds ...\n")
+    sys.stderr.write(f"counting a {show(family)[:40]} by transformers, once; this takes some seconds ...\n")
     command = [sys.executable, "-m", "rlplace.models.describe"]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # nothing is downloaded, and no code of a model runs
     try:

@@ -416,6 +416,15 @@ def test_a_machine_has_what_the_placements_in_its_groups_need() -> None:
     assert at(imported, "cluster.accelerators_per_node") == 10
 
 
+def test_a_reward_by_rules_holds_no_accelerator() -> None:
+    cluster = {"num_nodes": 1, "component_placement": {"actor,rollout,reward": "all"}}
+    of_rules = rlinf({"cluster": cluster, "reward": {"use_reward_model": False, "reward_type": "math"}})
+    assert {*spots(of_rules)} == {"actor", "rollout"}
+    assert "env.rewards" in of_rules.findings[0].why
+    of_a_model = rlinf({"cluster": cluster, "reward": {"use_reward_model": True}})
+    assert {*spots(of_a_model)} == {"actor", "rollout", "reward"}
+
+
 def test_a_reward_model_beside_simulators_is_left_out() -> None:
     imported = placed({"actor,rollout": "0-3", "env,reward": "4-7", "critic": "0"})
     assert at(imported, "cluster.component_placement") == {"actor,rollout": "0-3", "env": "4-7"}

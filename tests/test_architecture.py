@@ -87,7 +87,16 @@ WITHOUT = {
         "workers.roles.scorer",
         "workers.roles.text_env",
     },  # 100 MB in every process that imports it
-    "transformers": DRIVER | {"workers.roles.rollout", "workers.roles.text_env"},
+    "transformers": DRIVER
+    | {
+        "comm.weights",
+        "models.mlp",
+        "workers.engines.torch",
+        "workers.roles.rollout",
+        "workers.roles.text_env",
+        "workers.training.policy_learner",
+        "workers.training.state",
+    },  # 3 s in the template of workers of simulators, which need none of it
     "urllib3": PLANNER | {"prepare"},
     "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env"},
 }

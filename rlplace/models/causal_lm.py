@@ -36,9 +36,7 @@ from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed import Packed, TokenScores, attend_packed, token_scores
-from rlplace.models.sharding import generator_of, own, own_rows
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from rlplace.models.sharding import DTYPES, generator_of, own, own_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

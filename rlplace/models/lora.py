@@ -11,16 +11,16 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from rlplace.errors import ConfigError, Problem, did_you_mean
 from rlplace.models.sharding import generator_of
+
+if TYPE_CHECKING:  # transformers, which peft imports too, takes seconds, and models without factors pass here
+    from transformers import PreTrainedModel
 
 _BASE, _A, _B = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
 _STORED_A, _STORED_B = ".lora_A.weight", ".lora_B.weight"
@@ -40,6 +40,9 @@ class LoraSpec:
 
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     """Put factors without memory into `lm`; nothing else of it is trained afterwards."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
+
     linear = {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
     problems = []
     for target in spec.targets:
@@ -111,6 +114,8 @@ def take_factors(tensors: Mapping[str, Tensor], scale: float) -> tuple[dict[str,
 @contextmanager
 def without_factors(module: nn.Module) -> Iterator[None]:
     """Switch the factors off until the end of the block, for passes that learn nothing."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     adapted = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     for layer in adapted:
         layer._disable_adapters = True  # `enable_adapters` would also touch requires_grad, which FSDP has registered

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by their names in a config
+
 
 def own(tensor: Tensor) -> Tensor:
     """Return this rank's part of a parameter, or of what belongs to one; all of it where it is not sharded."""

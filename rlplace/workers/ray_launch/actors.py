@@ -25,7 +25,7 @@ from rlplace.workers.launch.devices import Device, MemoryAccount
 from rlplace.workers.launch.group import WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
-from rlplace.workers.ray_launch.fork import FORKED
+from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
 
 _ACCOUNT_S = 60.0  # for the account of emulated memory to answer
@@ -36,6 +36,7 @@ class RayHost:
     """A Ray actor with the workers of one process, by number: each has one thread, in which all its methods run."""
 
     def __init__(self, environment: Mapping[str, str], workers: int) -> None:
+        ray_is_set_up()
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
         self._ends = ProcessChannels()
@@ -195,11 +196,14 @@ def answer_of(reference: Any, timeout_s: float) -> Any:
 class RayAccount:
     """A MemoryAccount in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, command: str | None) -> None:
+        """`command`: what starts its process in place of Python."""
         here = NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )  # lost with the driver
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
+        if command:
+            options["runtime_env"] = {"py_executable": command}
         capacity_bytes = MemoryAccount.of(topology).capacity_bytes
         self._keeper: Any = ray.remote(MemoryAccount).options(**options).remote(capacity_bytes)
 

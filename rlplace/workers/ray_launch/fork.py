@@ -7,6 +7,9 @@
 
 A fork is a Ray actor like any other: it has its own process, logs and death. The template has one thread and no CUDA;
 where it cannot be made so, or is gone, the client becomes the worker itself.
+
+Ray starts `setup_worker.py` first, which imports Ray only to execute the client. A Ray that is started here starts this
+file in its place: it is the client at once, or executes `setup_worker.py` for any other worker.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -25,11 +29,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# In the environment of a Ray process only: when they are loaded, they read which job they are of.
-_OF_RAY = ("ray", "rlplace.workers.ray_launch.actors")
+# In the environment of a Ray process only: when they are loaded, they read which job they are of. The last two Ray
+# imports in each worker.
+_OF_RAY = ("ray", "rlplace.workers.ray_launch.actors", "ray._common.pydantic_compat", "starlette.datastructures")
+# Ray imports it in each worker, to register how tables are sent, which none is: 0.1 s, memory, and threads, which keep
+# it out of the template.
+_NOT_FOR_RAY = "pyarrow"
 FORKED = "RLPLACE_FORKED"  # set in the environment of a fork
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _CHUNK = 1 << 16  # bytes
+_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # what setup_worker.py reads
 _SENT_S = 5.0  # for a client to send what it asks for: the others wait
 _ANSWER_S = 45.0  # for the template to answer, whose imports may take long; Ray waits 60 s for the worker
 
@@ -115,12 +124,20 @@ def become(
     os.environ.clear()
     os.environ.update(environment, **{FORKED: "1"})
     os.chdir(folder)
+    if _NOT_FOR_RAY not in sys.modules:
+        sys.modules[_NOT_FOR_RAY] = None  # type: ignore[assignment]  # cannot be imported, until `ray_is_set_up`
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(arguments[0]))
     if "numpy" in sys.modules:  # its global generator is seeded when it is imported
         sys.modules["numpy"].random.seed()
     runpy.run_path(arguments[0], run_name="__main__")
     sys.exit()
+
+
+def ray_is_set_up() -> None:
+    """Let workers import what Ray was kept from importing."""
+    if sys.modules.get(_NOT_FOR_RAY, "") is None:
+        del sys.modules[_NOT_FOR_RAY]
 
 
 def end_with(link: socket.socket) -> None:
@@ -147,8 +164,25 @@ def client(path: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
+def set_up(script: str, arguments: list[str]) -> None:
+    """Start the worker that Ray's `script` is: a client for a fork, else by the setup_worker.py beside the script."""
+    contexts = [json.loads(word.removeprefix(_CONTEXT)) for word in arguments if word.startswith(_CONTEXT)]
+    wanted = {name: value for context in contexts for name, value in context.items() if value}
+    command = shlex.split(wanted.pop("py_executable", ""))
+    if "--client" in command and __file__ in command and not wanted:
+        client(command[-1], [script, *(word for word in arguments if not word.startswith((_CONTEXT, _LANGUAGE)))])
+    else:
+        setup_worker = os.path.join(os.path.dirname(script), "setup_worker.py")
+        os.execv(sys.executable, [sys.executable, setup_worker, script, *arguments])
+
+
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file, whose neighbours would hide modules of the same names
     role, place, *rest = sys.argv[1:]
-    {"--template": template, "--client": client}[role](place, rest)
+    if role == "--template":
+        template(place, rest)
+    elif role == "--client":
+        client(place, rest)
+    else:
+        set_up(role, [place, *rest])
     os._exit(0)  # taking down all that was imported takes seconds

@@ -85,7 +85,7 @@ class RayLauncher:
             self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
         )
         if any(node.kind == "emulated" for node in self._topology.nodes):
-            self._account = RayAccount(self._topology)
+            self._account = RayAccount(self._topology, self._templates.command_here())
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Take, once, what `slots` use, None for all; blocks until it is free. ClusterError names what is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -19,6 +21,7 @@ from rlplace.config.schema import RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
 from rlplace.workers.launch.reservation import Machine
+from rlplace.workers.ray_launch import fork
 
 # Messages of Ray that repeat our own errors at length, or that warn of many small workers.
 _QUIET = "worker died or was killed|PYTHON worker processes have been started"
@@ -29,8 +32,12 @@ _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # a run reports its use to no server
     "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
 }
-# A Ray that is started here for one run listens on the loopback address: Ray's switch for that, despite its name.
-_STARTED_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_STARTED_HERE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on the loopback address: Ray's switch for that
+    "RAY_enable_metrics_collection": "0",  # nobody reads them
+    "RAY_prestart_worker_first_driver": "0",  # no idle processes: no job has use for them
+    "RAY_worker_maximum_startup_concurrency": "8",  # by default the number of cores; forks wait for Ray in between
+}
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
@@ -129,7 +136,7 @@ def _start_local(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _signals_kept():
+            with _signals_kept(), _nothing_more():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
@@ -143,6 +150,32 @@ def _start_local(timeout_s: float) -> None:
                     why="starting Ray needs free memory, space for /tmp/ray and a machine that is not overloaded",
                     fix="try again; ray.address joins a Ray that runs already; cluster.launcher=inline needs none",
                 ) from error
+
+
+@contextlib.contextmanager
+def _nothing_more() -> Iterator[None]:
+    """Have `ray.init` start no more than workers need, and them by our `fork.py`. Ray has no public switches for that.
+
+    Left out are the API server, which the others wait for, the dashboard's part of a node's agent, the autoscaler's
+    monitor, and the collection of logs. Its version is pinned.
+    """
+    from ray._private import node, parameter, utils
+
+    left_out: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
+    params = functools.partial(parameter.RayParams, setup_worker_path=fork.__file__, **left_out)
+    ours: list[tuple[Any, str, Any]] = [
+        (parameter, "RayParams", params),
+        (node.Node, "start_api_server", lambda *_, **__: None),
+        (utils, "get_dashboard_dependency_error", lambda: "not wanted"),  # so agents start without it
+    ]
+    theirs = [(owner, name, getattr(owner, name)) for owner, name, _ in ours]
+    try:
+        for owner, name, value in ours:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in theirs:
+            setattr(owner, name, value)
 
 
 def _join(address: str) -> None:

@@ -104,6 +104,10 @@ class Templates:
             except RayError as error:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
+    def command_here(self) -> str | None:
+        """Return what starts a fork of the template that `start_here` started."""
+        return self._here.command() if self._here is not None else None
+
     def command(self, node: int) -> str | None:
         """Return what starts a fork on a node in place of Python."""
         if self._here is not None:

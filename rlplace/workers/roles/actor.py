@@ -125,6 +125,7 @@ class PolicyActor(Actor):
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.mlp",
+        "torch._dynamo",  # FSDP imports it when it shards
         "rlplace.workers.training.policy_learner",
         "rlplace.workers.training.state",
         "rlplace.comm.weights.host_sync",
@@ -199,6 +200,7 @@ class LmActor(Actor):
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.causal_lm",
+        "peft",
         "rlplace.workers.training.experience",
         "rlplace.workers.training.lm_learner",
         "rlplace.workers.training.state",

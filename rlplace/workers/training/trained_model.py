@@ -10,7 +10,7 @@ import abc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,15 @@ from torch.distributed.tensor import DTensor
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas, row_blocks
 from rlplace.config.schema import Dtype
-from rlplace.models.causal_lm import DTYPES, CausalLm, LmSpec, PackedLm, build
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.mlp import ActorCritic
 from rlplace.models.mlp_passes import Passes, flatten, slices
-from rlplace.models.sharding import beside, own, whole
+from rlplace.models.sharding import DTYPES, beside, own, whole
 from rlplace.workers.training.ranks import Ranks
+
+if TYPE_CHECKING:  # importing transformers takes seconds, which policies of simulators do without
+    from rlplace.models.causal_lm import LmSpec, PackedLm
 
 
 class TrainedModel(abc.ABC):
@@ -226,8 +228,11 @@ class TrainedLm(TrainedModel):
     Each rank has its shard of every parameter and gradient. `module(...)` and its backward pass are collectives.
     """
 
-    def __init__(self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] = CausalLm) -> None:
-        self.spec, self.module = spec, build(kind, spec, ranks.mesh)
+    def __init__(self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] | None = None) -> None:
+        """`kind`: of the module; without it, a CausalLm."""
+        from rlplace.models.causal_lm import CausalLm, build
+
+        self.spec, self.module = spec, build(kind or CausalLm, spec, ranks.mesh)
         self._fsdp_groups = [cast(FSDPModule, group) for group in self.module.groups]
         for group in self._fsdp_groups:
             ranks.carry(group)

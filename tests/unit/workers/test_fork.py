@@ -39,6 +39,7 @@ print(json.dumps({
     "arguments": sys.argv[1:], "oom": int(open("/proc/self/oom_score_adj").read()),
     "asked": os.environ.get("ASKED"), "mine": os.environ.get("MINE"), "forked": os.environ.get("RLPLACE_FORKED"),
     "beside": sys.path[0], "drawn": numpy.random.random(), "loaded": "fractions" in sys.modules,
+    "hidden": sys.modules.get("pyarrow", "") is None,
 }))
 """
 
@@ -91,7 +92,7 @@ def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
         assert each["group"] == each["pid"], "what ends the group of one ends no other"
         assert (each["arguments"], each["folder"]) == (["one", "two"], str(tmp_path))
         assert (each["asked"], each["mine"], each["forked"]) == ("yes", None, "1")
-        assert (each["beside"], each["loaded"]) == (str(script.parent), True)
+        assert (each["beside"], each["loaded"], each["hidden"]) == (str(script.parent), True, True)
     assert (first["oom"], second["oom"]) == (int(Path("/proc/self/oom_score_adj").read_text()), 777)
     assert first["pid"] != second["pid"]
     assert first["drawn"] != second["drawn"], "each has random numbers of its own"
@@ -134,6 +135,35 @@ def test_a_template_that_may_not_fork_says_why_and_its_clients_become_workers(
     assert process.returncode == 1
     assert why in errors
     assert found["forked"] is None
+
+
+def test_set_up_is_the_client_at_once_or_what_ray_has(tmp_path: Path, script: Path) -> None:
+    (script.parent / "setup_worker.py").write_text("import sys\nprint(*sys.argv[1:])\n")
+    door = tmp_path / "own" / "door"
+    client = f"{sys.executable} -I -S {fork.__file__} --client {door}"
+
+    def started(**context: object) -> str:
+        words = [str(script), "one", f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
+        command = [sys.executable, fork.__file__, *words]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S).stdout
+
+    with template(door) as process:
+        found = json.loads(started(py_executable=client, env_vars={}, command_prefix=[]))
+        assert (found["arguments"], found["parent"]) == (["one"], process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+    for others in ({"py_executable": sys.executable}, {"py_executable": client, "env_vars": {"A": "1"}}, {}):
+        assert started(**others).startswith(f"{script} one --serialized-runtime-env-context=")
+
+
+def test_what_ray_was_kept_from_importing_workers_import() -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "pyarrow", None)
+        fork.ray_is_set_up()
+        assert "pyarrow" not in sys.modules
+        patched.setitem(sys.modules, "pyarrow", json)
+        fork.ray_is_set_up()
+        assert sys.modules["pyarrow"] is json
 
 
 def connected(door: Path) -> socket.socket:

@@ -67,7 +67,7 @@ class Loop:
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
         self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
         self._at: str | None = None  # the stage it is in
-        self._meanwhile: dict[str, float] = {}  # metrics of faults since the last iteration
+        self._meanwhile: dict[str, float] = {}  # metrics of what was between iterations
         self._updating = False  # some of what learns has begun with an update that not all have made
         self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
             "sync": self._sync,
@@ -175,6 +175,10 @@ class Loop:
             return {}
 
         self._outlasting(back, version, back=True)
+
+    def started(self, seconds: Mapping[str, float]) -> None:
+        """Let the next iteration's metrics have the `seconds` of the start, by part."""
+        self._meanwhile |= {f"time/start_{part}_s": value for part, value in seconds.items()}
 
     def count(self, fault: Fault) -> None:
         """Let the next iteration's metrics have a fault between iterations."""

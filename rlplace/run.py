@@ -153,7 +153,7 @@ def _run(
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
     with (
-        Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared) as cluster,
+        Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared, tell=_tell) as cluster,
         contextlib.ExitStack() as opened,
     ):
 
@@ -165,10 +165,11 @@ def _run(
         with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
             groups = launch(cluster, job)
             loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
+            loop.started(cluster.start_s)
             saving = Saving(job.config, job.plan, loop, folder, texts, progress)
             for outlasted in history.ready(progress.train_s):
                 loop.count(outlasted)
-                print(outlasted, flush=True)
+                _tell(outlasted)
             loop.recovery = recovery_of(job, cluster, groups, saving, history)
             if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
                 curves = sinks(sizes)
@@ -200,6 +201,10 @@ def _run(
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
+
+
+def _tell(line: object) -> None:
+    print(line, flush=True)
 
 
 def _console(job: JobSpec) -> Console:
@@ -314,7 +319,7 @@ def recovery_of(
         groups,
         config.faults,
         history,
-        tell=lambda line: print(line, flush=True),
+        tell=_tell,
         patience_s=config.runner.stage_timeout_s,
         kept=kept | joined,
         joined=joined,

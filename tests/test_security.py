@@ -10,20 +10,19 @@ import pickle
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from rlplace.config.compose import with_hydra
-from rlplace.config.schema import RayConfig
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, FrozenLm
 from rlplace.models.tokenizer import Message, Tokenizer
 from rlplace.run import make_folder
-from rlplace.workers.ray_launch.session import RaySession
 from tests.tiny_lm import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,26 +131,28 @@ def test_who_may_read_a_run_is_decided_by_the_umask(tmp_path: Path, umask: int, 
     assert stat.S_IMODE(folder.stat().st_mode) == mode
 
 
+LISTENING = """
+import psutil
+from rlplace.config.schema import RayConfig
+from rlplace.workers.ray_launch.session import RaySession
+
+session = RaySession(RayConfig())
+session.start()
+try:
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                print(connection.laddr.ip)
+finally:
+    session.close()
+"""
+
+
 @pytest.mark.slow
 def test_ray_that_is_started_for_a_run_is_reached_from_this_machine_only() -> None:
-    def listening_here() -> set[tuple[str, int]]:
-        found = psutil.Process().net_connections("inet")
-        return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
-
-    session, before = RaySession(RayConfig()), {child.pid for child in psutil.Process().children(recursive=True)}
-    others = listening_here()  # of tests that ran before in this process
-    session.start()
-    try:
-        children = [c for c in psutil.Process().children(recursive=True) if c.pid not in before]
-        listening = [
-            ipaddress.ip_address(connection.laddr.ip)
-            for process in children
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        listening += [ipaddress.ip_address(ip) for ip, _ in listening_here() - others]
-    finally:
-        session.close()
+    # In a process of its own: Ray decides where to listen when it is imported, as it may have been here.
+    ran = subprocess.run([sys.executable, "-c", LISTENING], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    listening = [ipaddress.ip_address(line) for line in ran.stdout.splitlines()]
     assert listening, "it serves its workers"
     for address in listening:
         inside = getattr(address, "ipv4_mapped", None) or address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -31,11 +32,17 @@ def joined() -> Iterator[None]:
 @pytest.mark.usefixtures("joined")
 def test_a_node_whose_template_fails_stays_without_and_the_others_clean_up() -> None:
     templates = Templates()
-    templates.start_on({0: {}, 1: NOWHERE}, ["json"], timeout_s=4.0)
+    templates.start_on({0: {}, 1: NOWHERE}, ["json"], timeout_s=15.0)
     command = templates.command(0)
     assert command is not None
     assert templates.command(1) is None
-    assert templates.why_not() == "node 1: no template within 4 s"
+    assert templates.why_not() == "node 1: no template within 15 s"
+
+    templates.start_on({3: {}}, ["tests.contract.starts_a_thread"], timeout_s=15.0)
+    until = time.monotonic() + 30.0
+    while "node 3: importing tests.contract.starts_a_thread starts threads (1)" not in (templates.why_not() or ""):
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
     templates.start_on({0: {}, 1: {}, 2: {}}, [TOO_LONG], timeout_s=30.0)
     assert (templates.command(0), templates.command(1)) == (command, None), "each node is asked once"

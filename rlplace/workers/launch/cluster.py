@@ -21,7 +21,7 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
-from rlplace.workers.launch.group import GroupBuilder, WorkerGroup, WorkerHandle, close_all, wait_all
+from rlplace.workers.launch.group import GroupBuilder, Pending, WorkerGroup, WorkerHandle, close_all, wait_all
 from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
 from rlplace.workers.launch.reservation import visible_to
@@ -48,14 +48,19 @@ class Cluster:
         comm: CommConfig | None = None,
         topology: Topology | None = None,
         shared_bytes: Mapping[int, int] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node."""
+        """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node.
+
+        `tell` is called with a line for each step of the start, also by other threads.
+        """
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(
             num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
         )
         self.start_s: dict[str, float] = {}  # seconds, by phase
+        self._began, self._tell_line = time.perf_counter(), tell
         self._launcher: InlineLauncher | RayLauncher
         if launcher == "inline":
             self._launcher = InlineLauncher(self.topology)
@@ -65,7 +70,7 @@ class Cluster:
             with ray_environment(self._ray.address):
                 from rlplace.workers.ray_launch.launcher import RayLauncher
 
-            self._launcher = RayLauncher(self.topology, self._ray, comm or CommConfig(), shared_bytes or {})
+            self._launcher = RayLauncher(self.topology, self._ray, comm or CommConfig(), shared_bytes or {}, self._tell)
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
@@ -79,6 +84,7 @@ class Cluster:
         topology: Topology | None = None,
         *,
         shared_bytes: Mapping[int, int] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> Cluster:
         return cls(
             topology=topology or declared_topology(config),
@@ -86,6 +92,7 @@ class Cluster:
             ray=config.ray,
             comm=config.comm,
             shared_bytes=shared_bytes,
+            tell=tell,
         )
 
     def start(self, workers: Iterable[type[Worker]] = ()) -> None:
@@ -96,7 +103,7 @@ class Cluster:
         if self._closed:
             raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
         if not self._started:
-            with self._phase("start"):
+            with self._phase("cluster"):
                 self._launcher.start(tuple(workers))
             self._started = True
 
@@ -134,7 +141,10 @@ class Cluster:
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(close_all, list(groups.values()), 0.0)
             left_s = self._ray.start_timeout_s - (time.monotonic() - began)
-            wait_all([g.setup() for g in groups.values()], max(1.0, left_s))
+            setups = [group.setup() for group in groups.values()]
+            for pending in setups:
+                self._tell_ready(pending)
+            wait_all(setups, max(1.0, left_s))
             failed.pop_all()
         self._groups.update(groups)
         self._specs.update((spec.name, spec) for spec in specs)
@@ -229,6 +239,21 @@ class Cluster:
             channels=channels,
             seed=seed,
         )
+
+    def _tell(self, what: str) -> None:
+        self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
+
+    def _tell_ready(self, setup: Pending) -> None:
+        """Tell once all ranks of a group are set up."""
+        left = list(setup.calls)
+
+        def ended(call: Future[Any]) -> None:
+            last = left.pop() is setup.calls[0]  # whichever ends: the first is taken last
+            if last and all(call.exception() is None for call in setup.calls):
+                self._tell(f"{setup.group.name}: ready")
+
+        for call in setup.calls:
+            call.add_done_callback(ended)
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:

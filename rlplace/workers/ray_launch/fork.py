@@ -43,11 +43,12 @@ _SENT_S = 5.0  # for a client to send what it asks for: the others wait
 _ANSWER_S = 45.0  # for the template to answer, whose imports may take long; Ray waits 60 s for the worker
 
 
-def template(path: str, modules: list[str]) -> None:
-    """Serve at `path` once the modules are imported, until standard input ends. Exits with why it may not fork."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(path)  # who comes early waits
-        door.listen(1024)
+def template(listening: str, modules: list[str]) -> None:
+    """Serve at a socket that was inherited, once the modules are imported, until standard input ends.
+
+    Exits with why it may not fork.
+    """
+    with socket.socket(fileno=int(listening)) as door:
         load(modules)
         serve(door)
 

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -53,9 +53,18 @@ class RayLauncher:
     restarts_workers = True
 
     def __init__(
-        self, topology: Topology, config: RayConfig, comm: CommConfig, shared_bytes: Mapping[int, int]
+        self,
+        topology: Topology,
+        config: RayConfig,
+        comm: CommConfig,
+        shared_bytes: Mapping[int, int],
+        tell: Callable[[str], None],
     ) -> None:
-        """`shared_bytes`: what the job takes of a node's shared memory, by node rank, where it is known."""
+        """`shared_bytes`: what the job takes of a node's shared memory, by node rank, where it is known.
+
+        `tell` is called with each step of the start.
+        """
+        self._tell = tell
         self._topology = topology
         self._shared_bytes = shared_bytes
         self._config = config
@@ -80,6 +89,7 @@ class RayLauncher:
         if workers and self._config.start == "fork" and self._config.address is None and not ray.is_initialized():
             self._templates.start_here(modules_of(workers))
         self._session.start()
+        self._tell("Ray: started" if self._session.local else f"Ray: joined at {self._session.address}")
         self._machines = self._session.machines()
         self._channels = JobChannels(
             self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
@@ -147,7 +157,7 @@ class RayLauncher:
             nodes = {node: self._on(node) for node in self._reserved}
             workers = (spec.worker for spec in specs)
             self._templates.start_on(nodes, modules_of(workers), self._config.start_timeout_s / 3)
-        return self._launch(specs, slots)
+        return self._launch(specs, slots, self._tell)
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
         """End the workers of `slots`, which share no process with others, and start them again. Errors as `launch`."""
@@ -179,10 +189,12 @@ class RayLauncher:
             channel.reset()
         self._channels.drop_weights()
 
-    def _launch(self, specs: Sequence[GroupSpec], slots: Sequence[Slot]) -> dict[str, list[WorkerHandle]]:
+    def _launch(
+        self, specs: Sequence[GroupSpec], slots: Sequence[Slot], tell: Callable[[str], None] = lambda line: None
+    ) -> dict[str, list[WorkerHandle]]:
         started = {worker.slot: worker for sharing in reservation.processes(slots) for worker in self._process(sharing)}
         self._workers += started.values()
-        reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process})
+        reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process}, tell)
         here = ray.get_runtime_context().get_node_id()
         self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
@@ -236,14 +248,24 @@ class RayLauncher:
         uuids = self._reserved[slot.node].uuids(slot)
         return make_device(slot, self._topology, self._account, index=index, uuids=uuids)
 
-    def _reports(self, workers: Mapping[Slot, RayWorker], serving: set[str]) -> dict[Slot, WorkerReport]:
+    def _reports(
+        self, workers: Mapping[Slot, RayWorker], serving: set[str], tell: Callable[[str], None]
+    ) -> dict[Slot, WorkerReport]:
         """Wait for the reports; `serving` groups open a rendezvous. ClusterError: late, WorkerError: dead."""
-        asked = {}
+        asked: dict[Slot, Any] = {}
         for slot, worker in workers.items():
             serves = slot.rank == 0 and slot.component in serving
             asked[slot] = worker.report(rendezvous_host(self._reserved) if serves else None)
         limit_s = self._config.start_timeout_s
-        _, late = ray.wait(list(asked.values()), num_returns=len(asked), timeout=limit_s)
+        groups: dict[str, list[Any]] = {}
+        for slot, reference in asked.items():
+            groups.setdefault(slot.component, []).append(reference)
+        until, late = time.monotonic() + limit_s, list[Any]()
+        for name, references in groups.items():
+            left_s = max(0.0, until - time.monotonic())
+            late += (unanswered := ray.wait(references, num_returns=len(references), timeout=left_s)[1])
+            if not unanswered:
+                tell(f"{name}: {len(references)} worker{'s' * (len(references) > 1)} started")
         if late:
             missing = [f"{slot.owner} (node {slot.node})" for slot, reference in asked.items() if reference in late]
             raise ClusterError.about(

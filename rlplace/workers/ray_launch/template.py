@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,8 +33,15 @@ class Template:
         self._guard = Guard.removing(self._door.parent)
         # Nobody reads while it runs: a pipe may fill.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
-        self._process = subprocess.Popen(
-            [sys.executable, fork.__file__, "--template", str(self._door), *modules],
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(str(self._door))
+            door.listen(1024)  # who comes early waits
+            self._process = self._started(door.fileno(), modules)
+        self._errors = ""
+
+    def _started(self, listening: int, modules: Iterable[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, fork.__file__, "--template", str(listening), *modules],
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -44,8 +53,8 @@ class Template:
             stderr=self._stderr,
             text=True,
             start_new_session=True,  # Ctrl-C is for the driver
+            pass_fds=[listening],
         )
-        self._errors = ""
 
     def command(self) -> str:
         """Return what starts a fork in place of Python."""
@@ -118,7 +127,14 @@ class Templates:
         """Return why workers start without one, here or on which nodes; None where none has to."""
         if self._here is not None:
             return self._here.why_not()
-        return "; ".join(f"node {node}: {why}" for node, why in self._without.items()) or None
+        asked = {node: host.why_not.remote() for node, (host, _) in self._elsewhere.items()}
+        answers = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_END_S)[0] if asked else []
+        ended = dict(self._without)
+        for node, reference in asked.items():
+            if reference in answers:
+                with contextlib.suppress(RayError):  # its node is lost, which is said elsewhere
+                    ended |= {node: why} if (why := ray.get(reference)) else {}
+        return "; ".join(f"node {node}: {why}" for node, why in sorted(ended.items())) or None
 
     def stop(self) -> None:
         """End all; their forks go on. Idempotent."""

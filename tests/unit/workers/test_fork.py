@@ -46,12 +46,21 @@ print(json.dumps({
 
 @contextmanager
 def template(door: Path, *modules: str, program: Sequence[str] = PROGRAM) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, *program, "--template", str(door), *modules]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINE": "template"}
     door.parent.mkdir()
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-    ) as process:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(door))
+        listening.listen()
+        command = [sys.executable, *program, "--template", str(listening.fileno()), *modules]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=[listening.fileno()],
+            text=True,
+        )
+    with process:
         yield process
 
 
@@ -71,17 +80,9 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "scripts" / "worker.py"
 
 
-def wait_for(door: Path) -> None:
-    until = time.monotonic() + LIMIT_S
-    while not door.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
     door = tmp_path / "own" / "door"
     with template(door, "fractions", "numpy", "no_such_module") as process:
-        wait_for(door)
         first = ask(door, script, tmp_path)
         second = ask(door, script, tmp_path, preexec_fn=lambda: Path("/proc/self/oom_score_adj").write_text("777"))
         assert process.stdin is not None
@@ -176,7 +177,6 @@ def connected(door: Path) -> socket.socket:
 def test_a_client_that_stops_in_the_middle_does_not_block_the_others(tmp_path: Path, script: Path) -> None:
     door = tmp_path / "own" / "door"
     with template(door, program=HURRIED) as process:
-        wait_for(door)
         with connected(door) as silent, connected(door) as stopped:
             stopped.sendall(b' {"arguments": [')
             assert ask(door, script, tmp_path)["parent"] == process.pid
@@ -199,7 +199,6 @@ def test_no_fork_runs_for_a_client_that_has_gone(tmp_path: Path, script: Path) -
     reading, writing = os.pipe()
     asked = {"arguments": [str(script)], "environment": dict(os.environ), "folder": str(tmp_path)}
     with template(door) as process, open(reading) as output:
-        wait_for(door)
         with connected(door) as gone:
             socket.send_fds(gone, [b" "], [0, writing, writing])
             gone.sendall(json.dumps(asked).encode() + b"\0")
@@ -226,7 +225,6 @@ def test_a_fork_ends_with_its_client(tmp_path: Path, script: Path) -> None:
     door = tmp_path / "own" / "door"
     command = [sys.executable, "-I", "-S", fork.__file__, "--client", str(door), str(script)]
     with template(door) as process:
-        wait_for(door)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "runs\n"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplace.comm.weights.shards import copy_tensor
-from rlplace.models.mlp import sample
+from rlplace.models.mlp import ActorCritic
+from rlplace.models.mlp_decision import MlpDecisions
 from rlplace.models.sharding import digest
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights, require
@@ -98,27 +99,27 @@ class Decision:
 
 
 class TorchEngine(ModuleEngine):
-    """Decides on batches of observations by a policy whose forward gives a `PolicyOutput`."""
+    """Decides on batches of observations by an actor-critic."""
 
     labels = ("policy weights", "rollout workspace")
 
-    def __init__(self, policy: nn.Module, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
+    def __init__(self, policy: ActorCritic, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
         super().__init__(policy, device, owner)
         self._policy, self._workspace_bytes = policy, workspace_bytes
+
+    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+        super().load(weights, version, factors)
+        self._decisions = MlpDecisions(self._policy)
 
     def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
         """Sample one action per row with that row's noise. Raises NotResident below FULL or without weights."""
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
         with torch.inference_mode():
-            output = self._policy(torch.from_numpy(observations).to(self._torch_device))
-            actions, logprobs = sample(output, torch.from_numpy(noise).to(self._torch_device))
-            return Decision(
-                actions=actions.cpu().numpy(),
-                logprobs=logprobs.cpu().numpy(),
-                values=output.values.cpu().numpy(),
-                version=self.version,
-            )
+            device = self._torch_device
+            decided = self._decisions(torch.from_numpy(observations).to(device), torch.from_numpy(noise).to(device))
+            actions, logprobs, values = (part.cpu().numpy() for part in decided)
+        return Decision(actions=actions, logprobs=logprobs, values=values, version=self.version)
 
     def digest(self) -> str:
         """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""

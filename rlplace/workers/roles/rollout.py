@@ -16,7 +16,7 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,7 @@ class VectorRolloutWorker(RolloutWorker):
     """
 
     imports: ClassVar[tuple[str, ...]] = (
-        "rlplace.models.mlp",
+        "rlplace.models.mlp_decision",
         "rlplace.workers.engines.torch",
         "rlplace.workers.engines.weights",
         "rlplace.comm.weights.host_sync",
@@ -191,7 +191,11 @@ class RowNoise:
 
     def __init__(self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool) -> None:
         """`uniform`: in [0, 1); else standard normal."""
-        self._seed, self._shape, self._uniform = seed, (rows, *shape), uniform
+        self._philox = np.random.Philox(key=seed)
+        self._state: Any = self._philox.state  # set for each draw: to make a Philox takes four times as long
+        generator = np.random.Generator(self._philox)
+        draw: Any = generator.random if uniform else generator.standard_normal
+        self._fresh = functools.partial(draw, (rows, *shape), dtype=np.float32)
         self._step = functools.lru_cache(maxsize=_KEPT_STEPS)(self._draw)
 
     def rows(self, iteration: int, step: int, first: int, count: int) -> NDArray[np.float32]:
@@ -199,10 +203,9 @@ class RowNoise:
         return self._step(iteration, step)[first : first + count]
 
     def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
-        counter = (iteration << 128) | (step << 64)
-        generator = np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
-        draw = generator.random if self._uniform else generator.standard_normal
-        drawn = draw(self._shape, dtype=np.float32)
+        self._state["state"]["counter"][:] = (0, step, iteration, 0)  # words of 64 bits, the lowest first
+        self._philox.state = self._state
+        drawn: NDArray[np.float32] = self._fresh()
         drawn.flags.writeable = False
         return drawn
 

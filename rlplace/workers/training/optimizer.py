@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import adamw
 
 from rlplace.config.schema import OnPoison, OptimizerConfig
 from rlplace.errors import DivergedError
@@ -46,40 +47,42 @@ class Adam:
             stepped = [s.to("cpu" if config.on_host else s.device, torch.float32, copy=True) for s in stepped]
         if config.on_host and any(shard.is_cuda for shard in shards):
             stepped = [master.pin_memory() for master in stepped]
-        self._stepped = [nn.Parameter(tensor) for tensor in stepped]
-        self._adam = torch.optim.AdamW(
-            self._stepped,
-            lr=0.0,  # set before each step
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        for parameter in self._stepped:
-            parameter.grad = torch.zeros_like(parameter)
-        self._adam.step()  # at rate 0: neither gradient nor decay move anything
-        for state in self._adam.state.values():
-            state["step"].zero_()
-        self._adam.zero_grad()
+        self._stepped, self._config = stepped, config
+        self._moments = [[torch.zeros_like(tensor) for tensor in stepped] for _ in range(2)]
+        self._steps = [torch.zeros((), device=tensor.device) for tensor in stepped]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
         """`gradients` are in the order of the shards; they may be changed."""
-        for group in self._adam.param_groups:
-            group["lr"] = lr
-        for parameter, gradient in zip(self._stepped, gradients, strict=True):
-            parameter.grad = gradient.to(device=parameter.device, dtype=parameter.dtype)
-        self._adam.step()
-        self._adam.zero_grad()
+        fitting = [g.to(device=t.device, dtype=t.dtype) for g, t in zip(gradients, self._stepped, strict=True)]
+        # What `torch.optim.AdamW` calls, without what it does around it: that takes longer than a small policy's step.
+        adamw(
+            self._stepped,
+            fitting,
+            self._moments[0],
+            self._moments[1],
+            [],
+            self._steps,
+            fused=True,
+            amsgrad=False,
+            beta1=self._config.beta1,
+            beta2=self._config.beta2,
+            lr=lr,
+            weight_decay=self._config.weight_decay,
+            eps=self._config.eps,
+            maximize=False,
+        )
         if self._copied:
             for shard, master in zip(self._shards, self._stepped, strict=True):
                 shard.copy_(master, non_blocking=True)
 
     def state(self) -> list[dict[str, Tensor]]:
         """Return the state by shard, in their order, not copied."""
-        states = [dict(self._adam.state[parameter]) for parameter in self._stepped]
-        if self._copied:
-            states = [s | {"master": p.detach()} for s, p in zip(states, self._stepped, strict=True)]
+        of_shards = zip(self._steps, *self._moments, self._stepped, strict=True)
+        states = [{"step": s, "exp_avg": m, "exp_avg_sq": v, "master": p} for s, m, v, p in of_shards]
+        if not self._copied:
+            for state in states:
+                del state["master"]
         return states
 
     def tensors(self, *, on_host: bool = False) -> list[Tensor]:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rlplace.algo.packing import iteration_generator
 from rlplace.models.mlp import ActorCritic, DiscreteOutput, PolicyOutput, build_policy, logprob
 from rlplace.trajectory import Trajectory
 from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.shared_sum import SharedSum
 from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, TWO_JOINTS, Outcome, Scenario, iteration, run_ranks
 from tests.worker_ranks import context_of, in_processes
@@ -84,19 +86,33 @@ def test_offloading_between_stages_changes_no_bit(world_size: int) -> None:
     assert run_ranks(scenario)[0].state_digest == outcomes("continuous", world_size)[0].state_digest
 
 
-def _sums(sizes: tuple[int, ...], rank: int, rendezvous: Rendezvous, folder: Path) -> list[list[float]]:
-    ranks = Ranks(context_of("actor", rank, 3, rendezvous, {}, folder=folder), timeout_s=60.0)
-    found = [ranks.sum(torch.arange(float(size)) / 3 + rank) for size in sizes]
+SIZES = (5, 100_001, 2_000_001)  # which three ranks do not divide
+
+
+def _sums(shared: bool, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Any]:
+    ranks = Ranks(context_of("actor", rank, 3, rendezvous, {}, folder=folder if shared else None), timeout_s=60.0)
+    found = [ranks.sum(torch.arange(float(size)) / 3 + rank).numpy() for size in SIZES for _ in range(3)]
+    found.append(ranks.sum(torch.full((2,), 1e-9 + rank, dtype=torch.float64)).numpy())
     ranks.close()
-    return [each.tolist() for each in found]
+    assert not list(folder.glob("sums*"))
+    return found
 
 
-def test_a_sum_is_the_same_on_all_ranks_whatever_its_size() -> None:
-    sizes = (5, 100_001)  # the second in parts, which three ranks do not divide
-    shown = in_processes(_sums, sizes, 3)
-    assert shown[0] == shown[1] == shown[2]
-    for size, found in zip(sizes, shown[0], strict=True):
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "messages"])
+def test_a_sum_is_the_same_on_all_ranks_whatever_its_size(shared: bool) -> None:
+    first, *others = in_processes(_sums, shared, 3)
+    for found in others:
+        assert all(map(np.array_equal, found, first))
+    for found, size in zip(first, [size for size in SIZES for _ in range(3)], strict=False):
         np.testing.assert_allclose(found, np.arange(size) + 3.0, rtol=1e-6)
+    assert first[-1].tolist() == pytest.approx([3.0 + 3e-9] * 2, rel=1e-12)
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    SharedSum.create(tmp_path / "sums", 2)
+    alone = SharedSum(tmp_path / "sums", 0, 2, timeout_s=0.01)
+    with pytest.raises(TimeoutError, match=r"ranks \[1\]"):
+        alone.sum(torch.ones(3))
 
 
 def plain_ppo(scenario: Scenario) -> tuple[dict[str, np.ndarray], list[int]]:

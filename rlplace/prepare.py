@@ -9,6 +9,7 @@ Modules that need numpy or torch are imported inside functions: a plan is checke
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -265,7 +266,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
         return
     folder = Path(written)
     yield from _weights_problems(folder, key)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return
     try:
         size = Tokenizer.load(folder).size
@@ -280,7 +281,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
 
 
 def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         yield no_folder(folder, str(folder), key)
     elif not any(folder.glob("*.safetensors")):
         what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'

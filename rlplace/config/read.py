@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 import tomllib
 import typing
@@ -493,14 +494,14 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
     if model is None or model.get("path") is None:
         return block
     written, key = str(model["path"]), f"{component}.model.path"
-    folder = Path(written).expanduser().resolve()
-    if folder.is_dir() or "model_type" not in model:
+    folder = Path(os.path.expanduser(written)).resolve()
+    if os.path.isdir(folder) or "model_type" not in model:
         model = {**model, **_config_json(folder, written, key, source_of(key, sources))}
     return dataclasses.replace(block, model={**model, "path": str(folder)})
 
 
 def _config_json(folder: Path, written: str, key: str, source: Source | None) -> Mapping[str, object]:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # whatever the text: a name too long is none
         raise ConfigError([no_folder(folder, written, key, source)])
     file = folder / "config.json"
     try:

@@ -7,6 +7,7 @@ Exit codes: 0 imported, 2 wrong usage or a config that cannot be read.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,7 +127,7 @@ def _is_path(word: str) -> bool:
     """Whether a word is a file rather than flags; a name that only looks like one counts, to be refused as missing."""
     if word.startswith("-") or " --" in word or "=" in word or "\n" in word:
         return False
-    return Path(word).is_file() or " " not in word
+    return os.path.isfile(word) or " " not in word
 
 
 def _read(path: Path) -> str:

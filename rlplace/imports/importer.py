@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -260,7 +261,7 @@ class Draft:
         name = self.value(key)
         if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
             return
-        folder = (Path(name) / "config.json").is_file()  # whose keys the plan reads itself
+        folder = os.path.isfile(Path(name) / "config.json")  # whose keys the plan reads itself
         shape = {} if folder else shape_of(name)
         if shape is not None:
             self.set(ours, {"path": name, **shape})

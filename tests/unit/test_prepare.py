@@ -74,6 +74,8 @@ def test_a_plan_needs_no_folder_where_the_config_has_the_keys(tmp_path: Path) ->
     written = config(nowhere, model=KEYS)
     assert problems(written, without_machine) == []
     assert [p.code for p in problems(written)] == ["no-model-folder"]
+    for name in ("9" * 400, "~nobody-of-that-name/model"):  # no folder can be called so
+        assert [p.code for p in problems(config(Path(name), model=KEYS))] == ["no-model-folder"]
     with pytest.raises(ConfigError) as caught:
         with_folder(config(nowhere), SOURCES)
     (problem,) = caught.value.problems

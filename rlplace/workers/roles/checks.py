@@ -66,7 +66,7 @@ def folder_of(model: Mapping[str, object] | None) -> Path | None:
 
 def _existing(model: Mapping[str, object] | None) -> Path | None:
     folder = folder_of(model)
-    return folder if folder is not None and folder.is_dir() else None
+    return folder if folder is not None and os.path.isdir(folder) else None
 
 
 def _check_tokens(config: Config, component: str) -> Iterator[Problem]:

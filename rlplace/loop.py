@@ -68,6 +68,7 @@ class Loop:
         self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
         self._at: str | None = None  # the stage it is in
         self._meanwhile: dict[str, float] = {}  # metrics of what was between iterations
+        self._dropped: dict[str, Metrics] = {}  # what ranks have lost since the last, however often they began again
         self._updating = False  # some of what learns has begun with an update that not all have made
         self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
             "sync": self._sync,
@@ -98,7 +99,8 @@ class Loop:
         if self._scored is not None:
             bodies[self._scored] = (*bodies[self._scored], "compute_advantages")
         numbers = self._through_faults(bodies, index)
-        numbers, self._meanwhile = numbers | _added(numbers, self._meanwhile), {}
+        numbers |= _added(numbers, self._meanwhile) | reduce_metrics(self._dropped.values())
+        self._meanwhile, self._dropped = {}, {}
         return numbers | overhead(numbers, self._schedule.active)
 
     def evaluate(self, index: int) -> dict[str, float]:
@@ -131,13 +133,12 @@ class Loop:
         Raises StateLost where a failure has changed or cost what the work begins with, or with `back`.
         """
         faults = list[Fault]()
-        lost: dict[str, float] = {}
         while True:
             began = time.perf_counter()
             try:
                 if faults:
-                    lost = _added(lost, self._begin_again(index))
-                return work() | lost | fault_metrics(faults)
+                    self._begin_again(index)
+                return work() | fault_metrics(faults)
             except (WorkerError, WorkerTimeout) as error:
                 if self.recovery is None:
                     raise
@@ -150,17 +151,20 @@ class Loop:
                     raise StateLost(f"what trains has to load its state again: {fault.what}: {fault.why}") from error
                 faults.append(fault)
 
-    def _begin_again(self, index: int) -> dict[str, float]:
-        """Take all ranks, new ones too, to the start of the first stage. Return what the iteration has lost."""
+    def _begin_again(self, index: int) -> None:
+        """Take all ranks, new ones too, to the start of the first stage."""
         self.usage.begin_again()
         first = self._schedule.stages[0]
         with self._in(first):
-            dropped = self._wait([group.begin_again(index) for group in self._groups.values()])
+            asked = [group.begin_again(index) for group in self._groups.values()]
+            for pending, ranks in zip(asked, self._wait(asked), strict=True):
+                for call, lost in zip(pending.calls, ranks, strict=True):
+                    known = self._dropped.get(call.slot.owner, {})
+                    self._dropped[call.slot.owner] = max(known, lost, key=lambda m: sum(x.value for x in m.values()))
             needed, self._at = self._schedule.residency[first], first
             moves = [Move(component=c, before=self._held[c], after=after) for c, after in needed.items()]
             self._move([move for move in moves if move.after < move.before])
             self._move([move for move in moves if move.after >= move.before])  # new ranks are off where others stay
-        return reduce_metrics([rank for group in dropped for rank in group])
 
     def go_back(self, version: int, load: Callable[[], None]) -> None:
         """Take all ranks, new ones too, to where they were after iteration `version`, whose state `load` gives them.
@@ -175,6 +179,7 @@ class Loop:
             return {}
 
         self._outlasting(back, version, back=True)
+        self._dropped = {}  # of iterations that are made again
 
     def started(self, seconds: Mapping[str, float]) -> None:
         """Let the next iteration's metrics have the `seconds` of the start, by part."""
@@ -457,9 +462,9 @@ class Overlap(Loop):
         self._generation.admitting = False
         return super().evaluate(index)
 
-    def _begin_again(self, index: int) -> dict[str, float]:
+    def _begin_again(self, index: int) -> None:
         self._generation, self._scoring, self.generated = self._generation.anew(index), [], {}
-        return super()._begin_again(index)
+        super()._begin_again(index)
 
     def save_state(self, folder: Path, components: Iterable[str]) -> None:
         """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""

@@ -77,7 +77,7 @@ def ours(how: str, workers: int) -> dict[str, float]:
     prepared = prepare_composed(composed)
     job = job_spec(prepared.config, prepared.plan)
     began = time.perf_counter()
-    with Cluster.from_config(job.config.cluster, job.plan.topology) as cluster:
+    with Cluster.from_config(job.config.cluster, job.plan.topology, workers=job.workers.values()) as cluster:
         launch(cluster, job)
         seconds = time.perf_counter() - began
         assert isinstance(cluster._launcher, RayLauncher)

@@ -153,7 +153,9 @@ def _run(
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
     with (
-        Cluster.from_config(job.config.cluster, job.plan.topology, shared_bytes=shared, tell=_tell) as cluster,
+        Cluster.from_config(
+            job.config.cluster, job.plan.topology, shared_bytes=shared, tell=_tell, workers=job.workers.values()
+        ) as cluster,
         contextlib.ExitStack() as opened,
     ):
 
@@ -375,7 +377,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
     plan, runner = job.plan, job.config.runner
     slots = {component: tuple(plan.placement.slots(component)) for component in plan.placement.components}
-    cluster.start(job.workers.values())
+    cluster.start()
     cluster.reserve([slot for placed in slots.values() for slot in placed])
     channels = {
         c.name: cluster.channel(

@@ -13,7 +13,7 @@ from rlplace.config.schema import AcceleratorConfig, RayConfig
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.session import RaySession
-from rlplace.workers.ray_launch.template import Templates
+from rlplace.workers.ray_launch.templates import Templates
 from tests.contract.launch_workers import Probe
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -31,7 +31,7 @@ def joined() -> Iterator[None]:
 
 @pytest.mark.usefixtures("joined")
 def test_a_node_whose_template_fails_stays_without_and_the_others_clean_up() -> None:
-    templates = Templates()
+    templates = Templates(None)
     templates.start_on({0: {}, 1: NOWHERE}, ["json"], timeout_s=15.0)
     command = templates.command(0)
     assert command is not None

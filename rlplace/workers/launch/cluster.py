@@ -7,6 +7,7 @@ import dataclasses
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,10 +50,12 @@ class Cluster:
         topology: Topology | None = None,
         shared_bytes: Mapping[int, int] | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        workers: Iterable[type[Worker]] = (),
     ) -> None:
         """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node.
 
-        `tell` is called with a line for each step of the start, also by other threads.
+        `tell` is called with a line for each step of the start, also by other threads. `workers`: classes that will be
+        launched, whose imports can be made from now on.
         """
         self._ray = ray or RayConfig()
         local = self._ray.address is None
@@ -66,11 +69,18 @@ class Cluster:
             self._launcher = InlineLauncher(self.topology)
         else:
             from rlplace.workers.ray_launch.session import ray_environment
+            from rlplace.workers.ray_launch.template import Template, modules_of
 
+            template, modules = None, modules_of(workers)
+            here = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+            if modules and here and local and self._ray.start == "fork":
+                template = Template(modules)  # before Ray is imported
             with ray_environment(self._ray.address):
                 from rlplace.workers.ray_launch.launcher import RayLauncher
 
-            self._launcher = RayLauncher(self.topology, self._ray, comm or CommConfig(), shared_bytes or {}, self._tell)
+            self._launcher = RayLauncher(
+                self.topology, self._ray, comm or CommConfig(), shared_bytes or {}, self._tell, template
+            )
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
@@ -85,6 +95,7 @@ class Cluster:
         *,
         shared_bytes: Mapping[int, int] | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        workers: Iterable[type[Worker]] = (),
     ) -> Cluster:
         return cls(
             topology=topology or declared_topology(config),
@@ -93,18 +104,16 @@ class Cluster:
             comm=config.comm,
             shared_bytes=shared_bytes,
             tell=tell,
+            workers=workers,
         )
 
-    def start(self, workers: Iterable[type[Worker]] = ()) -> None:
-        """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError.
-
-        `workers`: classes that will be launched, whose imports can be made meanwhile.
-        """
+    def start(self) -> None:
+        """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError."""
         if self._closed:
             raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
         if not self._started:
             with self._phase("cluster"):
-                self._launcher.start(tuple(workers))
+                self._launcher.start()
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
@@ -318,7 +327,7 @@ class InlineLauncher:
         self._account = MemoryAccount.of(topology)
         self._channels: list[Channel] = []
 
-    def start(self, workers: Collection[type[Worker]]) -> None:
+    def start(self) -> None:
         """Do nothing: this process runs already."""
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:

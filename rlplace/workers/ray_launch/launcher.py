@@ -37,8 +37,9 @@ from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, Worker
 from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
-from rlplace.workers.ray_launch.template import Templates, modules_of
-from rlplace.workers.worker import Rendezvous, Worker
+from rlplace.workers.ray_launch.template import Template, modules_of
+from rlplace.workers.ray_launch.templates import Templates
+from rlplace.workers.worker import Rendezvous
 
 _CONNECT_S = 2.0  # for the server of a node to take a connection
 _DECIDED_S = 60.0  # for Ray to find that such a server is gone: health checks fail for a while first
@@ -59,10 +60,11 @@ class RayLauncher:
         comm: CommConfig,
         shared_bytes: Mapping[int, int],
         tell: Callable[[str], None],
+        template: Template | None,
     ) -> None:
         """`shared_bytes`: what the job takes of a node's shared memory, by node rank, where it is known.
 
-        `tell` is called with each step of the start.
+        `tell` is called with each step of the start. `template`: of this machine, if that is all that there is.
         """
         self._tell = tell
         self._topology = topology
@@ -79,15 +81,13 @@ class RayLauncher:
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
         self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
-        self._templates = Templates()
+        self._templates = Templates(template)
         self._forks = 0  # of the workers
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, workers: Collection[type[Worker]]) -> None:
-        """Reach the machines, once; meanwhile, import what these `workers` will. Raises ClusterError."""
-        if workers and self._config.start == "fork" and self._config.address is None and not ray.is_initialized():
-            self._templates.start_here(modules_of(workers))
+    def start(self) -> None:
+        """Reach the machines, once. Raises ClusterError."""
         self._session.start()
         self._tell("Ray: started" if self._session.local else f"Ray: joined at {self._session.address}")
         self._machines = self._session.machines()

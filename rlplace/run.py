@@ -147,17 +147,11 @@ def _run(
     began, runner, placement, schedule = time.perf_counter(), job.config.runner, job.plan.placement, job.plan.schedule
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
-    shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in job.plan.topology.nodes}
     console = _console(job)
     progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
-    with (
-        Cluster.from_config(
-            job.config.cluster, job.plan.topology, shared_bytes=shared, tell=_tell, workers=job.workers.values()
-        ) as cluster,
-        contextlib.ExitStack() as opened,
-    ):
+    with _cluster(job) as cluster, contextlib.ExitStack() as opened:
 
         def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
             opened.close()
@@ -203,6 +197,12 @@ def _run(
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
+
+
+def _cluster(job: JobSpec) -> Cluster:
+    cluster, topology = job.config.cluster, job.plan.topology
+    shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in topology.nodes}
+    return Cluster.from_config(cluster, topology, shared_bytes=shared, tell=_tell, workers=job.workers.values())
 
 
 def _tell(line: object) -> None:

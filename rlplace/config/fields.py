@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ def mlp_knob(doc: str, default: Any, **rules: Any) -> Any:
     return knob(doc, default, only="mlp", **rules)
 
 
+@functools.cache
 def fields_of(of: type, kind: ModelKind) -> dict[str, Field]:
     """Return the fields of a block in a job with this kind of actor model, by name, with their types."""
     hints = typing.get_type_hints(of)

@@ -45,6 +45,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
 DOORS = {  # library -> the only modules (or rooms) that may import it
     "annotated_types": {"config"},
     "datasets": {"envs.text"},
+    "envpool": {"envs"},
     "flash_attn": {"models.packed"},
     "gymnasium": {"envs"},
     "hydra": {"config.compose"},

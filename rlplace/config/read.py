@@ -36,7 +36,7 @@ _GET = "scripts/get_model smollm2        (or the folder of another Hugging Face 
 # Tag -> its values and the kind of actor model that each goes with.
 TAGS: Mapping[str, Mapping[str, ModelKind]] = {
     "actor.model.kind": {"mlp": "mlp", "causal_lm": "causal_lm"},
-    "env.kind": {"gymnasium": "mlp", "text": "causal_lm"},
+    "env.kind": {"gymnasium": "mlp", "envpool": "mlp", "text": "causal_lm"},
     "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
 }
 MODEL_KEYS = ("path", "model_type")  # either is in every language model

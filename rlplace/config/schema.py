@@ -111,9 +111,9 @@ class ClusterConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorEnvConfig:
-    """Simulators of gymnasium, or of an adapter of your own."""
+    """Simulators of gymnasium or EnvPool, or of an adapter of your own."""
 
-    kind: str = knob("gymnasium, or package.module:Class of your own adapter", "gymnasium")
+    kind: str = knob("gymnasium, envpool, or package.module:Class of your own adapter", "gymnasium")
     id: str = knob("simulator id, as the adapter knows it; a plan can do without", "")
     total_num_envs: int = knob("environments over all env ranks", 64, minimum=1)
     max_episode_steps: int | None = knob("truncate episodes here; null: the simulator's own limit", None, minimum=1)
@@ -469,7 +469,7 @@ class Config:
 
     cluster: ClusterConfig
     env: EnvConfig = knob(
-        "kind: gymnasium | text | package.module:Class",
+        "kind: gymnasium | envpool | text | package.module:Class",
         by_kind={"mlp": SimulatorEnvConfig, "causal_lm": TextEnvConfig},
     )
     rollout: RolloutConfig = knob(

@@ -49,7 +49,7 @@ class GymnasiumAdapter:
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
             raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
         try:
-            return _spaces(env)
+            return spaces_of(env.observation_space, env.action_space)
         finally:
             env.close()
 
@@ -124,18 +124,17 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     return problems
 
 
-def _spaces(env: gymnasium.Env[Any, Any]) -> Spaces:
-    """Raise ConfigError for spaces that no policy handles."""
+def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], fix: str | None = None) -> Spaces:
+    """Describe observations and actions; raise ConfigError for those that no policy handles, with `fix`."""
     from gymnasium.spaces import Box, Discrete
 
-    seen, taken = env.observation_space, env.action_space
     problems: list[Problem] = []
     if not isinstance(seen, Box):
         what, why = "shows observations that are not one array", "policies take one array of numbers per step"
-        problems += _unsupported(what, seen, why, "gymnasium.wrappers.FlattenObservation")
+        problems += _unsupported(what, seen, why, fix or _wrap("gymnasium.wrappers.FlattenObservation"))
     if not (isinstance(taken, Discrete) or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
-        problems += _unsupported("takes actions no policy gives", taken, why, "an ActionWrapper")
+        problems += _unsupported("takes actions no policy gives", taken, why, fix or _wrap("an ActionWrapper"))
     if problems:
         raise ConfigError(problems)
     actions: DiscreteActions | ContinuousActions
@@ -148,6 +147,9 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> Spaces:
     return Spaces(observation_shape=tuple(seen.shape or ()), actions=actions)
 
 
-def _unsupported(what: str, space: gymnasium.Space[Any], why: str, wrapper: str) -> Sequence[Problem]:
-    fix = f"wrap it with {wrapper} where you register it"
+def _wrap(wrapper: str) -> str:
+    return f"wrap it with {wrapper} where you register it"
+
+
+def _unsupported(what: str, space: gymnasium.Space[Any], why: str, fix: str) -> Sequence[Problem]:
     return ConfigError.of("unsupported-space", "env.id", f"the simulator {what}", str(space), why, fix).problems

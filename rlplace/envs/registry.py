@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from rlplace.envs.contract import Adapter, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
-ADAPTERS: Mapping[str, str] = {"gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter"}
+ADAPTERS: Mapping[str, str] = {
+    "gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter",
+    "envpool": "rlplace.envs.envpool_adapter:EnvPoolAdapter",
+}
 TASKS: Mapping[str, str] = {
     "arithmetic": "rlplace.envs.text.tasks:Arithmetic",
     "prompts": "rlplace.envs.text.tasks:PromptSet",

@@ -1,0 +1,56 @@
+"""EnvPool's simulators: finds one and tells its spaces, without numpy so that a planner can ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlplace.envs.contract import Spaces
+from rlplace.envs.gymnasium_adapter import spaces_of
+from rlplace.envs.registry import needs
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+
+if TYPE_CHECKING:
+    from rlplace.config.schema import SimulatorEnvConfig
+    from rlplace.envs.envpool_vector import EnvPoolVector
+
+
+class EnvPoolAdapter:
+    """The ids of `envpool.list_all_envs()`."""
+
+    def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
+        """Report nothing: only EnvPool knows its ids, and to import it takes seconds. `describe` asks it."""
+        return []
+
+    def describe(self, config: SimulatorEnvConfig) -> Spaces:
+        pool = make_pool(config, [0])
+        try:
+            return spaces_of(pool.observation_space, pool.action_space, fix="id: <one that shows a single array>")
+        finally:
+            pool.close()
+
+    def make(self, config: SimulatorEnvConfig, rows: int) -> EnvPoolVector:
+        from rlplace.envs.envpool_vector import EnvPoolVector
+
+        return EnvPoolVector(lambda seeds: make_pool(config, seeds))
+
+
+def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
+    """Make a pool of one row per seed. Raises ConfigError: no EnvPool, an unknown id or argument."""
+    with needs(got=config.id, extra="envpool", key="env.id", of="the simulator"):
+        import envpool
+    known = envpool.list_all_envs()
+    if config.id not in known:
+        near = did_you_mean(config.id, known)
+        what, why = "unknown simulator" + suggestion(near), f"it is none of the {len(known)} ids known to EnvPool"
+        raise ConfigError.of("unknown-simulator", "env.id", what, config.id, why, f"id: {near or known[0]}")
+    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    kwargs = {"num_threads": 1, **config.kwargs}
+    try:  # kwargs that name one of ours are refused too: each is passed once
+        return envpool.make_gymnasium(
+            config.id, num_envs=len(seeds), batch_size=len(seeds), seed=list(seeds), **limit, **kwargs
+        )
+    except TypeError as error:
+        what, got = "the simulator does not take these arguments", ", ".join(f"{k}: {v}" for k, v in kwargs.items())
+        why = f"{config.id}: {error}"
+        raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error

@@ -19,7 +19,7 @@ from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
 from rlplace.imports.importer import Draft, Imported, MappingResult, Outcome
 from rlplace.imports.libraries import LIBRARIES, kind_of
 from rlplace.imports.rules import read_rules
-from rlplace.imports.settings import Setting, read_flags, read_overrides, read_yaml, settings_of
+from rlplace.imports.settings import Setting, leaves_of, read_flags, read_overrides, read_yaml, resolved
 from rlplace.imports.tiny import shrink
 
 USAGE = Path(__file__).with_name("usage.txt")
@@ -106,7 +106,7 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     for word in filter(_is_path, sources):
         text = _read(Path(word))
         settings += read_overrides(text, word) if word.endswith(".sh") else _with_defaults(Path(word), text)
-    return [*settings, *read_overrides(_joined([word for word in sources if not _is_path(word)]), "")]
+    return resolved([*settings, *read_overrides(_joined([word for word in sources if not _is_path(word)]), "")])
 
 
 def _with_defaults(file: Path, text: str) -> list[Setting]:
@@ -115,7 +115,7 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
     if not any(setting.key.startswith("defaults") for setting in written):
         return written
     composed = with_defaults(file)
-    return written if composed is None else settings_of(composed.mapping, composed.sources)
+    return written if composed is None else leaves_of(composed.mapping, composed.sources)
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -67,15 +67,17 @@ def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
 
     Without a number, as many as its simulators divide over: there, the machine that is met decides.
     """
-    sizes = {"": nodes, "cluster": nodes} | _rlinf_groups(draft)
+    sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0
     for setting in lines:
         block = setting.value if isinstance(setting.value, Mapping) else {"placement": setting.value}
-        size = sizes.get(str(block.get("node_group", "")))
+        joined = block.get("node_group", "cluster")
+        labels = ",".join(map(str, joined)) if isinstance(joined, list) else str(joined)
+        counts = [sizes.get(label.strip(), 0) for label in labels.split(",")]
         pieces = [piece.partition(":")[0] for piece in str(block.get("placement", "")).split(",")]
         numbers = [int(number) for piece in pieces for number in re.findall(r"[0-9]{1,6}", piece)]
-        if size and numbers:
-            width = max(width, -(-(max(numbers) + 1) // size))
+        if all(counts) and numbers:
+            width = max(width, -(-(max(numbers) + 1) // sum(counts)))
     if not width and draft.kind == "mlp" and (envs := _rlinf_envs(draft)):
         groups = nodes * draft.count("rollout.pipeline_stage_num", 1, 1)
         return next((width for width in range(_RLINF_WIDTH, 0, -1) if envs % (width * groups) == 0), _RLINF_WIDTH)

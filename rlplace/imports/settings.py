@@ -7,7 +7,7 @@ import operator
 import re
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -24,7 +24,9 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 _EXPRESSION = re.compile(r"\$\{([^${}]+)\}")  # has none within
 _LONGEST_VALUE = 10_000  # letters of a value that is put together from others
-_NOWHERE = object()  # what an expression is that leads nowhere, or in a circle
+_LARGEST = 2**63  # numbers are computed with below it
+_LONGEST_CHAIN = 100  # references one after another; OmegaConf follows fewer
+_NOWHERE: object = object()  # what an expression is that leads nowhere, or in a circle
 _RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
     "multiply": operator.mul,
     "subtract": operator.sub,
@@ -56,7 +58,7 @@ def scalar(text: str) -> object:
 
 
 def read_yaml(text: str, file: str) -> list[Setting]:
-    """One setting per leaf. Raises ConfigError for text that is not YAML, or not a block of keys."""
+    """One setting per leaf, as it is written. Raises ConfigError for text that is not YAML, or not a block of keys."""
     try:
         mapping = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -64,54 +66,67 @@ def read_yaml(text: str, file: str) -> list[Setting]:
     if not isinstance(mapping, Mapping):
         got, why = text.strip().split("\n", 1)[0], "a config is a block of keys, or words such as key=value"
         raise ConfigError.of("import-yaml", "import", "expected a block of keys", got, why, None)
-    return settings_of(mapping, line_sources(text, file))
+    return leaves_of(mapping, line_sources(text, file))
 
 
 def settings_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
-    """The leaves of a nested mapping; lines of a placement are kept whole. `${a.b}` becomes the value of that leaf."""
-    leaves = dict(_leaves(mapping))
-    known: dict[str, object] = {}
+    """The leaves of a nested mapping that is the whole config, with their references resolved."""
+    return resolved(leaves_of(mapping, sources))
+
+
+def leaves_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
+    """The leaves of a nested mapping as they are written; lines of a placement are kept whole."""
     found: list[Setting] = []
-    for key, value in leaves.items():
-        resolved = _leaf(key, leaves, known)
-        resolved = value if resolved is _NOWHERE else resolved
-        if isinstance(resolved, str) and not key.startswith(f"{PLACEMENT}."):
-            resolved = scalar(resolved)
+    for key, value in _leaves(mapping):
         written = " ".join(f"{key}: {show(value)}".split())
         written = written if len(written) <= _LONGEST else written[: _LONGEST - 4] + " ..."
-        found.append(Setting(key=key, value=resolved, written=written, source=(sources or {}).get(key)))
+        found.append(Setting(key=key, value=value, written=written, source=(sources or {}).get(key)))
     return found
 
 
-def _leaf(key: str, leaves: Mapping[str, object], known: dict[str, object]) -> object:
-    """Resolve a leaf once; `known` has those that are resolved, or being so."""
-    if key not in known:
-        known[key] = _NOWHERE
-        value = leaves.get(key, _NOWHERE)
-        while isinstance(value, str) and (match := _EXPRESSION.search(value)):
-            inner = _evaluate(match[1], leaves, known)
-            if inner is _NOWHERE or len(value) > _LONGEST_VALUE:
-                return _NOWHERE
-            whole = match.span() == (0, len(value))
-            value = inner if whole else f"{value[: match.start()]}{show(inner)}{value[match.end() :]}"
-        known[key] = value
-    return known[key]
+def resolved(settings: Sequence[Setting]) -> list[Setting]:
+    """Replace every `${...}` by its value, where it has one; of settings with the same key, the last one counts."""
+    given = {setting.key: setting.value for setting in settings}
+    known = dict.fromkeys(given, _NOWHERE)
+    for _ in range(_LONGEST_CHAIN):  # each time, those that refer to known ones become known
+        known |= {key: _expand(value, known) for key, value in given.items() if known[key] is _NOWHERE}
+    found: list[Setting] = []
+    for setting in settings:
+        value = _expand(setting.value, known)
+        value = setting.value if value is _NOWHERE else value
+        if isinstance(value, str) and not setting.key.startswith(f"{PLACEMENT}."):
+            value = scalar(value)
+        found.append(dataclasses.replace(setting, value=value))
+    return found
 
 
-def _evaluate(expression: str, leaves: Mapping[str, object], known: dict[str, object]) -> object:
+def _expand(value: object, known: Mapping[str, object]) -> object:
+    """Replace the expressions of a value; in a block, each part by itself."""
+    if isinstance(value, Mapping):
+        parts = {name: (_expand(part, known), part) for name, part in value.items()}
+        return {name: part if found is _NOWHERE else found for name, (found, part) in parts.items()}
+    while isinstance(value, str) and (match := _EXPRESSION.search(value)):
+        inner = _evaluate(match[1], known)
+        if inner is _NOWHERE or len(value) > _LONGEST_VALUE:
+            return _NOWHERE
+        whole = match.span() == (0, len(value))
+        value = inner if whole else f"{value[: match.start()]}{show(inner)}{value[match.end() :]}"
+    return value
+
+
+def _evaluate(expression: str, known: Mapping[str, object]) -> object:
     """The value of `a.b`, of `oc.select:a.b,default`, or of one of RLinf's own resolvers: `multiply:2, 3`."""
     name, colon, words = expression.partition(":")
     if not colon:
-        return _leaf(name, leaves, known)
+        return known.get(name, _NOWHERE)
     values = [scalar(word.strip()) for word in words.split(",")]
     match name, values:
-        case "oc.select", [str(key), *default]:
-            found = _leaf(key, leaves, known)
-            return default[0] if found is _NOWHERE and default else found
+        case "oc.select", [str(key), *default] if not key.startswith("."):
+            return known.get(key, next(iter(default), _NOWHERE))
         case "not", [value]:
             return not value
         case _, [int() | float() as a, int() | float() as b] if name in _RESOLVERS and (b or name != "int_div"):
-            return _RESOLVERS[name](a, b)
+            return _RESOLVERS[name](a, b) if max(abs(a), abs(b)) < _LARGEST else _NOWHERE
     return _NOWHERE
 
 

@@ -57,6 +57,16 @@ def test_files_of_keys(
     assert ("written again further on" in out) == bool(more)
 
 
+def test_what_is_typed_counts_before_references_are_resolved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rlinf.yaml"
+    file.write_text("n: 8\ncluster:\n  num_nodes: 1\n  component_placement: {actor: '0-${subtract:${n},1}'}\n")
+    assert run_import(["rlinf", str(file), "n=16"]) == 0
+    cluster = yaml.safe_load(capsys.readouterr().out)["cluster"]
+    assert (cluster["accelerators_per_node"], cluster["component_placement"]) == (16, {"actor": "0-15"})
+
+
 INCLUDING = """
 defaults:
   - env/cube@env.train

@@ -416,6 +416,16 @@ def test_a_machine_has_what_the_placements_in_its_groups_need() -> None:
     assert at(imported, "cluster.accelerators_per_node") == 10
 
 
+@pytest.mark.parametrize("joined", ["a, b", ["a", "b"], "a,b"])
+def test_groups_that_are_joined_have_the_machines_of_all(joined: object) -> None:
+    groups = [{"label": label, "node_ranks": rank} for rank, label in enumerate("ab")]
+    block = {"actor,env,rollout": {"node_group": joined, "placement": "0-19"}}
+    cluster = {"num_nodes": 2, "node_groups": groups, "component_placement": block}
+    imported = rlinf({"cluster": cluster, "env": {"train": {"total_num_envs": 8}}})
+    assert at(imported, "cluster.accelerators_per_node") == 10
+    assert str(spots(imported)["actor"]) == "0-19"
+
+
 def test_a_reward_by_rules_holds_no_accelerator() -> None:
     cluster = {"num_nodes": 1, "component_placement": {"actor,rollout,reward": "all"}}
     of_rules = rlinf({"cluster": cluster, "reward": {"use_reward_model": False, "reward_type": "math"}})

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from rlplace.errors import ConfigError
-from rlplace.imports.settings import MANY, Setting, read_flags, read_overrides, read_yaml, scalar, settings_of
+from rlplace.imports.settings import (
+    MANY,
+    Setting,
+    read_flags,
+    read_overrides,
+    read_yaml,
+    resolved,
+    scalar,
+    settings_of,
+)
 
 
 def test_scalars() -> None:
@@ -56,6 +65,33 @@ def test_references_that_grow_without_end_are_left_as_they_are() -> None:
     found = {s.key: s.value for s in settings_of(doubling)}
     assert found["k39"] == "abab"
     assert found["k0"] == "${k1}${k1}"
+
+
+def test_numbers_that_grow_without_end_are_left_as_they_are() -> None:
+    squares = {f"k{n}": f"${{multiply:${{k{n + 1}}},${{k{n + 1}}}}}" for n in range(40)} | {"k40": 10}
+    halved = {"huge": 10**400, "half": "${multiply:${huge},0.5}"}
+    found = {s.key: s.value for s in settings_of(squares | halved)}
+    assert (found["k37"], found["k35"]) == (10**8, 10**32)
+    assert (found["k0"], found["half"]) == (squares["k0"], halved["half"])
+
+
+def test_a_chain_of_references_is_followed_for_a_while() -> None:
+    chain: dict[str, object] = {f"k{n}": f"${{k{n + 1}}}" for n in range(1200)} | {"k1200": 1}
+    found = {s.key: s.value for s in settings_of(chain)}
+    assert (found["k1110"], found["k1199"], found["k0"]) == (1, 1, "${k1}")
+
+
+def test_references_lead_to_the_last_setting_of_a_key() -> None:
+    written = read_yaml("n: 8\nm: ${multiply:${n},4}\nk: ${n}", "f.yaml")
+    found = resolved([*written, *read_overrides("n=16 +j='${m}'", "")])
+    assert [(s.key, s.value) for s in found] == [("n", 8), ("m", 64), ("k", 16), ("n", 16), ("j", 64)]
+    assert [s.written for s in found][1:3] == ["m: ${multiply:${n},4}", "k: ${n}"]
+
+
+def test_references_in_a_block_of_a_placement() -> None:
+    block = {"node_group": "g", "placement": "0-${subtract:${n},1}", "lost": "${nowhere}"}
+    found = {s.key: s.value for s in settings_of({"n": 8, "cluster": {"component_placement": {"actor": block}}})}
+    assert found["cluster.component_placement.actor"] == {**block, "placement": "0-7"}
 
 
 def test_placement_lines_are_kept_as_written() -> None:

@@ -104,7 +104,12 @@ def test_the_vllm_engine_holds_what_the_plan_says(model: Path, level: int) -> No
     [
         pytest.param(PolicyJob(), marks=pytest.mark.slow),
         PolicyJob(ranks=2, hidden=(1000, 900), blocks={"actor": {"compute": "bf16"}}),
-        PolicyJob(hidden=(512, 256), blocks={"algorithm": {"normalize_observations": False}}),
+        PolicyJob(
+            blocks={
+                "actor": {"model": {"hidden": [512, 256], "activation": "silu"}},
+                "algorithm": {"normalize_observations": False},
+            }
+        ),
     ],
     ids=["one", "two", "as-observed"],
 )

@@ -487,6 +487,7 @@ class PolicyShape:
     weights: tuple[Weight, ...]
     buffer_bytes: int
     widths: tuple[int, ...] = ()  # of the policy trunk: observation, hidden layers, outputs
+    kept_each: int = 1  # tensors that a hidden layer keeps for its backward pass
 
     @property
     def normalized(self) -> bool:
@@ -514,7 +515,8 @@ def policy_shape(model: MlpConfig, spaces: PolicySpaces, *, normalize_observatio
     if not isinstance(actions, Choices):
         weights.append(Weight(name="log_std", shape=(outputs,)))
     buffers = _FLOAT64 * (1 + 2 * size) if normalize_observations else 0
-    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers, widths=(size, *model.hidden, outputs))
+    widths, kept = (size, *model.hidden, outputs), 2 if model.activation == "silu" else 1
+    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers, widths=widths, kept_each=kept)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,7 +556,7 @@ class PolicyTrainingDemand:
         held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
         epoch = 2 * samples + 2 * _INT64 * self.samples  # all, and those of an epoch in its order
         epoch += self.policy.buffer_bytes  # the sums for the normaliser
-        activations = formulas.policy_pass(widths, self.minibatch, number)
+        activations = formulas.policy_pass(widths, self.minibatch, number, self.policy.kept_each)
         exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
         return _larger(
             {Part.ACTIVATIONS: samples, Part.WORKSPACE: statistics},
@@ -577,10 +579,13 @@ class PolicyRolloutDemand:
         process = self.sync.beside(placed.process(groups=0))
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
         answering = formulas.policy_answer(self.policy.widths, self.rows, self.policy.normalized)
+        working = dict(self.sync.stages(self.policy.weights_bytes))
+        if self.policy.widths:
+            # Mean and scale of observations in float32, and the variance that the scale is made of.
+            normalizer = 3 * _FLOAT32 * self.policy.widths[0] * self.policy.normalized
+            working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
+            working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
-            working={
-                **self.sync.stages(self.policy.weights_bytes),
-                **({"rollout": {Part.ACTIVATIONS: answering}} if answering else {}),
-            },
+            working=working,
         )

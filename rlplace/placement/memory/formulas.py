@@ -232,8 +232,10 @@ def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> 
     return (samples * 2 + 8) * counted * 8 + samples * 16
 
 
-def policy_pass(widths: Sequence[int], samples: int, compute: int) -> int:
+def policy_pass(widths: Sequence[int], samples: int, compute: int, kept_each: int = 1) -> int:
     """n x (all outputs of hidden layers, and three tensors of a layer that goes backward; 4 A + 10 of the loss).
+
+    `kept_each`: tensors that each hidden layer keeps: 2 where the slope of its activation needs the input as well.
     Source: rlplace.models.mlp_passes: the policy trunk goes backward first, its last layer with all outputs there.
     Accuracy: within 3 %.
     """
@@ -241,10 +243,10 @@ def policy_pass(widths: Sequence[int], samples: int, compute: int) -> int:
         return 0
     terms = samples * 4 * (4 * widths[-1] + 10)
     inputs = widths[0] * (compute != 4)
-    kept, most = 2 * sum(widths[1:-1]), 0
+    kept, most = 2 * kept_each * sum(widths[1:-1]), 0
     for width, following in zip(reversed(widths[1:-1]), reversed(widths[2:]), strict=True):
         most = max(most, kept + following + 2 * width)
-        kept -= width
+        kept -= kept_each * width
     return terms + samples * compute * (inputs + most)
 
 
@@ -261,12 +263,11 @@ def summed(size: int, ranks: int, *, on_host: bool) -> int:
 
 
 def policy_answer(widths: Sequence[int], rows: int, normalized: bool) -> int:
-    """rows x 4 x (O, twice if normalised, + the widest two neighbouring layers, or six tensors of the actions).
-    Source: rlplace.models.mlp.
+    """rows x 4 x (O, if normalised, + the widest two neighbouring layers, or four tensors of the actions, + 2 A).
+    Source: rlplace.models.mlp_decision: activations are in place; noise, and outputs of the first trunk.
     Accuracy: within an observation.
     """
     if not widths:
         return 0
-    hidden = widths[1:-1]
-    pairs = [2 * width for width in hidden] + [sum(pair) for pair in itertools.pairwise(widths[1:])]
-    return rows * 4 * ((1 + normalized) * widths[0] + max(*pairs, 6 * widths[-1], normalized * widths[0]))
+    pairs = [sum(pair) for pair in itertools.pairwise(widths[1:])]
+    return rows * 4 * (normalized * widths[0] + max([*pairs, 4 * widths[-1], normalized * widths[0]]) + 2 * widths[-1])

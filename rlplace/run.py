@@ -362,7 +362,8 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, sign
             steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
             progress.add(numbers, steps)
             numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-            numbers |= {} if progress.mean_return is None else {"env/mean_return": progress.mean_return}
+            if progress.mean_return is not None and "env/return" in numbers:  # a new one
+                numbers["env/mean_return"] = progress.mean_return
         else:
             progress.add(numbers, int(numbers.get("rollout/answers", 0)))
         progress.add_skipped(numbers, loop.notes, iteration=at)

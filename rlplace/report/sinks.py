@@ -52,7 +52,7 @@ _STAGES = (
 )
 _SIMULATED = (
     Column("return", "env/mean_return", ",.1f", 10),
-    Column("episodes", "env/episodes", ",.0f", 10),  # ended in this iteration: 0 explains a return that stands still
+    Column("episodes", "env/episodes", ",.0f", 10),  # ended in this iteration: without any there is no new return
     Column("steps/s", "env/steps_per_s", ",.0f", 9),
 )
 _TEXT = (

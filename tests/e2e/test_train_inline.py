@@ -94,6 +94,17 @@ def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
     assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1))
 
 
+def test_no_return_is_shown_where_no_episode_has_ended(tmp_path: Path) -> None:
+    """No pole falls within the four steps of the first iteration."""
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "algorithm.rollout_steps=4", "runner.total_iterations=5")
+    ended = [line["env/episodes"] > 0 for line in run.metrics()]
+    assert not ended[0]
+    assert any(ended)
+    assert ["env/mean_return" in line for line in run.metrics()] == ended
+    shown = [row.split()[2] for row in run.out.splitlines() if row.split()[:1] and row.split()[0].isdecimal()]
+    assert [cell != "-" for cell in shown] == ended
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     run = train("hybrid_ppo", tmp_path / "file", *ONE_EACH)

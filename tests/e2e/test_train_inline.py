@@ -101,7 +101,8 @@ def test_no_return_is_shown_where_no_episode_has_ended(tmp_path: Path) -> None:
     assert not ended[0]
     assert any(ended)
     assert ["env/mean_return" in line for line in run.metrics()] == ended
-    shown = [row.split()[2] for row in run.out.splitlines() if row.split()[:1] and row.split()[0].isdecimal()]
+    table = run.out.partition("overhead\n")[2].partition("\n\n")[0]
+    shown = [row.split()[2] for row in table.splitlines()]
     assert [cell != "-" for cell in shown] == ended
 
 

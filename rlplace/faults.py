@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +34,7 @@ from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, gave_up
 
 REPLACED = ("env", "rollout", "reference", "reward")  # roles
 _HOUR_S = 3600.0
+_TRIES = 3  # failures in one place, of which the last are while ranks start there again
 # Another try would end alike: settings that are wrong or too large, a policy that has diverged.
 _FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError)
 
@@ -96,10 +97,9 @@ class History:
         """Begin the clock, or return the faults that are outlasted now: all workers are ready, `trained_s` is kept."""
         if self.ready_s is None:
             self.ready_s, self.trained_s = time.monotonic(), trained_s
-        ends = [*(fault.at_s for fault in self._lost[1:]), self.since_ready_s]
         outlasted = [
-            dataclasses.replace(f, redone_s=max(0.0, f.redone_s - trained_s), recovery_s=end - f.at_s)
-            for f, end in zip(self._lost, ends, strict=False)
+            dataclasses.replace(fault, redone_s=max(0.0, fault.redone_s - trained_s))
+            for fault in _outlasted(self._lost, self.since_ready_s)
         ]
         self.faults.extend(outlasted)
         self._lost = []
@@ -193,8 +193,7 @@ class Recovery:
 
         `redone_s`: of iterations since the checkpoint, which the first of them has cost.
         """
-        ends = [*(fault.at_s for fault in self._going_back[1:]), time.monotonic() - self._began]
-        whole = [dataclasses.replace(f, recovery_s=end - f.at_s) for f, end in zip(self._going_back, ends, strict=True)]
+        whole = _outlasted(self._going_back, time.monotonic() - self._began)
         whole[0] = dataclasses.replace(whole[0], redone_s=whole[0].redone_s + redone_s)
         self.faults[-len(whole) :], self._going_back, self.state_lost = whole, [], False
         for fault in whole:
@@ -206,19 +205,23 @@ class Recovery:
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
         """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
 
-        One that fails twice more where it is, while it starts, moves to other accelerators if there are any: return
-        these slots, too. Raises the last error if it may not.
+        Ranks that are where a rank fails twice more, while it starts, move to other accelerators: return these slots,
+        too. Raises the last error if there are none.
         """
-        found, failed_again, moved = set[tuple[str, int]](), set[tuple[str, int]](), dict[str, Slot]()
+        found, moved, failures = set[tuple[str, int]](), dict[str, Slot](), Counter[str]()
         while True:
             for group in self._groups.values():
                 group.wait_wound_down()
             if self._cluster.lost_nodes():
                 raise error
-            self._check(error, iteration)
+            self._check(error, iteration, failures)
+            failures[_place(error)] += 1
+            if failures[_place(error)] == _TRIES:
+                moved |= self._move(error)
             gone = {name: {*group.lost()} for name, group in self._groups.items()}
             for slot in moved.values():
-                gone[slot.component].add(slot.rank)
+                if self._groups[slot.component].slots[slot.rank] != slot:  # it is still where it was
+                    gone[slot.component].add(slot.rank)
             lost = self._cluster.with_peers(gone)
             if back := back or not lost.keys() <= self._replaced:
                 self.state_lost = True
@@ -230,31 +233,50 @@ class Recovery:
             try:
                 self._cluster.restart(lost)
                 return found, [*moved.values()], back
-            except WorkerError as another:
-                error, rank = another, (another.component, another.rank)
-                if rank in failed_again and (slots := self._cluster.move(*rank)):
-                    moved |= {slot.owner: slot for slot in slots}
-                    self._before = None  # what failed twice is not tried there again
-                    failed_again.clear()
-                else:
-                    failed_again.add(rank)
+            except (WorkerError, WorkerTimeout) as another:
+                error = another
             except (ChannelError, ClusterError) as refusal:
                 raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
 
-    def _check(self, error: WorkerError | WorkerTimeout, iteration: int) -> None:
-        """Raise `error` where another try would end alike, or there were too many."""
+    def _move(self, error: WorkerError | WorkerTimeout) -> dict[str, Slot]:
+        """Move the ranks that are where `error` was raised; return their new slots. Raises it where they cannot."""
+        slots = self._cluster.move(error.component, error.rank) if isinstance(error, WorkerError) else []
+        if not slots:
+            raise noted(error, "twice more while it was started again, and there is no other accelerator to move to")
+        self._before = None  # elsewhere, it may end otherwise
+        return {slot.owner: slot for slot in slots}
+
+    def _check(self, error: WorkerError | WorkerTimeout, iteration: int, failures: Collection[str]) -> None:
+        """Raise `error` where another try would end alike, or there were too many.
+
+        `failures`: places of those before it in this recovery; none is the failure of the run itself.
+        """
         cause = error.cause if isinstance(error, WorkerError) else error
         if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith("-not-finite"):  # for faults.on_poison
             raise error
-        before, self._before = self._before, None
-        if cause is not None:
-            where = f"{error.component}.{error.method}" if isinstance(error, WorkerError) else error.problem.key
-            self._before = (iteration, f"{type(cause).__name__} {getattr(cause, 'code', '')} in {where}")
-            if before == self._before:
-                raise noted(error, f"the same again after iteration {iteration} was begun anew") from cause
-        if not self._history.admits(self._most):
+        if not failures:
+            before, self._before = self._before, None
+            if cause is not None:
+                where = f"{error.component}.{error.method}" if isinstance(error, WorkerError) else error.problem.key
+                self._before = (iteration, f"{type(cause).__name__} {getattr(cause, 'code', '')} in {where}")
+                if before == self._before:
+                    raise noted(error, f"the same again after iteration {iteration} was begun anew") from cause
+        if _place(error) not in failures and not self._history.admits(self._most):
             many = f"{self._most} restart{'s' * (self._most > 1)}"
             raise noted(error, f"after {many} within an hour; faults.restarts: {self._most}") from cause
+
+
+def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
+    """Return faults with their `recovery_s`: until the next of them came, of the last until now."""
+    ends = [*(fault.at_s for fault in faults[1:]), now_s]
+    return [dataclasses.replace(f, recovery_s=end - f.at_s) for f, end in zip(faults, ends, strict=False)]
+
+
+def _place(error: WorkerError | WorkerTimeout) -> str:
+    """Name where an error was raised: accelerators, which ranks may share; else the rank, or the call of many."""
+    if isinstance(error, WorkerTimeout):
+        return error.problem.key
+    return str(error.accelerators) if error.accelerators else owner_of(error.component, error.rank)
 
 
 def _accelerators(slot: Slot) -> str:

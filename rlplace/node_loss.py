@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints.find import find
-from rlplace.errors import ClusterError, ConfigError, NodeLost, PlacementError, ProblemsError
+from rlplace.errors import ClusterError, ConfigError, NodeLost, PlacementError, ProblemsError, RlplaceError
 from rlplace.faults import History
 from rlplace.placement.language.without_nodes import AGAIN, placed_again, without_nodes
 from rlplace.prepare import Prepared, check_launch, prepare
@@ -23,8 +23,13 @@ from rlplace.resume import Resumed, resumed
 from rlplace.workers.launch.machines import await_machines
 
 
-def go_on(job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[str], None]) -> tuple[Prepared, Resumed]:
-    """Return the job to go on with, and the checkpoint that it had. Raises `lost` where config or machines forbid."""
+def go_on(
+    job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[str], None], since: RlplaceError | None = None
+) -> tuple[Prepared, Resumed]:
+    """Return the job to go on with, and the checkpoint that it had. Raises `lost` where config or machines forbid.
+
+    `since`: what the new workers were refused for, after `lost` was told.
+    """
     faults = job.config.faults
     if faults.on_node_loss == "fail":
         raise lost
@@ -32,7 +37,7 @@ def go_on(job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[st
         raise lost.noted(f"after {faults.restarts} recoveries within an hour; faults.restarts: {faults.restarts}")
     try:
         find(str(lost.folder), Path())  # before minutes are waited in vain
-        tell(str(lost))
+        tell(str(since or lost))
         same = _resuming(job, lost)
         job = _waited(same, tell) if faults.on_node_loss == "wait" else _replanned(same, lost)
         found = resumed(job)

@@ -109,6 +109,7 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None
     spec, history = job_spec(job.config, job.plan), History()
     lost: NodeLost | None = None
     while True:
+        since: RlplaceError | None = None
         try:
             run(spec, job.view, resolved=job.mapping, signals=signals, resumed=checkpoint, history=history)
             return
@@ -121,7 +122,8 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None
             gone = isinstance(refused, ClusterError) and refused.code == "cluster-too-small"  # another one, meanwhile
             if not (gone and job.config.faults.on_node_loss == "wait"):
                 raise lost.noted(f"the run could not go on: {refused}") from refused
-        job, found = go_on(job, lost, history, tell=_show)
+            since = refused
+        job, found = go_on(job, lost, history, tell=_show, since=since)
         checkpoint = found.checkpoint
         spec = dataclasses.replace(job_spec(job.config, job.plan), progress=spec.progress)
 

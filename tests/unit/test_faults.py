@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 
-from rlplace.config.schema import FaultsConfig
-from rlplace.errors import WorkerError
+from rlplace.config.schema import CommConfig, FaultsConfig, RayConfig
+from rlplace.errors import ClusterError, WorkerError, WorkerTimeout
 from rlplace.faults import History, Recovery
-from rlplace.placement.language.slots import FlexiblePlacementStrategy
+from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster as Machines
 from rlplace.workers.launch.cluster import InlineLauncher
+from rlplace.workers.launch.group import WorkerHandle
+from rlplace.workers.launch.host import GroupSpec
+from rlplace.workers.launch.reservation import Machine, NodeUse
 from rlplace.workers.worker import Worker
+from tests.open_calls import slot_of
 
 
 class Group(types.SimpleNamespace):
@@ -24,7 +29,7 @@ class Group(types.SimpleNamespace):
     world_size, at_work = 1, False
 
     def __init__(self) -> None:
-        super().__init__(failed_calls=[], ranks=dict[int, None]())
+        super().__init__(failed_calls=[], ranks=dict[int, None](), slots=list[Slot]())
 
     def lost(self) -> Mapping[int, None]:
         return self.ranks
@@ -38,6 +43,9 @@ class Cluster:
         self.groups, self.restarted = groups, list[dict[str, set[int]]]()
         self.asked: list[Collection[str]] = []  # components with lost ranks, before a run goes back
         self.next_lost: list[str] = []  # while the others start again
+        self.next_failed: list[WorkerError] = []  # as they start
+        self.free: list[int] = []  # accelerators
+        self.placed: list[Slot] = []  # of env, once it starts again
 
     def lost_nodes(self) -> dict[int, str]:
         return {}
@@ -49,14 +57,36 @@ class Cluster:
         self.restarted.append({name: set(ranks) for name, ranks in lost.items()})
         for group in self.groups.values():
             group.ranks.clear()
+        self.groups["env"].slots = self.placed
         if self.next_lost:
             name = self.next_lost.pop(0)
             self.groups[name].ranks[0] = None
             raise died(name)
+        if self.next_failed:
+            error = self.next_failed.pop(0)
+            self.groups[error.component].ranks[error.rank] = None
+            raise error
+
+    def move(self, component: str, rank: int) -> list[Slot]:
+        """Move both ranks of env, which are on one accelerator."""
+        assert component == "env"
+        if not self.free:
+            return []
+        on = (self.free.pop(0),)
+        self.placed = [dataclasses.replace(slot_of("env", rank), accelerators=on) for rank in range(2)]
+        return self.placed
 
 
 def died(component: str) -> WorkerError:
     return WorkerError(component=component, rank=0, node=0, method="work", what="died")
+
+
+def broken(rank: int, accelerator: int) -> WorkerError:
+    """Return what a rank of env raises while it is set up on an accelerator that is broken."""
+    error = RuntimeError("no accelerator here")
+    return WorkerError(
+        component="env", rank=rank, node=0, accelerators=(accelerator,), method="setup", what=str(error), cause=error
+    )
 
 
 @pytest.fixture
@@ -123,6 +153,75 @@ def test_what_an_earlier_round_has_replaced_is_not_waited_for(groups: dict[str, 
     assert cluster.asked == [{"env", "actor"}]
 
 
+@pytest.mark.parametrize("free", [[7, 8], [7]])
+def test_ranks_of_a_broken_accelerator_move_whichever_of_them_is_blamed(
+    groups: dict[str, Group], free: list[int]
+) -> None:
+    """They share accelerator 1, and 7 is broken, too."""
+    made, cluster = recovery(groups, [])
+    groups["env"].ranks[0] = None
+    groups["env"].slots = cluster.placed = [slot_of("env", rank) for rank in range(2)]
+    cluster.free, cluster.next_failed = (
+        free,
+        [broken(rank, on) for on, rank in [(1, 1), (1, 0), (7, 1), (7, 0), (7, 1)]],
+    )
+    first = dataclasses.replace(broken(0, 1), method="run")
+    if len(free) == 1:
+        with pytest.raises(WorkerError, match="no other accelerator to move to"):
+            made.recover(first, iteration=3, stage="rollout", redone_s=0.0)
+        return
+    fault = made.recover(first, iteration=3, stage="rollout", redone_s=0.0)
+    assert fault.moved == ("env rank 0 to accelerator 8", "env rank 1 to accelerator 8")
+    assert len(cluster.restarted) == 6
+    assert len(made._history.recent) == 2, "each accelerator counts once"
+
+
+def test_a_rank_that_has_moved_is_not_restarted_for_another(groups: dict[str, Group]) -> None:
+    made, cluster = recovery(groups, [])
+    groups["env"].ranks[0] = None
+    groups["env"].slots = cluster.placed = [slot_of("env", rank) for rank in range(2)]
+    cluster.free, cluster.next_failed = [7], [broken(1, 1), broken(1, 1), died("rollout")]
+    made.recover(broken(1, 1), iteration=3, stage="rollout", redone_s=0.0)
+    assert cluster.restarted == [{"env": {0}}, {"env": {1}}, {"env": {0, 1}}, {"rollout": {0}}]
+
+
+class Slow(Worker):
+    """Is set up only when it is told to give up, on ranks that its config has by then."""
+
+    def setup(self) -> None:
+        if self.context.rank in self.config:
+            self.context.cancelled.wait()
+
+
+@pytest.mark.parametrize(("hung", "blamed"), [([2], WorkerError), ([0, 2], WorkerTimeout)])
+def test_a_start_that_is_late_blames_a_rank_only_if_it_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, hung: list[int], blamed: type[WorkerError | WorkerTimeout]
+) -> None:
+    now = list[int]()
+
+    def again(
+        self: InlineLauncher, specs: Sequence[GroupSpec], slots: Collection[Slot]
+    ) -> dict[str, list[WorkerHandle]]:
+        now.extend(hung)
+        return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
+
+    monkeypatch.setattr(InlineLauncher, "restart", again)
+    ray = RayConfig(start_timeout_s=0.3)
+    with Machines(topology=Topology.uniform(1, 3, "emulated"), launcher="inline", ray=ray) as cluster:
+        placed = FlexiblePlacementStrategy([[0], [1], [2]])
+        group = cluster.launch_all({"actor": (Slow.create_group(now), placed, {})})["actor"]
+        group.outlast = "give up"
+        with pytest.raises(blamed, match=r"actor.setup: not finished after 0.3 s") as late:
+            cluster.restart({"actor": {0, 1, 2}})
+        group.wait_wound_down()
+        assert sorted(group.lost()) == hung
+        assert f"still working: actor rank{'s' * (len(hung) > 1)} {','.join(map(str, hung))} in setup" in str(
+            late.value
+        )
+        if isinstance(late.value, WorkerError):
+            assert late.value.rank == 2
+
+
 def test_all_that_is_on_an_accelerator_moves_to_another_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, Sequence[int]]] = []
     monkeypatch.setattr(InlineLauncher, "take", lambda self, *asked: taken.append(asked) or True)
@@ -138,3 +237,41 @@ def test_all_that_is_on_an_accelerator_moves_to_another_of_its_node(monkeypatch:
         assert taken == [(1, [3])]
         assert cluster.move("actor", 1) == [], "none is free but the one that was given up"
         assert [slot.accelerators for slot in cluster.move("env", 0)] == [(1,)]
+
+
+def ray_launcher() -> Any:
+    """Return one that would join a Ray."""
+    from rlplace.workers.ray_launch.launcher import RayLauncher
+
+    return RayLauncher(
+        Topology.uniform(1, 4, "cuda"), RayConfig(address="127.0.0.1:1"), CommConfig(), {}, template=None, tell=print
+    )
+
+
+def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    from rlplace.workers.ray_launch import launcher as module
+
+    def get(asked: object, *, timeout: float) -> None:
+        raise GetTimeoutError(f"{asked} for {timeout:g} s")
+
+    removed: list[object] = []
+    bundles = types.SimpleNamespace(wait=lambda timeout_s: True)
+    monkeypatch.setattr(module, "placement_group", lambda *_, **__: bundles)
+    monkeypatch.setattr(module, "remove_placement_group", removed.append)
+    monkeypatch.setattr(module, "_ask", lambda *_: "the ids")
+    monkeypatch.setattr(module.ray, "get", get)
+    launcher = ray_launcher()
+    launcher._machines = [Machine(id="a", address="10.0.0.2", total={"GPU": 4.0})]
+    launcher._reserved = {0: NodeUse(node=0, accelerators=(0,), kind="cuda")}
+    assert not launcher.take(0, [3])
+    assert removed == [bundles]
+    assert launcher._reserved[0].accelerators == (0,)
+    with pytest.raises(ClusterError, match="start_timeout_s: 1 worker processes did not start") as late:
+        launcher.reserve([slot_of("env")])
+    assert late.value.code == "workers-late"
+
+
+def test_without_a_reservation_no_node_can_be_lost() -> None:
+    assert ray_launcher().lost_nodes() == {}, "nor is Ray asked, which was not joined"

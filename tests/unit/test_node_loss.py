@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from rlplace.report.summary import SIMULATED, Progress
 from rlplace.resume import resumed
 from rlplace.run import JobSpec, job_spec
 from rlplace.run import run as train
+from rlplace.signals import Signals
+from rlplace.train import _run
 
 FOLDER = Path("runs/job/now")
 MACHINES = {"num_nodes": 2, "accelerators_per_node": 4, "accelerator": {"kind": "emulated", "memory": "2GiB"}}
@@ -113,6 +116,25 @@ def test_a_loss_while_workers_are_started_again_is_another_loss(
         assert (ended.value.nodes, ended.value.folder) == ({1}, checkpoint.folder)
         (event,) = history.ready(trained_s=0.0)
         assert event.what.startswith("node 1 (10.0.0.3) was lost with actor rank 2, actor rank 3, env rank 2,")
+
+
+def test_a_loss_is_told_once_where_the_new_workers_find_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = ClusterError.about("cluster-too-small", "cluster.num_nodes", "the cluster has 1 node")
+    ends = [lost(), refused, None]
+
+    def ended(*_: object, **__: object) -> None:
+        if (error := ends.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr("rlplace.run.run", ended)
+    monkeypatch.setattr(node_loss, "await_machines", lambda *_: None)
+    found = types.SimpleNamespace(text="resumes", checkpoint=None)
+    monkeypatch.setattr(node_loss, "resumed", lambda job: found)
+    _run(job(on_node_loss="wait"), None, Signals())
+    said = capsys.readouterr().out
+    assert (said.count(str(lost())), said.count(str(refused)), ends) == (1, 1, [])
 
 
 def go_on(before: Prepared, history: History | None = None) -> tuple[Prepared, list[str]]:

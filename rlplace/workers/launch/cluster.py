@@ -188,19 +188,28 @@ class Cluster:
         """Start lost ranks again on their slots, empty all channels, and have all groups take calls again.
 
         For groups that outlast failures and have wound down, or are idle. `lost`: with their peers. New workers are
-        set up. Raises ClusterError and WorkerError, also for one that is not ready after `ray.start_timeout_s`.
+        set up. Raises ClusterError; WorkerError; WorkerTimeout where workers are not ready after `ray.start_timeout_s`
+        and it cannot be said on which accelerators the cause is.
         """
         specs = [self._specs[name] for name in lost]
         slots = {spec.slots[rank] for spec in specs for rank in lost[spec.name]}
-        started = self._launcher.restart(specs, slots)
+        try:
+            started = self._launcher.restart(specs, slots)
+        except ClusterError as error:
+            if error.code != "workers-late":
+                raise
+            raise WorkerTimeout(error.problem) from error
         for name, group in self._groups.items():
             group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
         setups = [self._groups[name].execute_on(ranks).setup() for name, ranks in lost.items()]
         try:
             wait_all(setups, self._ray.start_timeout_s)
         except WorkerTimeout as late:
+            places = {call.slot.accelerators for pending in setups for call in pending.calls if not call.done()}
             for pending in setups:
-                pending.fail_late(Failure(what=late.problem.what, cause=late))
+                pending.fail_late(Failure(what=str(late), cause=late))
+            if len(places) > 1:  # most of them wait for another
+                raise
             wait_all(setups)
         self._launcher.empty(self._channels.values())
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -110,11 +110,16 @@ class RayLauncher:
         if not self._bundles.wait(waited_s):
             raise reservation.not_free(needed, self._machines, self._session.free(), waited_s)
         asked = {
-            node: _ask_gpus(self._bundles, index, len(use.accelerators))
+            node: _ask(_given_gpus, self._bundles, index, len(use.accelerators))
             for index, (node, use) in enumerate(needed.items())
             if use.kind == "cuda" and use.accelerators
         }
-        for node, (ids, gpus) in zip(asked, ray.get(list(asked.values())), strict=True):
+        limit_s = self._config.start_timeout_s
+        try:
+            given = ray.get(list(asked.values()), timeout=limit_s)
+        except GetTimeoutError as error:
+            raise _late([f"one that lists the GPUs of node {node}" for node in asked], limit_s) from error
+        for node, (ids, gpus) in zip(asked, given, strict=True):
             use = needed[node]
             needed[node] = dataclasses.replace(use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus)
 
@@ -124,11 +129,16 @@ class RayLauncher:
         if use.kind == "cuda":
             label = {"ray.io/node-id": self._machines[node].id}
             more = placement_group([{"GPU": float(len(accelerators))}], bundle_label_selector=[label])
-            if not more.wait(_FREE_S):
+            try:
+                given = more.wait(_FREE_S) and ray.get(
+                    _ask(_given_ids, more, 0, len(accelerators)), timeout=self._config.start_timeout_s
+                )
+            except RayError:  # late, or its node is gone
+                given = None
+            if not given:
                 remove_placement_group(more)
                 return False
             self._more.append(more)
-            given, _ = ray.get(_ask_gpus(more, 0, len(accelerators)))
             ids = dict(zip(accelerators, given, strict=True))
         numbers = tuple(sorted((*use.accelerators, *accelerators)))
         self._reserved[node] = dataclasses.replace(use, accelerators=numbers, ids={**use.ids, **ids})
@@ -172,7 +182,7 @@ class RayLauncher:
     def lost_nodes(self) -> dict[int, str]:
         """Return the nodes in use that are gone, rank -> address. Waits for Ray's word where one does not answer."""
         until = time.monotonic() + _DECIDED_S
-        while not self._session.local:
+        while self._reserved and not self._session.local:
             servers = self._session.servers()
             used = {node: self._machines[node] for node in self._reserved}
             lost = {node: machine.address for node, machine in used.items() if machine.id not in servers}
@@ -268,14 +278,7 @@ class RayLauncher:
                 tell(f"{name}: {len(references)} worker{'s' * (len(references) > 1)} started")
         if late:
             missing = [f"{slot.owner} (node {slot.node})" for slot, reference in asked.items() if reference in late]
-            raise ClusterError.about(
-                "workers-late",
-                "cluster.ray.start_timeout_s",
-                f"{len(missing)} worker processes did not start within {limit_s:g} s",
-                got=", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
-                why="an overloaded node starts processes slowly, one without memory not at all",
-                fix=f"cluster.ray.start_timeout_s={2 * limit_s:g}, or fewer ranks",
-            )
+            raise _late(missing, limit_s)
         reports = {}
         for slot, reference in asked.items():
             try:
@@ -339,13 +342,28 @@ def _listens(address: str, port: int) -> bool:
     return True
 
 
-def _ask_gpus(bundles: PlacementGroup, index: int, count: int) -> Any:
-    """Ask which GPUs Ray gives in a bundle that has `count` of them. Returns a reference to what `_given_gpus` does."""
+def _late(missing: Sequence[str], limit_s: float) -> ClusterError:
+    return ClusterError.about(
+        "workers-late",
+        "cluster.ray.start_timeout_s",
+        f"{len(missing)} worker processes did not start within {limit_s:g} s",
+        got=", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
+        why="an overloaded node starts processes slowly, one without memory not at all",
+        fix=f"cluster.ray.start_timeout_s={2 * limit_s:g}, or fewer ranks",
+    )
+
+
+def _ask(what: Callable[[], object], bundles: PlacementGroup, index: int, count: int) -> Any:
+    """Call `what` where Ray gives the `count` GPUs of a bundle. Returns a reference to its result."""
     strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=index)
-    return ray.remote(_given_gpus).options(num_cpus=0, num_gpus=count, scheduling_strategy=strategy).remote()
+    return ray.remote(what).options(num_cpus=0, num_gpus=count, scheduling_strategy=strategy).remote()
+
+
+def _given_ids() -> list[str]:
+    """List the ids of the GPUs that Ray gave to this process, in order."""
+    return sorted(map(str, ray.get_gpu_ids()), key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu))
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:
-    """List the ids of the GPUs that Ray gave to this process, in order, and all GPUs of its node."""
-    ids = sorted(map(str, ray.get_gpu_ids()), key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu))
-    return ids, list_gpus()
+    """List these ids, and all GPUs of the node."""
+    return _given_ids(), list_gpus()

@@ -30,7 +30,7 @@ from rlplace.errors import (
 from rlplace.placement.language.slots import Slot, owner_of
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.launch.cluster import Cluster
-from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, gave_up
+from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, first_failure_s, gave_up
 
 REPLACED = ("env", "rollout", "reference", "reward")  # roles
 _HOUR_S = 3600.0
@@ -154,9 +154,7 @@ class Recovery:
 
         `back`: the run has to go back to its newest checkpoint in any case. Where it has, `went_back` is to be called.
         """
-        came = time.monotonic()
-        failures = [call.failed_at_s for group in self._groups.values() for call in group.failed_calls]
-        began = min([came, *failures])
+        began, came = first_failure_s(self._groups.values()), time.monotonic()
         late = isinstance(error, WorkerTimeout)
         for group in self._groups.values():
             if late and group.at_work:  # it will not end by itself

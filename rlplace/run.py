@@ -7,8 +7,7 @@ import dataclasses
 import itertools
 import json
 import time
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from rlplace.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
-from rlplace.workers.launch.group import WorkerGroup
+from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
@@ -176,7 +175,7 @@ def _run(
         policies: dict[str, Path] = {}
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
-            named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups)
+            named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups.values())
             with _watched(job, cluster, groups, channels), signals.patient(patience_s), named:
                 try:
                     while not policies:
@@ -235,7 +234,7 @@ def _naming_lost_nodes(
     history: History,
     newest: Callable[[], Path],
     loop: Loop | None = None,
-    groups: Mapping[str, WorkerGroup] = types.MappingProxyType({}),
+    groups: Collection[WorkerGroup] = (),
 ) -> Iterator[None]:
     """Raise NodeLost for an error of a run that was ready before, if it has lost nodes. `newest`: as its folder."""
     try:
@@ -243,8 +242,7 @@ def _naming_lost_nodes(
     except RlplaceError as error:
         if history.ready_s is None or not (lost := cluster.lost_nodes()):
             raise
-        calls = [call for group in groups.values() for call in group.failed_calls]
-        failed_at_s = min([time.monotonic(), *(call.failed_at_s for call in calls)])
+        failed_at_s = first_failure_s(groups)
         under_way_s = 0.0 if loop is None or loop.began_s is None else failed_at_s - loop.began_s
         raise _node_lost(job, history, lost, error, failed_at_s, under_way_s, newest()) from error
 

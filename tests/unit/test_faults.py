@@ -222,6 +222,28 @@ def test_a_start_that_is_late_blames_a_rank_only_if_it_is_the_only_one(
             assert late.value.rank == 2
 
 
+def test_processes_that_do_not_start_in_time_are_tried_again(
+    groups: dict[str, Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as others that fail; none of them moves, since none has seen its accelerator."""
+    made, _ = recovery(groups, [])
+    tried: list[object] = []
+
+    def again(self: InlineLauncher, *asked: object) -> None:
+        tried.append(asked)
+        key, what = "cluster.ray.start_timeout_s", "1 worker processes did not start within 120 s"
+        raise ClusterError.about("workers-late", key, what, got="env rank 0 (node 0)")
+
+    monkeypatch.setattr(InlineLauncher, "restart", again)
+    monkeypatch.setattr(Machines, "with_peers", lambda self, lost: {"env": {0}})
+    with Machines(topology=Topology.uniform(1, 3, "emulated"), launcher="inline") as cluster:
+        cluster.launch_all({"env": (Worker.create_group(), FlexiblePlacementStrategy([[0]]), {})})
+        made._cluster = cluster
+        with pytest.raises(WorkerTimeout, match=r"workers-late(.|\n)*env rank 0 \(node 0\)(.|\n)*twice more"):
+            made.recover(died("env"), iteration=3, stage="rollout", redone_s=0.0)
+    assert len(tried) == 3
+
+
 def test_all_that_is_on_an_accelerator_moves_to_another_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, Sequence[int]]] = []
     monkeypatch.setattr(InlineLauncher, "take", lambda self, *asked: taken.append(asked) or True)

@@ -130,10 +130,11 @@ class Pending:
         return wait_all([self], timeout_s)[0]
 
     def fail_late(self, failure: Failure) -> None:
-        """Take the workers that have not answered for lost."""
-        for call in self.calls:
-            if not call.done():
-                self.group.fail(call, failure)
+        """Take the workers that have not answered for lost; all, though the first failure has the others give up."""
+        with self.group._lock:
+            for call in self.calls:
+                if not call.done():
+                    self.group.fail(call, failure)
 
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
@@ -186,6 +187,11 @@ def gave_up(error: BaseException | None) -> bool:
     return isinstance(error, WorkerError) and isinstance(error.cause, (ChannelBroken, ChannelTimeout))
 
 
+def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
+    """Return when the first call of these groups failed, by the monotonic clock; now where none has."""
+    return min([time.monotonic(), *(call.failed_at_s for group in groups for call in group.failed_calls)])
+
+
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
     """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
     late = {p: ranks for p in pending if (ranks := [call.slot.rank for call in p.calls if not call.done()])}
@@ -235,7 +241,7 @@ class WorkerGroup:
         self.handles = tuple(handles)
         self.grace_s = grace_s
         self._open: dict[Call, None] = {}  # in the order in which they were made
-        self._lock = threading.Lock()  # for what follows, and the calls above
+        self._lock = threading.RLock()  # for what follows, and the calls above
         self._winding_down: threading.Thread | None = None
         self._closed = self._stopped = False
 

@@ -178,6 +178,11 @@ class Topology:
         return self
 
     @property
+    def memory_bytes(self) -> list[int]:
+        """Bytes of each accelerator, by its global number."""
+        return [node.memory_bytes for node in self.nodes for _ in range(node.accelerators)]
+
+    @property
     def num_nodes(self) -> int:
         return len(self.nodes)
 

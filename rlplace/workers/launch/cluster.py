@@ -333,7 +333,7 @@ class InlineLauncher:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._account = MemoryAccount.of(topology)
+        self._account = MemoryAccount(topology.memory_bytes)
         self._channels: list[Channel] = []
 
     def start(self) -> None:

@@ -1,20 +1,26 @@
-"""The memory of accelerators: one Device per worker, one MemoryAccount for all emulated accelerators of a job."""
+"""The memory of accelerators: a Device per worker, a MemoryAccount for the emulated accelerators of a machine."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rlplace.errors import AcceleratorOutOfMemory, ClusterError, Problem
 from rlplace.placement.language.slots import Slot, component_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.units import exact_bytes
 
-if TYPE_CHECKING:
-    from rlplace.workers.ray_launch.actors import RayAccount
+_ACCOUNT_S = 60.0  # for others to let go of an account, which they hold for less than a millisecond
+_LOOK_S = 0.0002
+Held = dict[int, dict[tuple[str, str], int]]  # accelerator -> (owner, label) -> bytes
 
 
 class Device:
@@ -33,7 +39,7 @@ class Device:
         return 0
 
     def worker_ended(self) -> None:
-        """Take everything out of the account; called by the driver."""
+        """Take everything out of the account, also what an earlier worker of that name has left in it."""
 
 
 class MemoryAccount:
@@ -42,38 +48,92 @@ class MemoryAccount:
     def __init__(self, capacity_bytes: Sequence[int]) -> None:
         """`capacity_bytes[n]` is what global accelerator n has."""
         self.capacity_bytes = tuple(capacity_bytes)
-        self._held: list[dict[tuple[str, str], int]] = [{} for _ in capacity_bytes]  # (owner, label) -> bytes
+        self._held: Held = {}
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, topology: Topology) -> MemoryAccount:
-        return cls([node.memory_bytes for node in topology.nodes for _ in range(node.accelerators)])
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Held]:
+        """Give what is held, to be read or changed by no one else meanwhile."""
+        with self._lock:
+            yield self._held
 
     def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
         """Account memory of a worker, on accelerators by their global numbers. Raises AcceleratorOutOfMemory."""
         assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
-        with self._lock:
+        with self._opened() as held:
             for number in accelerators:
-                others = {r: b for r, b in self._held[number].items() if r != resident}
+                others = {r: b for r, b in held.get(number, {}).items() if r != resident}
                 if sum(others.values()) + size_bytes > self.capacity_bytes[number]:
                     raise out_of_memory(owner, what, size_bytes, number, self.capacity_bytes[number], others)
             for number in accelerators:
-                self._held[number][resident] = size_bytes
+                held.setdefault(number, {})[resident] = size_bytes
 
     def release(self, owner: str, what: str) -> None:
-        with self._lock:
-            for residents in self._held:
+        with self._opened() as held:
+            for residents in held.values():
                 residents.pop((owner, what), None)
 
     def release_all(self, owner: str) -> None:
-        with self._lock:
-            self._held = [{r: b for r, b in residents.items() if r[0] != owner} for residents in self._held]
+        with self._opened() as held:
+            for residents in held.values():
+                for resident in [resident for resident in residents if resident[0] == owner]:
+                    del residents[resident]
 
     def held_bytes(self, owner: str) -> int:
-        with self._lock:
-            sums = [sum(b for (o, _), b in residents.items() if o == owner) for residents in self._held]
+        with self._opened() as held:
+            sums = [sum(b for (o, _), b in residents.items() if o == owner) for residents in held.values()]
         return max(sums, default=0)  # equal on all accelerators of a worker
+
+
+class SharedAccount(MemoryAccount):
+    """A MemoryAccount in a file, for the processes of one machine. Picklable.
+
+    A process that is killed leaves the file whole, and the lock free. Raises ClusterError where one that stands still
+    has the lock.
+    """
+
+    def __init__(self, capacity_bytes: Sequence[int], file: Path) -> None:
+        """`file`: in a folder of the job, which only its user can open; it need not be there yet."""
+        self.capacity_bytes, self._file = tuple(capacity_bytes), file
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Held]:
+        with open(self._file.with_suffix(".lock"), "ab") as lock:
+            self._lock_file(lock.fileno())
+            before = self._file.read_text(encoding="utf-8") if self._file.exists() else "{}"
+            held: Held = {
+                int(number): {(owner, what): size for owner, what, size in residents}
+                for number, residents in json.loads(before).items()
+            }
+            yield held
+            rows = {number: [[*resident, size] for resident, size in of.items()] for number, of in held.items()}
+            if (after := json.dumps(rows)) != before:
+                new = self._file.with_suffix(".new")
+                new.write_text(after, encoding="utf-8")
+                os.replace(new, self._file)
+
+    def release_all(self, owner: str) -> None:
+        """Do nothing on another machine than the worker's: the next of its name does it."""
+        if self._file.parent.exists():
+            super().release_all(owner)
+
+    def _lock_file(self, lock: int) -> None:
+        until = time.monotonic() + _ACCOUNT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as held:
+                if time.monotonic() > until:
+                    raise ClusterError.about(
+                        "account-held",
+                        str(self._file),
+                        f"the account of emulated memory was not free within {_ACCOUNT_S:g} s",
+                        why="another process of the job stands still while it has it",
+                        fix="end that process",
+                    ) from held
+                time.sleep(_LOOK_S)
 
 
 def out_of_memory(
@@ -132,7 +192,7 @@ def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemo
 class EmulatedDevice(Device):
     """Accelerators that are only an account: the worker computes on the CPU. Picklable when its account is."""
 
-    def __init__(self, account: MemoryAccount | RayAccount, slot: Slot) -> None:
+    def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
         self._slot = slot
 
@@ -205,7 +265,7 @@ class CudaDevice(Device):
 def make_device(
     slot: Slot,
     topology: Topology,
-    account: MemoryAccount | RayAccount | None,
+    account: MemoryAccount | None,
     *,
     index: int,
     uuids: Sequence[str] = (),

@@ -1,4 +1,4 @@
-"""What runs in Ray processes, and its handles in the driver: workers, and the account of emulated memory."""
+"""What runs in the Ray processes of workers, and its handles in the driver."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from typing import Any
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.placement.language.slots import Slot
-from rlplace.placement.machines.topology import Topology
-from rlplace.workers.launch.devices import Device, MemoryAccount
+from rlplace.workers.launch.devices import Device
 from rlplace.workers.launch.group import WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
 
-_ACCOUNT_S = 60.0  # for the account of emulated memory to answer
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
 
 
@@ -191,30 +188,3 @@ def answer_of(reference: Any, timeout_s: float) -> Any:
         return ray.get(reference, timeout=timeout_s)
     except RayTaskError as error:
         raise error.cause from None
-
-
-class RayAccount:
-    """A MemoryAccount in an actor, which all workers of a job call. Picklable; calls wait for their answer."""
-
-    def __init__(self, topology: Topology, command: str | None) -> None:
-        """`command`: what starts its process in place of Python."""
-        here = NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=True
-        )  # lost with the driver
-        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here}
-        if command:
-            options["runtime_env"] = {"py_executable": command}
-        capacity_bytes = MemoryAccount.of(topology).capacity_bytes
-        self._keeper: Any = ray.remote(MemoryAccount).options(**options).remote(capacity_bytes)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):  # pickle looks for what it has not
-            raise AttributeError(method)
-        return lambda *arguments: answer_of(getattr(self._keeper, method).remote(*arguments), _ACCOUNT_S)
-
-    def release_all(self, owner: str) -> None:
-        """Release everything of a worker. Does not wait: the driver calls it when workers end."""
-        self._keeper.release_all.remote(owner)
-
-    def stop(self) -> None:
-        ray.kill(self._keeper)

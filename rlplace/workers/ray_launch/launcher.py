@@ -29,12 +29,12 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
-from rlplace.workers.launch.devices import Device, make_device
+from rlplace.workers.launch.devices import Device, SharedAccount, make_device
 from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus
 from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
-from rlplace.workers.ray_launch.actors import CONTROL, RayAccount, RayHost, RayProcess, RayWorker, explain, thread_of
+from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
@@ -72,7 +72,6 @@ class RayLauncher:
         self._config = config
         self._comm = comm
         self._session = RaySession(config)
-        self._account: RayAccount | None = None
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
@@ -94,8 +93,6 @@ class RayLauncher:
         self._channels = JobChannels(
             self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
         )
-        if any(node.kind == "emulated" for node in self._topology.nodes):
-            self._account = RayAccount(self._topology, self._templates.command_here())
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Take, once, what `slots` use, None for all; blocks until it is free. ClusterError names what is missing."""
@@ -254,9 +251,11 @@ class RayLauncher:
         return [RayWorker(slot, self._device(slot), process, number) for number, slot in enumerate(slots)]
 
     def _device(self, slot: Slot) -> Device:
+        assert self._channels is not None, "start makes the folders"
         index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
         uuids = self._reserved[slot.node].uuids(slot)
-        return make_device(slot, self._topology, self._account, index=index, uuids=uuids)
+        account = SharedAccount(self._topology.memory_bytes, self._channels.folder(slot.node) / "accelerators")
+        return make_device(slot, self._topology, account, index=index, uuids=uuids)
 
     def _reports(
         self, workers: Mapping[Slot, RayWorker], serving: set[str], tell: Callable[[str], None]
@@ -315,11 +314,9 @@ class RayLauncher:
             if self._channels is not None:
                 self._channels.close()
             if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it
-                if self._account is not None:
-                    self._account.stop()
                 for bundles in filter(None, (self._bundles, *self._more)):
                     remove_placement_group(bundles)
-                self._account, self._bundles, self._more, self._reserved = None, None, [], {}
+                self._bundles, self._more, self._reserved = None, [], {}
         finally:
             self._session.close()
             processes, self._processes = list(self._processes.values()), {}

@@ -40,10 +40,6 @@ class Templates:
             except RayError as error:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
-    def command_here(self) -> str | None:
-        """Return what starts a fork of the template of this machine."""
-        return self._here.command() if self._here is not None else None
-
     def command(self, node: int) -> str | None:
         """Return what starts a fork on a node in place of Python."""
         if self._here is not None:

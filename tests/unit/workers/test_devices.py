@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlplace.errors import AcceleratorOutOfMemory, ClusterError
-from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount
+from rlplace.workers.launch import devices
+from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount, SharedAccount
 from tests.open_calls import slot_of
 
 
@@ -63,6 +66,39 @@ def test_alone_the_fix_is_more_memory() -> None:
     copy = pickle.loads(pickle.dumps(refused.value))
     assert isinstance(copy, AcceleratorOutOfMemory)
     assert copy.problem == refused.value.problem
+
+
+def test_processes_share_an_account(tmp_path: Path) -> None:
+    """Ten of them take and give back beside each other; one is killed while it does."""
+    account = SharedAccount([1000, 1000], tmp_path / "accelerators")
+    device(account, "env", 1).acquire(600, "pool")
+    busy = [multiprocessing.Process(target=take_and_give, args=(account, n)) for n in range(10)]
+    for process in busy:
+        process.start()
+    busy[0].kill()
+    for process in busy:
+        process.join(60)
+    assert [process.exitcode for process in busy[1:]] == [0] * 9
+    account.release_all("0 rank 0")
+    assert [account.held_bytes(f"{n} rank 0") for n in range(10)] == [0] + [7] * 9
+    with pytest.raises(AcceleratorOutOfMemory, match="env rank 0: pool 600 bytes"):
+        device(pickle.loads(pickle.dumps(account)), "actor", 1).acquire(401, "weights")
+
+
+def take_and_give(account: SharedAccount, number: int) -> None:
+    own = device(account, str(number), 0)
+    for _ in range(100):
+        own.acquire(7, "weights")
+        own.acquire(number, "work")
+        own.release("work")
+
+
+def test_a_process_that_stands_still_with_the_account_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_ACCOUNT_S", 0.1)
+    account = SharedAccount([10], tmp_path / "accelerators")
+    with account._opened(), pytest.raises(ClusterError) as late:
+        account.held_bytes("actor rank 0")
+    assert late.value.code == "account-held"
 
 
 @pytest.mark.parametrize(("seen", "fits"), [("1a", True), ("2b", False), ("of a MIG slice", True)])

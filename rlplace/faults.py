@@ -203,8 +203,8 @@ class Recovery:
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
         """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
 
-        Ranks that are where a rank fails twice more, while it starts, move to other accelerators: return these slots,
-        too. Raises the last error if there are none.
+        Ranks that are where one has failed _TRIES times move to other accelerators: return these slots, too. Raises the
+        last error if there are none.
         """
         found, moved, failures = set[tuple[str, int]](), dict[str, Slot](), Counter[str]()
         while True:
@@ -238,9 +238,11 @@ class Recovery:
 
     def _move(self, error: WorkerError | WorkerTimeout) -> dict[str, Slot]:
         """Move the ranks that are where `error` was raised; return their new slots. Raises it where they cannot."""
-        slots = self._cluster.move(error.component, error.rank) if isinstance(error, WorkerError) else []
+        if isinstance(error, WorkerTimeout):
+            raise noted(error, f"{_TRIES} times now")
+        slots = self._cluster.move(error.component, error.rank)
         if not slots:
-            raise noted(error, "twice more while it was started again, and there is no other accelerator to move to")
+            raise noted(error, f"{_TRIES} times there, and there is no other accelerator to move to")
         self._before = None  # elsewhere, it may end otherwise
         return {slot.owner: slot for slot in slots}
 

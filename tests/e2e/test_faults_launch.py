@@ -199,5 +199,5 @@ def test_ranks_that_cannot_start_again_move_to_accelerators_that_are_free(tmp_pa
         assert stays == before[0]
         assert moved == shares
         assert moved not in before
-        with pytest.raises(WorkerError, match=r"no accelerator here\n.*twice more while it was started again"):
+        with pytest.raises(WorkerError, match=r"no accelerator here\n.*3 times there, and there is no other"):
             fail(2)

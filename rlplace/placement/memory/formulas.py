@@ -253,7 +253,7 @@ def policy_pass(widths: Sequence[int], samples: int, compute: int, kept_each: in
 def summed(size: int, ranks: int, *, on_host: bool) -> int:
     """What a sum over ranks holds beside what is summed: a copy by NCCL; on a host, pieces that go and that come.
     Source: rlplace.workers.training.ranks.
-    Accuracy: exact.
+    Accuracy: exact; more than is held where ranks of one host sum in shared memory, whose 512 KiB a rank are in no sum.
     """
     if ranks == 1:
         return 0

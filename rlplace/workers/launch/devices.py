@@ -106,15 +106,18 @@ class SharedAccount(MemoryAccount):
                 int(number): {(owner, what): size for owner, what, size in residents}
                 for number, residents in json.loads(before).items()
             }
-            yield held
-            rows = {number: [[*resident, size] for resident, size in of.items()] for number, of in held.items()}
-            if (after := json.dumps(rows)) != before:
-                new = self._file.with_suffix(".new")
-                new.write_text(after, encoding="utf-8")
-                os.replace(new, self._file)
+            try:
+                yield held
+                rows = {number: [[*resident, size] for resident, size in of.items()] for number, of in held.items()}
+                if (after := json.dumps(rows)) != before:
+                    new = self._file.with_suffix(".new")
+                    new.write_text(after, encoding="utf-8")
+                    os.replace(new, self._file)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a fork of another thread may keep it open
 
     def release_all(self, owner: str) -> None:
-        """Do nothing on another machine than the worker's: the next of its name does it."""
+        """Do nothing on another machine than the worker's."""
         if self._file.parent.exists():
             super().release_all(owner)
 

@@ -104,7 +104,7 @@ class WorkerHost:
                 folder=folder,
                 cancelled=self._cancelled,
             )
-            device.worker_ended()  # one before it, if that was killed on another machine than the driver's
+            device.worker_ended()  # one of that name before it, on another machine than the driver's
             self._worker = spec.worker(spec.config, self._context)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             self.refuse(error)

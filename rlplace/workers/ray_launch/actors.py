@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -18,6 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
+from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.launch.group import WorkerHandle
@@ -159,8 +161,11 @@ class RayWorker(WorkerHandle):
         if ray.is_initialized():
             self.cancel()
             self._in_its_thread("call").remote(self._number, "close", (), {})  # once it gives up
-            self._device.worker_ended()
         self._process.leave()
+        with contextlib.suppress(
+            ClusterError, OSError
+        ):  # what it holds goes with its accelerators, or with its successor
+            self._device.worker_ended()
 
     def _in_its_thread(self, method: str) -> Any:
         return getattr(self._process.actor, method).options(concurrency_group=thread_of(self._number))

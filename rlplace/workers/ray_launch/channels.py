@@ -30,6 +30,7 @@ from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
 from rlplace.config.schema import CommConfig
 from rlplace.errors import ChannelBroken, ChannelError, ChannelMisuse, ClusterError
 from rlplace.placement.channels import ChannelLocation
+from rlplace.workers.launch.devices import SharedAccount
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch.actors import CONTROL, RayProcess, answer_of
 from rlplace.workers.ray_launch.session import Guard
@@ -37,6 +38,7 @@ from rlplace.workers.ray_launch.session import Guard
 if TYPE_CHECKING:
     from rlplace.comm.network import ChannelServer, Keys
 
+ACCOUNT = "accelerators"  # in the job folder of a node
 DRIVER_APART = -1  # stands for the driver's node where it is none of the plan's
 _CLOSE_S = 5.0  # for another node to remove its folder
 _ANSWER_S = 5.0  # for a worker process to answer beside its work
@@ -109,6 +111,14 @@ class JobChannels:
 
     def folder(self, node: int) -> Path:
         return self._node(node).folder()
+
+    def account(self, node: int, capacity_bytes: Sequence[int]) -> SharedAccount:
+        """Return the account of a node's emulated accelerators."""
+        return SharedAccount(capacity_bytes, self._node(node).folder() / ACCOUNT)
+
+    def release(self, node: int, owners: Iterable[str]) -> None:
+        """Take what workers of a node have held out of its account. Raises ClusterError."""
+        self._node(node).release(tuple(owners))
 
     def close(self) -> None:
         nodes, self._nodes = self._nodes, {}
@@ -195,6 +205,11 @@ class NodeChannels:
         if self._server is not None:
             self._server.add(spec.name, channel)
         return channel.path
+
+    def release(self, owners: Iterable[str]) -> None:
+        """Take what these workers have held out of the account."""
+        for owner in owners:
+            SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
 
     def drop_weights(self) -> None:
         """Remove the double weight buffers; their memory goes with the last process that has them mapped."""

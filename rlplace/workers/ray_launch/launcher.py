@@ -29,7 +29,7 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
-from rlplace.workers.launch.devices import Device, SharedAccount, make_device
+from rlplace.workers.launch.devices import Device, make_device
 from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus
@@ -89,6 +89,9 @@ class RayLauncher:
         """Reach the machines, once. Raises ClusterError."""
         self._session.start()
         self._tell("Ray: started" if self._session.local else f"Ray: joined at {self._session.address}")
+        if not self._session.local:  # somebody has joined it since the template was made for this machine alone
+            self._templates.stop()
+            self._templates = Templates(None)
         self._machines = self._session.machines()
         self._channels = JobChannels(
             self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
@@ -174,6 +177,9 @@ class RayLauncher:
             self._workers.remove(worker)
         ended = [self._processes.pop(slot) for slot in list(self._processes) if slot.owner in owners]
         self._end_processes(ended, patience_s=0.0)
+        assert self._channels is not None, "start makes the folders"
+        for node in {slot.node for slot in slots}:
+            self._channels.release(node, [slot.owner for slot in slots if slot.node == node])
         return self._launch(specs, [slot for spec in specs for slot in spec.slots if slot in slots])
 
     def lost_nodes(self) -> dict[int, str]:
@@ -254,7 +260,7 @@ class RayLauncher:
         assert self._channels is not None, "start makes the folders"
         index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
         uuids = self._reserved[slot.node].uuids(slot)
-        account = SharedAccount(self._topology.memory_bytes, self._channels.folder(slot.node) / "accelerators")
+        account = self._channels.account(slot.node, self._topology.memory_bytes)
         return make_device(slot, self._topology, account, index=index, uuids=uuids)
 
     def _reports(

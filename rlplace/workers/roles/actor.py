@@ -125,7 +125,6 @@ class PolicyActor(Actor):
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.mlp",
-        "torch._dynamo",  # torch.optim imports it when it makes an optimizer
         "rlplace.workers.training.policy_learner",
         "rlplace.workers.training.state",
         "rlplace.comm.weights.host_sync",

@@ -27,7 +27,10 @@ MOST_BYTES = 16 * _SLOT_BYTES  # of larger ones every rank reads too much: ranks
 
 
 class SharedSum:
-    """One rank's view of the memory; all ranks make the same calls in the same order."""
+    """One rank's view of the memory; all ranks make the same calls in the same order.
+
+    After a TimeoutError it is of no use: ranks that start again map another file.
+    """
 
     def __init__(self, file: Path, rank: int, ranks: int, timeout_s: float) -> None:
         """Map `file`, which `create` has made for as many ranks. Raises OSError.
@@ -59,7 +62,7 @@ class SharedSum:
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over ranks of `values` [n] on the host, equal to the bit on all of them.
 
-        Raises TimeoutError. As with any collective, a rank that has ended leaves the others waiting.
+        Raises TimeoutError, also where a rank has ended: nothing says so here, as the socket of an exchange would.
         """
         parts = values.split(_SLOT_BYTES // values.itemsize)
         return self._sum(values) if len(parts) == 1 else torch.cat([self._sum(part) for part in parts])

@@ -83,3 +83,21 @@ def test_parameters_are_slices_of_one_tensor() -> None:
         assert torch.equal(part, before[name])
     flat.mul_(2.0)
     assert all(torch.equal(tensor, 2.0 * before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("actions", [ARM, BUTTONS])
+def test_with_rounded_weights_the_gradient_is_nearly_that_of_autograd(
+    actions: ContinuousActions | DiscreteActions,
+) -> None:
+    module, generator = policy(actions), torch.Generator().manual_seed(2)
+    observations = torch.randn(64, 4, generator=generator)
+    taken = torch.randint(3, (64, 1)) if actions is BUTTONS else torch.randn(64, 6, generator=generator)
+    slopes = torch.randn(64, generator=generator), -0.2, torch.randn(64, generator=generator)
+    _, _, expected = by_autograd(module, observations, taken, slopes)
+    rounded = flatten(module).bfloat16()
+    gradient = torch.full_like(rounded, torch.nan)
+    passes = Passes(module, rounded, gradient)
+    with torch.inference_mode():
+        outputs, _ = passes.forward(observations)
+        passes.backward(passes.actions(outputs, taken), *slopes)
+    assert (gradient.float() - expected).norm() < 0.03 * expected.norm()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import pickle
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,20 +71,26 @@ def test_alone_the_fix_is_more_memory() -> None:
 
 
 def test_processes_share_an_account(tmp_path: Path) -> None:
-    """Ten of them take and give back beside each other; one is killed while it does."""
+    """Ten of them take and give back beside each other; one is killed while it has the account."""
     account = SharedAccount([1000, 1000], tmp_path / "accelerators")
     device(account, "env", 1).acquire(600, "pool")
-    busy = [multiprocessing.Process(target=take_and_give, args=(account, n)) for n in range(10)]
-    for process in busy:
+    busy = [multiprocessing.Process(target=take_and_give, args=(account, n)) for n in range(1, 10)]
+    killed = multiprocessing.Process(target=die_with, args=(account,))
+    for process in (*busy, killed):
         process.start()
-    busy[0].kill()
-    for process in busy:
+    for process in (*busy, killed):
         process.join(60)
-    assert [process.exitcode for process in busy[1:]] == [0] * 9
-    account.release_all("0 rank 0")
+    assert [process.exitcode for process in busy] == [0] * 9
+    assert killed.exitcode == -signal.SIGKILL
     assert [account.held_bytes(f"{n} rank 0") for n in range(10)] == [0] + [7] * 9
     with pytest.raises(AcceleratorOutOfMemory, match="env rank 0: pool 600 bytes"):
         device(pickle.loads(pickle.dumps(account)), "actor", 1).acquire(401, "weights")
+
+
+def die_with(account: SharedAccount) -> None:
+    with account._opened() as held:
+        held[0] = {("0 rank 0", "weights"): 999}
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def take_and_give(account: SharedAccount, number: int) -> None:

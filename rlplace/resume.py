@@ -178,17 +178,18 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
     view: PlanView = dataclasses.replace(job.view, name="now")
     return [
         render_diff(old.view, view),
-        *_cut_anew(old.plan, job.plan, "simulators" if job.config.kind == "mlp" else "prompts"),
+        *_cut_anew(old.plan, job.plan, simulated=job.config.kind == "mlp"),
     ]
 
 
-def _cut_anew(old: Plan, new: Plan, dealt: str) -> list[str]:
+def _cut_anew(old: Plan, new: Plan, *, simulated: bool) -> list[str]:
+    dealt = {"actor": "samples", "env": "simulators"} if simulated else {"env": "prompts"}  # what is not is sharded
     lines = []
     for component in ("actor", "critic", "reference", "env"):
         if component in old.placement.components and component in new.placement.components:
             before, now = old.placement.world_size(component), new.placement.world_size(component)
             if before != now:
-                what = f"{dealt} are dealt to" if component == "env" else "state is sharded over"
+                what = f"{dealt[component]} are dealt to" if component in dealt else "state is sharded over"
                 lines.append(f"    {component}: its {what} {now} rank{'s' * (now > 1)} instead of {before}")
     if lines:
         lines.append("    sums over ranks are added in another order: numbers agree to rounding, not to the bit")

@@ -148,7 +148,7 @@ def test_a_run_goes_on_with_the_machines_that_are_left(nodes: Any, tmp_path: Pat
     ended = run.stop()
     assert ended.code == 143, ended.err
     assert "cluster.num_nodes: 2 -> 1" in ended.out
-    assert "actor: its state is sharded over 2 ranks instead of 4" in ended.out
+    assert "actor: its samples are dealt to 2 ranks instead of 4" in ended.out
     assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
     (event,) = events(ended)
     assert "rollout rank 0" in event["what"]

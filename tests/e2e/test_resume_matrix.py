@@ -49,7 +49,8 @@ def ran(config: str, output: Path, job: Sequence[str], path: Sequence[Where]) ->
         assert moved.code == 0, moved.err
         assert number == 1 or f"goes on after iteration {EACH * (number - 1)}\n" in moved.out, "and no episode is cut"
         before, now = (ranks_of(place) for place in (path[max(0, number - 2)], where))
-        told = f"actor: its state is sharded over {now} rank{'s' * (now > 1)} instead of {before}\n"
+        cut = "samples are dealt to" if config == "hybrid_ppo" else "state is sharded over"
+        told = f"actor: its {cut} {now} rank{'s' * (now > 1)} instead of {before}\n"
         assert (told in moved.out) == (now != before), moved.out
     assert [line["iteration"] for line in moved.metrics()] == list(range(1, EACH * len(path) + 1))
     return whole, moved

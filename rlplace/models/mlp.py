@@ -19,7 +19,7 @@ from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiscreteOutput(NamedTuple):
@@ -147,4 +147,4 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     z = (actions - output.means) * torch.exp(-output.log_std)
     size = output.log_std.numel()
     squares = z.square().reshape(len(z), size).sum(dim=-1)
-    return -0.5 * squares - (output.log_std.sum() + size * _HALF_LOG_2PI)
+    return -0.5 * squares - (output.log_std.sum() + size * HALF_LOG_2PI)

@@ -7,7 +7,6 @@ results are those of `ActorCritic` and `sample`, to the bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import cast
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.models.mlp import ActorCritic, DiscreteOutput, sample
+from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, DiscreteOutput, sample
 
 _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
@@ -41,7 +40,7 @@ class MlpDecisions:
         if self._continuous:
             log_std = policy.log_std.float()
             self._std, self._precision = log_std.exp(), torch.exp(-log_std)
-            self._constant = log_std.sum() + self._outputs * (0.5 * math.log(2.0 * math.pi))
+            self._constant = log_std.sum() + self._outputs * HALF_LOG_2PI
 
     def __call__(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, log-probabilities and values; call it in inference mode."""

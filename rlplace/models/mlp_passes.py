@@ -10,7 +10,6 @@ Letters: N observations, O their size, K outputs (of all elements of an action),
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.models.mlp import ActorCritic
+from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic
 
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _ATEN = torch.ops.aten
 
 
@@ -143,8 +141,8 @@ class _Numbers:
         self._inverse, size, total = torch.exp(-log_std), log_std.numel(), log_std.sum()
         self._z = (actions - means).mul_(self._inverse)
         self._squares = self._z.square()
-        self.logprobs = self._squares.sum(dim=-1).mul_(-0.5).sub_(total + size * _HALF_LOG_2PI)  # [N]
-        self.entropies = (total + size * (0.5 + _HALF_LOG_2PI)).expand(len(means))  # [N]
+        self.logprobs = self._squares.sum(dim=-1).mul_(-0.5).sub_(total + size * HALF_LOG_2PI)  # [N]
+        self.entropies = (total + size * (0.5 + HALF_LOG_2PI)).expand(len(means))  # [N]
 
     def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
         """Return slopes of the means and of the log deviations."""

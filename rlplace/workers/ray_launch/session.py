@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,15 @@ _STARTED_HERE = {
     "RAY_enable_metrics_collection": "0",  # nobody reads them
     "RAY_prestart_worker_first_driver": "0",  # no idle processes: no job has use for them
     "RAY_worker_maximum_startup_concurrency": "8",  # by default the number of cores; forks wait for Ray in between
+    # For a server of Ray to be there: at first it may try its own object store too early, then wait for a second.
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+    "RAY_raylet_client_num_connect_attempts": "500",
 }
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
+_NODE_S = 30.0  # for a node to be listed, as in Ray
+_LOOK_S = 0.02
 
 _KILL = 'kill -9 "$@" 2>/dev/null'
 # A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
@@ -157,9 +162,9 @@ def _nothing_more() -> Iterator[None]:
     """Have `ray.init` start no more than workers need, and them by our `fork.py`. Ray has no public switches for that.
 
     Left out are the API server, which the others wait for, the dashboard's part of a node's agent, the autoscaler's
-    monitor, and the collection of logs. Its version is pinned.
+    monitor, and the collection of logs; a node that has started is seen at once. Its version is pinned.
     """
-    from ray._private import node, parameter, utils
+    from ray._private import node, parameter, services, utils
 
     left_out: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
     params = functools.partial(parameter.RayParams, setup_worker_path=fork.__file__, **left_out)
@@ -167,6 +172,7 @@ def _nothing_more() -> Iterator[None]:
         (parameter, "RayParams", params),
         (node.Node, "start_api_server", lambda *_, **__: None),
         (utils, "get_dashboard_dependency_error", lambda: "not wanted"),  # so agents start without it
+        (services, "get_node", functools.partial(_listed_node, services.get_node)),
     ]
     theirs = [(owner, name, getattr(owner, name)) for owner, name, _ in ours]
     try:
@@ -176,6 +182,18 @@ def _nothing_more() -> Iterator[None]:
     finally:
         for owner, name, value in theirs:
             setattr(owner, name, value)
+
+
+def _listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
+    """Return what Ray's `ask` does of a node once it is listed; `ask` by itself looks once a second."""
+    from ray._private import services, state
+
+    nodes, until = state.GlobalState(), time.monotonic() + _NODE_S
+    nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    while all(node["NodeID"] != node_id for node in nodes.node_table()) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    nodes.disconnect()
+    return ask(gcs_address, node_id)
 
 
 def _join(address: str) -> None:

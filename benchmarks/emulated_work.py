@@ -20,6 +20,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
 SAMPLES, TURNS, TOKENS = 64, 4, 320  # of an iteration; of a sample; of a sample on average
+PASS = 4  # samples of a forward and backward pass of one rank
 SEGMENT = 16  # tokens between two looks at what has arrived
 GB = 1_000_000_000
 CACHE_BYTES, MAPPED_BYTES = 24 * GB, 2 * GB  # mapping a whole cache takes as long as copying so much
@@ -152,11 +153,33 @@ class Actor(Emulated):
             self.context.channels["weights"].put(version, key=str(rank))
         return {}
 
+    def __init__(self, config: Job, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        self._accumulated: list[int] = []
+
+    def accumulate(self, iteration: int, version: int) -> Metrics:
+        """Compute passes of samples as they come; leave the last pass to `learn`."""
+        model, wait_s, passed = self.config.model(iteration), 0.0, 0
+        for number in range(1, len(self.shares()) + 1):
+            began = time.perf_counter()
+            self._accumulated.append(self.context.channels["samples"].get(key=str(self.context.rank)))
+            wait_s += time.perf_counter() - began
+            if number - passed > PASS:
+                self.compute(PASS * TOKENS * model.token_s, model)
+                passed += PASS
+        return {"actor/accumulate_wait_s": Metric(wait_s, "max")}
+
     def learn(self, iteration: int, version: int) -> Metrics:
         began, channel, model = time.perf_counter(), self.context.channels["samples"], self.config.model(iteration)
-        tokens = [channel.get(key=str(self.context.rank)) for _ in self.shares()]
-        wait_s = time.perf_counter() - began
-        self.compute(SAMPLES * TOKENS / self.context.world_size * model.token_s, model)  # balanced over ranks
+        due, passed = len(self.shares()), max(0, len(self._accumulated) - 1) // PASS * PASS
+        tokens = [
+            *self._accumulated,
+            *(channel.get(key=str(self.context.rank)) for _ in range(due - len(self._accumulated))),
+        ]
+        wait_s, self._accumulated = time.perf_counter() - began, []
+        self.compute(
+            (SAMPLES / self.context.world_size - passed) * TOKENS * model.token_s, model
+        )  # balanced over ranks
         self._next = iteration + 1
         return {
             "actor/wait_s": Metric(wait_s, "max"),

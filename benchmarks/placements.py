@@ -22,7 +22,7 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.emulated_work import SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
+from benchmarks.emulated_work import PASS, SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
 from rlplace.loop import make_loop
@@ -40,10 +40,11 @@ WORKERS: Mapping[str, type[Emulated]] = {"actor": Actor, "env": Env, "rollout": 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where components are, and how many versions rollout may run ahead of learning."""
+    """Where components are, how far rollout may run ahead of learning, whether gradients are accumulated early."""
 
     where: Mapping[str, str]
     ahead: int = 0
+    early: bool = False
 
 
 PLACEMENTS: Mapping[str, Placing] = {
@@ -51,6 +52,7 @@ PLACEMENTS: Mapping[str, Placing] = {
     "hybrid": Placing(where={"actor": "0-7", "env": "0-3", "rollout": "4-7"}),
     "hybrid, partial overlap": Placing(where={"actor": "0-5", "env": "0-3", "rollout": "4-7"}),
     "disaggregated": Placing(where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}),
+    "disaggregated, early": Placing(where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}, early=True),
     "disaggregated, 1 ahead": Placing(where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}, ahead=1),
     "disaggregated, 16": Placing(where={"actor": "0-7", "env": "8-11", "rollout": "12-15"}),
 }
@@ -97,7 +99,7 @@ def layout_of(placing: Placing) -> Plan:
         accelerator=AcceleratorConfig(kind="emulated", memory=80 * GIB),
     )
     topology = Topology.uniform(1, accelerators, "emulated", 80 * GIB)
-    needs = dataclasses.replace(text_needs(WORKERS), ahead=placing.ahead)
+    needs = dataclasses.replace(text_needs(WORKERS, accumulates=placing.early), ahead=placing.ahead)
     return plan_components(cluster, topology, needs=needs, offload=tuple(WORKERS))
 
 
@@ -108,6 +110,9 @@ def predict(layout: Plan, model: Model) -> float:
     """Seconds of an iteration: moves, sync, and in each stage whatever takes longest."""
     moves = sum(sum(_moves(layout, model, entry)) for entry in layout.schedule.entries.values())
     rollout, learning = _rollout(layout, model), _learning(layout, model)
+    if "actor" in layout.schedule.active["rollout"]:  # at best all passes but one are made meanwhile
+        last = learning * PASS * layout.placement.world_size("actor") / SAMPLES
+        return moves + model.sync_s + max(rollout + last, learning)
     return moves + model.sync_s + (max(rollout, learning) if layout.needs.ahead else rollout + learning)
 
 

@@ -7,6 +7,7 @@
      │          │          └ reference || rewards || critic || actor: scores of the samples, in turns where they
      │          │            share accelerators; after the last turn the actor computes advantages from the scores
      │          └ env || rollout: observations ⇄ actions, samples into their channels || scorers that keep up with them
+     │            || actor: gradients of the groups that are whole, where it accumulates
      └ actor pushes weights, rollout pulls them
 
 With `max_staleness` n > 0, engines generate while the actor learns::
@@ -81,6 +82,7 @@ class Loop:
         }
         # The components that score samples while others generate them.
         self._early = tuple(c for c in schedule.active["rollout"] if role_of(c) in ("reference", "reward"))
+        self._accumulates = "actor" in schedule.active["rollout"]
         bases = {base_stage(stage): stage for stage in schedule.stages}  # the last turn of each
         self._scored = bases.get("infer", "rollout" if self._early else None)  # after which all scores are there
         self._learned = bases["learn"]
@@ -281,6 +283,8 @@ class Loop:
 
     def _rollout(self, stage: str, index: int) -> list[Metrics]:
         generating = [self._groups["env"].run(index), self._groups["rollout"].generate(index)]
+        if self._accumulates:
+            generating.append(self._groups["actor"].accumulate(index, self.version))
         return self._gather([*generating, *self._score(index)])
 
     def _score(self, index: int) -> list[Pending]:

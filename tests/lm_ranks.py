@@ -156,6 +156,8 @@ def iterate(
         worker.move(Residency.FULL)
     elif worker.config.config.actor_infers:
         parts += [worker.infer(iteration, iteration), worker.compute_advantages(iteration)]
+    elif worker.config.config.algorithm.accumulate_early:
+        parts.append(worker.accumulate(iteration, iteration))
     return {name: metric for part in (*parts, worker.learn(iteration, iteration)) for name, metric in part.items()}
 
 

@@ -46,6 +46,7 @@ def check_job(config: Config, placement: HybridComponentPlacement, active: Needs
     if config.runs:  # neither batches nor ranks need divide: an engine takes samples while it has room
         yield from _check_prompts(config, placement)
         yield from _check_overlap(config, placement, active)
+        yield from _check_accumulation(config, placement, active)
 
 
 def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
@@ -122,6 +123,29 @@ def _check_overlap(config: Config, placement: HybridComponentPlacement, active: 
         why = f"above 0, rollout goes on while the actor learns; {component} shares accelerators {where}"
         fix = f"max_staleness: 0        (or other accelerators; or, where both fit, {component}.enable_offload: false)"
         yield _problem("overlap-takes-turns", "algorithm.max_staleness", what, active.ahead, why, fix)
+
+
+def _check_accumulation(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+    """Report `accumulate_early` where a gradient depends on more than its own group, or the actor has no place."""
+    algorithm, key = config.algorithm, "algorithm.accumulate_early"
+    if not algorithm.accumulate_early or "actor" not in placement.components:
+        return
+    samples = (algorithm.prompts or 0) * algorithm.samples_per_prompt
+    shared = [c for c in active.residency["rollout"] if c in placement.components and placement.shared("actor", c)]
+    scored = config.actor_infers or any(role_of(c) in ("critic", "reference", "reward") for c in config.placed)
+    normalized = algorithm.advantages_normalized or algorithm.normalize_rewards
+    hindrances = {
+        f"{', '.join(c for c in shared if c != 'actor')} shares its accelerators": any(c != "actor" for c in shared),
+        "with max_staleness, engines go on while the actor learns": algorithm.max_staleness > 0,
+        "there is more than one optimizer step": algorithm.epochs > 1 or (algorithm.train_batch or samples) < samples,
+        "samples are scored after they are generated": scored,
+        "advantages depend on other groups": normalized or algorithm.name in ("reinforce_pp", "reinforce_pp_baseline"),
+        "poisoned samples are left out, which is decided of all": config.skips_poison,
+    }
+    found = [why for why, hinders in hindrances.items() if hinders]
+    if found:
+        what = "the actor cannot learn from some groups while others are generated"
+        yield _problem("learns-late", key, what, True, "\n".join(found), "accumulate_early: false")
 
 
 def check_names(allow_resident: tuple[str, ...], components: tuple[str, ...]) -> Iterator[Problem]:

@@ -155,7 +155,8 @@ def needs_of(config: Config) -> Needs:
     names: Iterable[str] = placed_names(config.cluster.component_placement)
     if config.runs:
         names = ("actor", "rollout", "env", *scorers_of(names))
-    needs = text_needs(names, actor_infers=config.actor_infers, refreshed=config.reference.refresh_every > 0)
+    early, refreshed = config.runs and config.algorithm.accumulate_early, config.reference.refresh_every > 0
+    needs = text_needs(names, actor_infers=config.actor_infers, refreshed=refreshed, accumulates=early)
     return dataclasses.replace(needs, ahead=config.algorithm.max_staleness) if config.runs else needs
 
 

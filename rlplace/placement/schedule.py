@@ -7,9 +7,10 @@ An algorithm with frozen models and a critic declares stages whose components do
 
                actor     critic   rollout   env, agents   reference, rewards
     sync       weights            weights                 weights, of a reference that is refreshed
-    rollout                       full      full          full, if no other component uses their accelerators
+    rollout     full*             full      full          full, if no other component uses their accelerators
     infer      weights   full                             full
     learn      full      full
+                * to learn from groups that are whole, where it is asked for and no other uses its accelerators
 
 Such a stage is split where components that share accelerators have to run in turn::
 
@@ -104,12 +105,14 @@ _TEXT = {  # stages in the order in which they run; in each, components in the o
 }
 
 
-def text_needs(names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False) -> Needs:
+def text_needs(
+    names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False, accumulates: bool = False
+) -> Needs:
     """The needs of a job with these components; actor and rollout are always among them.
 
     `actor_infers`: the actor computes log-probabilities before it learns; None: if any component scores. `refreshed`:
-    the reference loads the actor's weights every few iterations. Names without a role are left out; placing one is
-    reported as an unknown component.
+    the reference loads the actor's weights every few iterations. `accumulates`: the actor begins to learn in rollout.
+    Names without a role are left out; placing one is reported as an unknown component.
     """
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
@@ -126,13 +129,14 @@ def text_needs(names: Iterable[str], *, actor_infers: bool | None = None, refres
         }
         for stage, row in _TEXT.items()
     }
+    early = (*_FROZEN, "actor") if accumulates else _FROZEN
     if not residency["infer"]:
         del residency["infer"]
     return Needs(
         stages=tuple(residency),
         residency=residency,
         divisible=tuple(stage for stage in ("infer", "learn") if stage in residency),
-        early={c: "rollout" for role in _FROZEN for c in components if role_of(c) == role},
+        early={c: "rollout" for role in early for c in components if role_of(c) == role},
     )
 
 
@@ -273,9 +277,10 @@ def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str,
 def split_stages(needs: Needs, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> Needs:
     """Split each divisible stage so that components that share accelerators run in turn.
 
-    A component starts early only if no other component uses its accelerators in that stage, or, when rollout is
-    asynchronous, in any stage. Two that share accelerators run one after the other if both leave them; a component
-    that stays would not take less memory by waiting. A stage in which no component is left is dropped.
+    A component starts early (a frozen one ends there too) only if no other component uses its accelerators in that
+    stage, or, when rollout is asynchronous, in any stage. Two that share accelerators run one after the other if both
+    leave them; a component that stays would not take less memory by waiting. A stage in which no component is left is
+    dropped.
     """
 
     def share(a: str, b: str) -> bool:  # a component that could not be placed shares nothing
@@ -286,7 +291,9 @@ def split_stages(needs: Needs, placement: HybridComponentPlacement, offload: Map
         busy = [c for row in rows.values() for c in row if c != component] if needs.ahead else rows[stage]
         if component in placement.components and not any(share(component, other) for other in busy):
             later = [rows[name] for name in needs.divisible if component in rows[name]]
-            rows[stage][component] = max(row.pop(component) for row in later)
+            rows[stage][component] = max(row[component] for row in later)
+            for row in later if role_of(component) in _FROZEN else ():  # what learns ends where it did
+                del row[component]
     residency: dict[str, Mapping[str, Residency]] = {}
     for stage, row in rows.items():
         if stage not in needs.divisible:

@@ -21,7 +21,12 @@ from typing import Any
 from rlplace.metrics import Metrics
 from rlplace.placement.show.svg import FONT, colour, style, width_of
 
-_WAITING = ("wait_s", "infer_wait_s", "put_s")  # last part of the metrics in which a rank reports waiting
+_WAITING = (
+    "wait_s",
+    "infer_wait_s",
+    "accumulate_wait_s",
+    "put_s",
+)  # last part of the metrics in which a rank reports waiting
 SYNC, MERGED = "sync", "rollout || learn"
 
 Occupancy = Mapping[str, Sequence[tuple[int, ...]]]  # component -> the accelerators of each of its ranks

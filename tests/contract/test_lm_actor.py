@@ -75,6 +75,45 @@ def test_the_update_is_that_of_plain_grpo(
     assert_same(pushed(actor), model.state_dict())
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [{}, {"loss": "sequence"}, {"loss": "constant", "entropy_coef": 0.01}, {"tis_cap": 1.1, "dynamic_sampling": True}],
+    ids=str,
+)
+def test_gradients_that_are_made_early_make_the_same_step(
+    actor_of: MakeActor, qwen: Path, rules: dict[str, Any]
+) -> None:
+    late = actor_of(qwen, algorithm=rules)
+    expected = [iterate(late, iteration) for iteration in range(2)]
+    weights = pushed(late)
+    early = actor_of(qwen, algorithm=rules | {"accumulate_early": True})
+    for iteration in range(2):
+        groups = made_up_samples(iteration, version=iteration)
+        give(early, groups)
+        early.move(Residency.FULL)
+        early.accumulate(iteration, iteration)
+        begun = [group for experience in early._accumulated for group in experience.groups]
+        assert 0 < len(begun) < len(groups), "some are learned from before the last has come"
+        metrics = early.learn(iteration, iteration)
+        same = ("loss", "grad_norm", "entropy", "approx_kl", "reward", "samples", "tokens_learned", "optimizer_steps")
+        for name in (f"actor/{name}" for name in same):
+            assert metrics[name].value == pytest.approx(expected[iteration][name].value, rel=1e-4, abs=1e-6), name
+    assert_same(pushed(early), weights)
+
+
+def test_what_was_made_early_of_an_iteration_that_begins_again_is_forgotten(actor_of: MakeActor, qwen: Path) -> None:
+    early = actor_of(qwen, algorithm={"accumulate_early": True})
+    once = iterate(early)
+    weights = pushed(early)
+    early = actor_of(qwen, algorithm={"accumulate_early": True})
+    give(early, made_up_samples(5))
+    early.move(Residency.FULL)
+    early.accumulate(0, 0)
+    early.begin_again(0)
+    assert iterate(early)["actor/samples"].value == once["actor/samples"].value
+    assert_same(pushed(early), weights)
+
+
 def test_several_steps_correct_by_the_policy_before_the_first(actor_of: MakeActor, qwen: Path) -> None:
     samples, cap = everything(), 1.5
     model, optimizer = of_transformers(qwen)

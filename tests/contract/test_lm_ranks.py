@@ -91,6 +91,15 @@ def test_ranks_make_the_update_of_one(request: pytest.FixtureRequest, name: str,
         assert found == pytest.approx(expected, rel=1e-3, abs=metrics_atol), key
 
 
+def test_gradients_that_ranks_make_early_make_the_same_step(qwen: Path) -> None:
+    early = LmScenario(model=qwen, ranks=2, iterations=2, algorithm={"accumulate_early": True})
+    found, (expected,) = run_lm_ranks(early), outcomes(qwen, "one step", 1)
+    assert found[0].digest == found[1].digest
+    assert all(metrics["actor/accumulate_s"].value > 1e-3 for outcome in found for metrics in outcome.metrics)
+    for weight, tensor in expected.weights.items():
+        np.testing.assert_allclose(found[0].weights[weight], tensor, rtol=1e-4, atol=2e-5, err_msg=weight)
+
+
 def test_the_optimizer_may_lie_on_the_host_of_each_rank(qwen: Path) -> None:
     on_host = LmScenario(model=qwen, ranks=2, iterations=2, trained={"optimizer": ADAM | {"on_host": True}})
     assert run_lm_ranks(on_host)[0].digest == outcomes(qwen, "one step", 2)[0].digest

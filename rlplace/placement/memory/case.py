@@ -250,7 +250,9 @@ def _training(config: Config, trained: TrainedConfig, model: ModelShape, plan: P
     if not isinstance(trained, ActorConfig):
         return found
     refreshes = "reference" in plan.placement.components and config.reference.refresh_every > 0
-    return _sending(dataclasses.replace(found, refreshes=refreshes), trained, plan)
+    return _sending(
+        dataclasses.replace(found, refreshes=refreshes, early=config.algorithm.accumulate_early), trained, plan
+    )
 
 
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:

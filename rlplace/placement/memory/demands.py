@@ -234,6 +234,7 @@ class TrainingDemand:
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
     copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
     refreshes: bool = False  # a reference, by its weights
+    early: bool = False  # it begins to learn in rollout
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = self.block, DTYPE_BYTES[self.block.compute], placed.tensor_parallel
@@ -282,9 +283,11 @@ class TrainingDemand:
             "learn": _larger(_parts(self._learning(placed, work)), saving),  # after the last of which it is saved
             **dict.fromkeys(("save_model", "digest"), saving),
         }
+        working |= {"refresh": refreshing} if self.refreshes else {}
+        working |= {"rollout": working["learn"]} if self.early else {}
         return Footprint(
             held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: total(here)}},
-            working={**working, "refresh": refreshing} if self.refreshes else working,
+            working=working,
             loading={Part.LOADING: self.model.largest_weight_elements * DTYPE_BYTES[block.weights]},
             host=host,
         )

@@ -4,6 +4,7 @@ A simulator policy learns from trajectories, one for each actor rank. A language
 
     infer                 samples ──▶ every rank: log-probabilities by its own weights ──▶ rank 0      where asked for
     compute_advantages    rank 0: scores of all components ──▶ advantages of each token ──▶ returns, for a critic
+    accumulate            rank 0: whole groups, as many as come, while others are generated ──▶ every rank: gradients
     learn                 rank 0: tokens and targets ──▶ every rank: the update
     critic, infer         samples.critic ──▶ rank 0 ──▶ every rank: values of all tokens ──▶ rank 0 ──▶ scores.critic
     critic, learn         returns ──▶ rank 0 ──▶ every rank: values are brought nearer to them
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
-from rlplace.tokens import Sample, Scores
+from rlplace.tokens import Scores
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,
@@ -34,6 +35,7 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.roles.checks import folder_of
 from rlplace.workers.roles.env import Recording
+from rlplace.workers.roles.learn_metrics import sample_metrics, skipped_metric, update_metrics
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import out_of_step
 
@@ -212,6 +214,8 @@ class LmActor(Actor):
     _experience: Experience | None = None
     _before: Tensor | None = None  # state of the estimator, from its estimates to the end of the iteration's learn
     _reference: WeightSender | None = None  # of its weights, where it is refreshed
+    _accumulated: tuple[Experience, ...] = ()  # on rank 0, what this iteration's gradients are of so far
+    _accumulate_s: float = 0.0  # which that took
 
     def setup(self) -> None:
         from rlplace.comm.weights.host_sync import WeightSender
@@ -235,6 +239,8 @@ class LmActor(Actor):
 
     def begin_again(self, iteration: int) -> Metrics:
         self._groups = self._inferred = self._experience = None
+        self._accumulated, self._accumulate_s = (), 0.0
+        self._learner.drop()
         if self._before is not None:
             self._estimate_advantages.take_over(self._before)
             self._before = None
@@ -277,9 +283,47 @@ class LmActor(Actor):
         self._experience = self._gather()
         return self._experience.metrics
 
+    def accumulate(self, iteration: int, version: int) -> Metrics:
+        """Make gradients of whole groups while others are generated; leave what fills no pass, and the step, to learn.
+
+        Gradients stay until then, so nothing else may be computed in between.
+        """
+        self._require(Residency.FULL, "accumulate")
+        coming = self._waves() if self.context.rank == 0 else None
+        with self._working("rollout"):
+            watch = Stopwatch("accumulate_wait", "accumulate")
+            while (shard := self._ranks.scatter(self._next_wave(coming, iteration), "samples")) is not None:
+                watch.lap("accumulate_wait")
+                self._learner.accumulate(shard)
+                watch.lap("accumulate")
+            watch.lap("accumulate_wait")
+        self._accumulate_s = watch.seconds["accumulate"]
+        return watch.metrics("actor")
+
+    def _waves(self) -> Iterator[Groups]:
+        """Yield what fills a pass of every rank as it comes; keep what is left at the end."""
+        from rlplace.workers.training.samples import arriving_groups, waves
+
+        arriving = arriving_groups(self.context.channels[SAMPLES], self.config.prompts, self.context.owner)
+        self._groups = yield from waves(arriving, self.config.config.actor.token_budget * self._ranks.world_size)
+
+    def _next_wave(self, coming: Iterator[Groups] | None, iteration: int) -> Sequence[SampleShard | None] | None:
+        """Return what each rank makes gradients of next, nothing when that is left to `learn`; on rank 0."""
+        if coming is None:
+            return None
+        groups = next(coming, None)
+        if groups is None:
+            return [None] * self._ranks.world_size
+        experience = self._estimate_advantages(groups, {}, {})
+        self._accumulated += (experience,)
+        return self._shards(experience, iteration)
+
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Make the next version from groups sampled under `version` or before, in parts as `parts_of` says."""
-        taken: list[Experience] = []
+        """Make the next version from groups sampled under `version` or before, in parts as `parts_of` says.
+
+        What has been accumulated is a part of the only one.
+        """
+        taken, self._accumulated = [*self._accumulated], ()
         updates: list[Update] = []
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
@@ -290,11 +334,12 @@ class LmActor(Actor):
                 updates.append(self._learner.learn(shard, iteration))
                 watch.lap("learn")
         self._before = None
+        accumulate_s, self._accumulate_s = self._accumulate_s, 0.0
         poisoned = [note for experience in taken for note in self._named(experience, iteration)]
         return {
             **sample_metrics([group for experience in taken for group in experience.groups], version),
             **({"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))} if poisoned else {}),
-            **update_metrics("actor", updates, learn_s=watch.seconds["learn"]),
+            **update_metrics("actor", updates, learn_s=watch.seconds["learn"] + accumulate_s),
             **watch.metrics("actor"),
         }
 
@@ -313,10 +358,13 @@ class LmActor(Actor):
         if self.context.rank == 0:
             experience = self._experience or self._gather(part)
             self._groups = self._inferred = self._experience = None
-            learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
-            targets, kl_coef = learned.targets, learned.kl_coef
-            shards = self._learner.shards(learned.groups, iteration, targets=targets, kl_coef=kl_coef)
+            shards = self._shards(experience, iteration)
         return self._ranks.scatter(shards, "samples"), experience
+
+    def _shards(self, experience: Experience, iteration: int) -> list[SampleShard]:
+        learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
+        targets, kl_coef = learned.targets, learned.kl_coef
+        return self._learner.shards(learned.groups, iteration, targets=targets, kl_coef=kl_coef)
 
     def _gather(self, part: int | None = None) -> Experience:
         """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
@@ -496,7 +544,7 @@ class _Inferred:
     values: Tensor  # [M], of all ranks' samples
 
 
-# ── an iteration of a language model: its parts and metrics ───────────────────────────────────────────────────────────
+# ── the parts of an iteration of a language model ─────────────────────────────────────────────────────────────────────
 #
 #   samples:  ▪▪▪ ▪▪▪ ▪▪▪ ▪▪▪ ...        in the order in which they are whole
 #   learn:       [ step ][ step ]        of `train_batch` samples at most, rounded down to whole groups
@@ -516,63 +564,3 @@ def parts_of(job: WorkerArguments) -> tuple[int, ...]:
     each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)
     whole, rest = divmod(job.prompts, each)
     return (each,) * whole + ((rest,) if rest else ())
-
-
-def update_metrics(component: str, updates: Sequence[Update], *, learn_s: float) -> Metrics:
-    """Describe the updates of an iteration. All ranks agree on the numbers; tokens are of all ranks together."""
-    steps, stepped = sum(update.steps for update in updates), [update for update in updates if update.mean is not None]
-    metrics = {
-        f"{component}/tokens_per_s": Metric(sum(update.tokens for update in updates) / learn_s, "min"),
-        f"{component}/lr": Metric(stepped[-1].lr if stepped else 0.0),
-        f"{component}/optimizer_steps": Metric(steps),
-        f"{component}/rank_imbalance": Metric(max(update.imbalance for update in updates)),
-        **skipped_metric(component, updates),
-    }
-    for update in stepped:
-        for name, value in (update.mean or {}).items():
-            before = metrics.get(f"{component}/{name}", Metric(0.0))
-            metrics[f"{component}/{name}"] = Metric(before.value + value * (update.steps / steps))
-    return {**metrics, **updates[0].metrics}  # the latter by the weights that the iteration began with
-
-
-def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
-    """Count optimizer steps that were not finite, in an iteration that has some."""
-    skipped = tuple(note for update in updates for note in update.skipped)
-    return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)} if skipped else {}
-
-
-def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:
-    """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike."""
-    from rlplace.algo.advantages import carries_signal
-
-    samples = [sample for group in groups for sample in group]
-    if not samples:
-        return {}
-    lengths, responses = [s.weight for s in samples], [s.response_tokens for s in samples]
-    ages = [version - s.versions[s.mask] for s in samples]  # versions from sampling a token to this; 0 is on-policy
-    rewards = [s.reward for s in samples]
-    named = sorted({name for sample in samples for name in sample.rewards})
-    return {
-        "actor/groups": Metric(len(groups), "sum"),
-        "actor/groups_with_signal": _mean([carries_signal([s.reward for s in group]) for group in groups]),
-        "actor/reward": _mean(rewards),
-        "actor/reward_min": Metric(min(rewards), "min"),
-        "actor/reward_max": Metric(max(rewards), "max"),
-        "actor/samples": Metric(len(samples), "sum"),
-        **{f"actor/reward/{name}": _mean([s.rewards[name] for s in samples if name in s.rewards]) for name in named},
-        "actor/tokens": Metric(sum(lengths), "sum"),
-        "actor/tokens_learned": Metric(sum(responses), "sum"),
-        "actor/length": _mean(lengths),
-        "actor/length_max": Metric(max(lengths), "max"),
-        "actor/length_learned": _mean(responses),
-        "actor/length_learned_max": Metric(max(responses), "max"),
-        "actor/turns": _mean([s.turns for s in samples]),
-        "actor/truncated_share": _mean([s.truncated for s in samples]),
-        "actor/age": Metric(sum(int(a.sum()) for a in ages) / max(1, sum(responses)), weight=sum(responses)),
-        "actor/age_max": Metric(max((int(a.max()) for a in ages if len(a)), default=0), "max"),
-        "actor/age_mixed": _mean([len(a) > 0 and int(a.min()) < int(a.max()) for a in ages]),
-    }
-
-
-def _mean(values: Sequence[float]) -> Metric:
-    return Metric(sum(values) / len(values), weight=len(values))

@@ -24,7 +24,7 @@ from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode, Transcript
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
-from rlplace.errors import ChannelFull, ConfigError, Problem
+from rlplace.errors import ChannelFull, ChannelTimeout, ConfigError, Problem
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.placement.schedule import Residency
@@ -36,6 +36,7 @@ from rlplace.workers.roles.scorer import reads_text
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import out_of_step
 
+_GRADING_S = 0.05  # between two looks at what is graded in other processes
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
 _APART = 1 << 23  # between the numbers of these draws: more than a run asks
 
@@ -343,10 +344,20 @@ class Pass:
         return True
 
     def _take(self) -> None:
-        """Wait for one answer, and continue its episode; where that is over, grade it."""
+        """Wait for one answer, and continue its episode; where that is over, grade it.
+
+        While others are graded, wait for a moment only: what is graded is not to wait for a long answer.
+        """
         owner, rank = self._context.owner, self._context.rank
-        item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(rank))
-        self.watch.lap("wait")
+        try:
+            patience_s = _GRADING_S if self._grading else None
+            item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(rank), timeout_s=patience_s)
+        except ChannelTimeout:
+            if not self._grading:
+                raise
+            return
+        finally:
+            self.watch.lap("wait")
         if isinstance(item, Done):
             if item.iteration != self._iteration:
                 got, expected = f"the end of iteration {item.iteration}", f"iteration {self._iteration}"

@@ -14,6 +14,8 @@ Letters: N response tokens of one micro-batch, M response tokens of the iteratio
 The actor's old log-probabilities are those that `infer` left, where the algorithm asks for it. Else they are the
 trainer's own where `tis_cap` corrects for the engine's rounding, else the engine's. In an iteration of one step the
 pass that learns makes them; else a pass before the first step does.
+
+With `accumulate_early`, the only step of an iteration is accumulated from groups as they come.
 """
 
 from __future__ import annotations
@@ -146,8 +148,22 @@ class LmLearner:
         )
 
 
+@dataclasses.dataclass(slots=True)
+class _Accumulated:
+    """What an optimizer step has so far beside this rank's gradients, divided by totals that are not the step's own."""
+
+    samples: int = 0  # over all ranks, as are tokens
+    tokens: int = 0
+    responses: int = 0
+    lost: float = 0.0  # imbalance, times tokens
+    shares: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # of the means, of this rank
+    on_policy: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)  # as in `ActorLearner.learn`
+
+
 class ActorLearner(LmLearner):
     """Policy optimisation, with a value head on the trunk where `critic.on_actor` asks for it."""
+
+    _accumulated: _Accumulated | None = None
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
         super().__init__(config, lm, trainer, ranks, config.actor.token_budget)
@@ -187,6 +203,9 @@ class ActorLearner(LmLearner):
         return self._infer(batch, micro_batches, scores, len(fields))
 
     def learn(self, shard: SampleShard, iteration: int) -> Update:
+        if self._algorithm.accumulate_early:
+            self.accumulate(shard)
+            return self._step(iteration)
         algorithm = self._algorithm
         plan, cap = self.plan(shard.lengths, iteration), algorithm.tis_cap
         batch, rank = Batch(shard, self._lm.device), self._ranks.rank
@@ -217,6 +236,65 @@ class ActorLearner(LmLearner):
             return update
         by_trainer, by_engine = (torch.cat(parts) for parts in zip(*on_policy, strict=True))
         return dataclasses.replace(update, metrics=mismatch_metrics(by_trainer, by_engine, cap))
+
+    def accumulate(self, shard: SampleShard) -> None:
+        """Add the gradients of samples to those of the iteration's step, which `learn` makes. A collective.
+
+        How many tokens the step has is known at its end only, so these are divided by the most there can be. Keeps the
+        gradients: until `learn` or `drop`, nothing else may be computed that drops them.
+        """
+        lengths, cap = shard.lengths, self._algorithm.tis_cap
+        held = self._accumulated = self._accumulated or _Accumulated()
+        batch, packing = Batch(shard, self._lm.device), self.inference_plan(lengths)
+        held.samples += len(lengths.tokens)
+        held.tokens += sum(lengths.tokens)
+        held.responses += sum(lengths.responses)
+        held.lost += packing.imbalance * sum(lengths.tokens)
+        for picks in packing.ranks[self._ranks.rank] if any(lengths.responses) else ():
+            scores = self._lm.module(batch.packed(picks), self._temperature)
+            trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
+            held.on_policy.append((trainer, engine))
+            behaviour = engine if cap is None else trainer
+            importance = None if cap is None else importance_weights(behaviour, engine, cap)
+            loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
+            loss.backward()
+            held.shares = {name: held.shares.get(name, 0.0) + part for name, part in parts.items()}
+
+    @property
+    def _most(self) -> Totals:
+        """What a step of all samples of an iteration can have at most."""
+        samples = (self._algorithm.prompts or 1) * self._algorithm.samples_per_prompt
+        return Totals(samples=samples, tokens=samples * self._longest, longest=self._longest)
+
+    def _step(self, iteration: int) -> Update:
+        """Make the step of all samples that were accumulated, as if they had come at once. A collective."""
+        held, most, self._accumulated = self._accumulated or _Accumulated(), self._most, None
+        if not held.responses:
+            return Update(mean=None, steps=0, lr=0.0)
+        by_tokens = most.tokens / held.responses
+        by_loss = by_tokens if self._algorithm.mean == "token" else most.samples / held.samples
+        with torch.no_grad():
+            torch._foreach_mul_(self._lm.gradients(), by_loss)
+        shares = [part * (by_loss if name == "loss" else by_tokens) for name, part in held.shares.items()]
+        lr = self._trainer.learning_rate(iteration)
+        numbers = self._trainer.sum_over_ranks([*held.shares], torch.stack(shares), iteration)
+        if numbers is not None:
+            self._trainer.step(numbers["grad_norm"], lr)
+        by_trainer, by_engine = (torch.cat(parts) for parts in zip(*held.on_policy, strict=True))
+        return Update(
+            mean=numbers,
+            steps=int(numbers is not None),
+            skipped=self._trainer.take_skipped(),
+            lr=lr,
+            tokens=held.tokens if numbers is not None else 0,
+            imbalance=held.lost / held.tokens,
+            metrics=mismatch_metrics(by_trainer, by_engine, self._algorithm.tis_cap),
+        )
+
+    def drop(self) -> None:
+        """Forget what was accumulated."""
+        self._accumulated = None
+        self._lm.drop_gathered()
 
     def _loss(
         self,

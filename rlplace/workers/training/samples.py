@@ -11,7 +11,8 @@ Letters: S samples of the iteration that are learned, M response tokens of these
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -67,15 +68,38 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
 
     Raises ChannelTimeout; ChannelMisuse where a group came twice, so that one of them is not of this iteration.
     """
-    taken: dict[int, Sequence[Sample]] = {}
-    for _ in range(groups if part is None else part):
+    arriving = arriving_groups(channel, groups, owner)
+    taken = itertools.islice(arriving, groups if part is None else part)
+    return list(by_group([sample for group in taken for sample in group]).values())
+
+
+def arriving_groups(channel: Channel, groups: int, owner: str) -> Iterator[Sequence[Sample]]:
+    """Yield the `groups` of an iteration as they come; wait for each. Raises as `take_groups`."""
+    taken = set[int]()
+    while len(taken) < groups:
         group: Sequence[Sample] = channel.get()
         number = group[0].group
         if number in taken or not 0 <= number < groups:
             expected = f"each of the groups 0-{groups - 1} once"
             raise out_of_step(owner, "samples are not of this iteration", got=f"group {number}", expected=expected)
-        taken[number] = group
-    return list(by_group([sample for group in taken.values() for sample in group]).values())
+        taken.add(number)
+        yield group
+
+
+def waves(arriving: Iterable[Sequence[Sample]], tokens: int) -> Generator[Groups, None, Groups]:
+    """Yield groups as they come, as many at a time as have `tokens`, prompts included, one at least; return the rest.
+
+    A wave is there when a group has come that no longer fits.
+    """
+    wave, held = list[Sequence[Sample]](), 0
+    for group in arriving:
+        size = sum(sample.weight for sample in group)
+        if wave and held + size > tokens:
+            yield wave
+            wave, held = [], 0
+        wave.append(group)
+        held += size
+    return wave
 
 
 def take_scores(

@@ -77,6 +77,42 @@ def test_components_that_take_turns_cannot_work_at_once() -> None:
     assert "actor shares accelerators 2 with env, 2 with rollout" in (problem.why or "")
 
 
+def early(placement: dict[str, Any], algorithm: dict[str, Any] | None = None, **blocks: Any) -> Plan:
+    return layout(config(placement, algorithm={"accumulate_early": True, **(algorithm or {})}, **blocks))
+
+
+def test_an_actor_of_its_own_accelerators_may_begin_in_rollout() -> None:
+    asked = config(APART, algorithm={"accumulate_early": True}, **LEAVING)
+    plan = layout(asked)
+    assert plan.schedule.active["rollout"] == ("env", "rollout", "actor")
+    assert plan.schedule.active["learn"] == ("actor",)
+    assert plan.schedule.residency["rollout"]["actor"] is Residency.FULL
+    loads = [load for account in memory_case(plan, asked).ledger().accelerators for load in account.loads]
+    working = {load.moment.stage for load in loads for hold in load.holds if hold.part is Part.GRADIENTS}
+    assert working == {"rollout", "learn"}
+
+
+@pytest.mark.parametrize(
+    ("placement", "algorithm", "why"),
+    [
+        ({"actor": "0-2", "env": "2", "rollout": "3"}, {}, "env shares its accelerators"),
+        (APART, {"max_staleness": 1}, "engines go on while the actor learns"),
+        (APART, {"epochs": 2}, "more than one optimizer step"),
+        (APART, {"train_batch": 1}, "more than one optimizer step"),
+        (APART, {"name": "reinforce_pp"}, "advantages depend on other groups"),
+    ],
+    ids=str,
+)
+def test_what_depends_on_other_groups_cannot_begin_early(
+    placement: dict[str, Any], algorithm: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        early(placement, algorithm, **LEAVING)
+    (problem,) = [problem for problem in caught.value.problems if problem.code == "learns-late"]
+    assert problem.key == "algorithm.accumulate_early"
+    assert why in (problem.why or "")
+
+
 def test_components_that_both_stay_may_share() -> None:
     plan = ahead({"actor": "0-2", "env": "3", "rollout": "2-3"})
     assert {row["actor"] for row in plan.schedule.residency.values()} == {Residency.FULL}

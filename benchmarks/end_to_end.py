@@ -3,7 +3,8 @@
     pip install -e '.[dev,peers]'
     python benchmarks/end_to_end.py [repetitions] [key=value ...]        keys are those of configs/halfcheetah_2core
 
-Both sides run the same PPO, told below, each run in a process of its own, in turns: what else the machine does meets
+SBX, the JAX port of Stable-Baselines3, is a row of the first table where it is installed (`pip install sbx-rl`). All
+sides run the same PPO, told below, each run in a process of its own, in turns: what else the machine does meets
 both. Starting is left out, and so is the first iteration, in which libraries are loaded. Stable-Baselines3 has one
 torch thread; so has each of our ranks.
 """
@@ -11,6 +12,8 @@ torch thread; so has each of our ranks.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import json
 import os
 import statistics
@@ -27,6 +30,7 @@ ENVS, MINIBATCH, EPOCHS = 8, 64, 10
 RATES = {"rate": ("HalfCheetah-v5", 256, 3e-4), "solved": ("CartPole-v1", 128, 1e-3)}  # T, learning rate
 ITERATIONS = 9  # of a run that is measured by its rate, the first left out
 GOAL, GIVE_UP = 475.0, 400_000  # mean return of 100 episodes; env steps
+PEERS = {"Stable-Baselines3": "stable_baselines3", "SBX": "sbx"}
 PLACEMENTS: Mapping[str, tuple[str, ...]] = {
     "one process": (),  # env and rollout, in threads; the actor has its own
     "two processes": (  # env and rollout overlap, two stage groups in turns
@@ -93,8 +97,8 @@ def ours(what: str, hidden: str, seed: int, overrides: Sequence[str]) -> Run:
     )
 
 
-def theirs(what: str, hidden: str, seed: int) -> Run:
-    return Run(**json.loads(_run([sys.executable, __file__, "--peer", what, hidden, str(seed)])))
+def theirs(library: str, what: str, hidden: str, seed: int) -> Run:
+    return Run(**json.loads(_run([sys.executable, __file__, "--peer", library, what, hidden, str(seed)])))
 
 
 def _run(command: Sequence[str]) -> str:
@@ -106,11 +110,10 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def peer(what: str, hidden: str, seed: int) -> dict[str, Any]:
-    """The same run by Stable-Baselines3, in this process. Its defaults are ours where nothing is said."""
+def peer(library: str, what: str, hidden: str, seed: int) -> dict[str, Any]:
+    """The same run by one of PEERS, in this process. Its defaults are ours where nothing is said."""
     import gymnasium
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -136,7 +139,7 @@ def peer(what: str, hidden: str, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     name, steps, lr = RATES[what]
     env = make_vec_env(lambda: gymnasium.make(name), ENVS, seed=seed)
-    model = PPO(
+    model = importlib.import_module(PEERS[library]).PPO(
         "MlpPolicy",
         env,
         n_steps=steps,
@@ -169,7 +172,11 @@ def best(runs: Sequence[Run]) -> Run:
 
 
 def compare_rates(hidden: str, repetitions: int, overrides: Sequence[str]) -> None:
-    sides: dict[str, Callable[[int], Run]] = {"Stable-Baselines3": lambda seed: theirs("rate", hidden, seed)}
+    sides: dict[str, Callable[[int], Run]] = {
+        library: partial(theirs, library, "rate", hidden)
+        for library, module in PEERS.items()
+        if importlib.util.find_spec(module)
+    }
     for name, placement in PLACEMENTS.items():
         sides[name] = partial(ours, "rate", hidden, overrides=[*placement, *overrides])
     runs: dict[str, list[Run]] = {name: [] for name in sides}
@@ -195,7 +202,7 @@ def compare_solved(repetitions: int, overrides: Sequence[str]) -> None:
     print(f"\nCartPole-v1, {ENVS} envs, MLP 64x64: seconds of training until the mean of 100 episodes is {GOAL:.0f}")
     print(f"{'seed':>5}{'Stable-Baselines3':>20}" + "".join(f"{name:>28}" for name in PLACEMENTS))
     for seed in range(repetitions):
-        found = [theirs("solved", "64x64", seed)]
+        found = [theirs("Stable-Baselines3", "solved", "64x64", seed)]
         found += [ours("solved", "64x64", seed, [*extra, *overrides]) for extra in PLACEMENTS.values()]
         cells = [f"{run.solved_s:.1f}" if run.solved_s is not None else "not solved" for run in found]
         print(f"{seed:5}{cells[0]:>20}" + "".join(f"{cell:>28}" for cell in cells[1:]), flush=True)
@@ -213,7 +220,7 @@ def main(repetitions: str = "3", *overrides: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--peer"]:
-        what, hidden, seed = sys.argv[2:]
-        print(json.dumps(peer(what, hidden, int(seed))))
+        library, what, hidden, seed = sys.argv[2:]
+        print(json.dumps(peer(library, what, hidden, int(seed))))
     else:
         main(*sys.argv[1:])

@@ -209,6 +209,8 @@ class Recovery:
         found, moved, failures = set[tuple[str, int]](), dict[str, Slot](), Counter[str]()
         while True:
             for group in self._groups.values():
+                if group.at_work:  # it was called before another was found to have failed
+                    group.cancel(str(error).partition("\n")[0])
                 group.wait_wound_down()
             if self._cluster.lost_nodes():
                 raise error

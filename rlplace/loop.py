@@ -10,6 +10,12 @@
      │            || actor: gradients of the groups that are whole, where it accumulates
      └ actor pushes weights, rollout pulls them
 
+A rank runs its calls in the order in which they were made, so what it acquires, its work and what it then releases are
+asked for together, and awaited once::
+
+    a rank of rollout   move full │ generate │ move weights           a rank of env    move full │ run │ move off
+    the driver          asks ────────────────────────────── waits for all: now the actor's accelerators are free
+
 With `max_staleness` n > 0, engines generate while the actor learns::
 
     engines  [ 0 ][ 1  ▒▒ ][ 2  ▒▒ ][ 3 ...         ▒ by the version that was pushed meanwhile
@@ -62,7 +68,10 @@ class Loop:
         self.version = first  # each iteration makes the next
         self.notes: Mapping[str, Sequence[str]] = {}  # of the last iteration, by metric
         self.memory = memory
-        self._held = dict.fromkeys(groups, Residency.OFF)
+        self._held = dict.fromkeys(groups, Residency.OFF)  # at least what any rank has
+        self._arriving: Sequence[tuple[Move, Pending]] = ()  # acquires that were asked for and not awaited
+        self._leaving: Sequence[Move] = ()  # releases to ask for behind the next work
+        self._moving_s = 0.0  # within the work of the stage: of its slowest rank
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
@@ -156,6 +165,7 @@ class Loop:
     def _begin_again(self, index: int) -> None:
         """Take all ranks, new ones too, to the start of the first stage."""
         self.usage.begin_again()
+        self._arriving, self._leaving = (), ()
         first = self._schedule.stages[0]
         with self._in(first):
             asked = [group.begin_again(index) for group in self._groups.values()]
@@ -238,18 +248,23 @@ class Loop:
         began, self.began_s = time.perf_counter(), time.monotonic()
         for stage, bodies in works.items():
             with self._in(stage):
-                entered = time.perf_counter()
+                entered, self._moving_s = time.perf_counter(), 0.0
                 self._enter(stage)
-                ready = time.perf_counter()
-                numbers["time/moves_s"] += ready - entered
-                at_work = ready
+                moves_s, at_work = time.perf_counter() - entered, 0.0
                 for body in bodies:
+                    if body is bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
+                        self._leaving = self._releases_after(stage)
+                    began_s = time.perf_counter()
                     reports += self._bodies[base_stage(body)](body, index)
-                    seconds, at_work = time.perf_counter() - at_work, time.perf_counter()
+                    moving_s, self._moving_s = self._moving_s, 0.0
+                    seconds = max(0.0, time.perf_counter() - began_s - moving_s)
+                    moves_s, at_work = moves_s + moving_s, at_work + seconds
                     for name in {body, base_stage(body)}:  # a sub-stage counts for itself and for its stage
                         key = f"time/{name.replace(' ', '_')}_s"
                         numbers[key] = numbers.get(key, 0.0) + seconds
-                self.usage.stage_ended(stage, moves_s=ready - entered, seconds=at_work - ready)
+                self._wait(())
+                numbers["time/moves_s"] += moves_s
+                self.usage.stage_ended(stage, moves_s=moves_s, seconds=at_work)
         numbers["time/iteration_s"] = time.perf_counter() - began
         numbers.update(self.usage.iteration_ended(numbers["time/iteration_s"]))
         numbers.update(reduce_metrics(reports))
@@ -259,19 +274,33 @@ class Loop:
         return numbers
 
     def _enter(self, stage: str) -> None:
-        """Execute the moves on entry: await all releases, check the room, then start the acquires."""
+        """Execute the moves on entry: await all releases, check the room, then ask for the acquires.
+
+        These come before the work that is asked for next, in the queue of every rank.
+        """
         transition = self._schedule.first if self._at is None else self._schedule.between(self._at, stage)
         self._at = stage
-        self._move(transition.releases)
+        self._move([move for move in transition.releases if self._held[move.component] > move.after])
         self.memory.admit(transition.acquires, stage)
-        self._move(transition.acquires)
+        self._arriving = self._ask(transition.acquires)
+
+    def _releases_after(self, stage: str) -> tuple[Move, ...]:
+        """Return what the components of a stage release on entry to the next; nothing after the last of an iteration.
+
+        Between iterations state is saved, which is asked of components that are where they have learned.
+        """
+        following = self._schedule.stages[self._schedule.stages.index(stage) + 1 :]
+        return self._schedule.between(stage, following[0]).releases if following else ()
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Start all moves together, wait for them and record the bytes they left on the accelerators."""
-        pending = [self._groups[move.component].move(move.after) for move in moves]
-        self._held |= {move.component: move.after for move in moves}
-        for move, reports in zip(moves, self._wait(pending), strict=True):
-            self.memory.moved(move.component, reports)
+        self._arriving = [*self._arriving, *self._ask(moves)]
+        self._wait(())
+
+    def _ask(self, moves: Sequence[Move]) -> list[tuple[Move, Pending]]:
+        asked = [(move, self._groups[move.component].move(move.after)) for move in moves]
+        self._held |= {move.component: max(move.after, self._held[move.component]) for move in moves}
+        return asked
 
     def _sync(self, stage: str, index: int) -> list[Metrics]:
         groups = self._groups
@@ -321,7 +350,17 @@ class Loop:
         return results
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
-        return wait_all(pending, timeout_s=self._timeout_s) if pending else []
+        """Return the results of calls, once all moves have ended too: those asked for before, those due behind them."""
+        before, behind = self._arriving, self._ask(self._leaving)
+        self._arriving, self._leaving = (), ()
+        asked = [*(moved for _, moved in before), *pending, *(moved for _, moved in behind)]
+        results = wait_all(asked, timeout_s=self._timeout_s) if asked else []
+        for moves, reports in ((before, results), (behind, results[len(asked) - len(behind) :])):
+            for (move, _), ranks in zip(moves, reports, strict=False):
+                self._held[move.component] = move.after
+                self.memory.moved(move.component, ranks)
+            self._moving_s += max((max(moved.seconds()) for _, moved in moves), default=0.0)
+        return results[len(before) : len(before) + len(pending)]
 
     @contextmanager
     def _in(self, stage: str) -> Iterator[None]:
@@ -481,6 +520,9 @@ class Overlap(Loop):
                 for index, over in self._generation.over.items()
             }
         super().save_state(folder, kept)
+
+    def _releases_after(self, stage: str) -> tuple[Move, ...]:
+        return ()  # the calls of a stage are not those that it waits for
 
     def _finish_generating(self) -> dict[str, float]:
         self._generation.admitting = False

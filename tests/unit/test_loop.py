@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
-from rlplace.errors import WorkerError
+from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.faults import Fault, Recovery, StateLost
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
@@ -21,7 +21,7 @@ from rlplace.placement.plan import plan_components
 from rlplace.placement.schedule import Residency, text_needs
 from rlplace.workers.launch.group import Call, Pending, WorkerGroup
 from rlplace.workers.worker import MoveReport
-from tests.open_calls import slot_of
+from tests.open_calls import OpenGroup, slot_of
 
 COMPONENTS = ("actor", "rollout", "env")
 
@@ -82,6 +82,21 @@ def test_an_iteration_goes_through_its_stages() -> None:
     assert works(log)[7:10] == ["env evaluate", "rollout generate", "env run"]  # held-out prompts come first
     assert (numbers["eval/evaluate"], numbers["rollout/generate"]) == (1.0, 1.0)  # as if they had not been asked
     assert {"time/evaluate_s", "time/rollout_s", "time/learn_s"} <= set(numbers)
+
+
+def test_ranks_that_are_at_work_have_been_asked_for_their_releases_too_and_nothing_comes_before_these() -> None:
+    made, log = loop()
+    ends = ("move", "push_weights", "pull_weights", "run")
+    groups = {n: OpenGroup(n, log, slots=group.slots, at_once=ends) for n, group in made._groups.items()}
+    made._groups, made._timeout_s = {n: cast(WorkerGroup, group) for n, group in groups.items()}, 0.01
+    with pytest.raises(WorkerTimeout) as caught:
+        made.iteration(0)
+    full, off = (f"move {int(r)}" for r in (Residency.FULL, Residency.OFF))
+    work = ["env run 0", "rollout generate 0"]
+    asked = [f"rollout {full}", f"env {full}", *work, f"rollout {off}", f"env {off}"]
+    assert log[log.index(f"rollout {full}") :] == asked
+    assert "still working: rollout rank 0 in generate" in str(caught.value), "not the release behind it"
+    assert not [call for call in log if call in (f"actor {full}", "actor learn 0 0")]
 
 
 def test_an_evaluation_learns_nothing_and_leaves_everything_where_learning_did() -> None:

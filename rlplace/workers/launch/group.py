@@ -194,7 +194,13 @@ def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
     """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
-    late = {p: ranks for p in pending if (ranks := [call.slot.rank for call in p.calls if not call.done()])}
+    late: dict[Pending, list[int]] = {}
+    first = dict[Slot, Call]()  # of each worker, the call that it is at; those behind it have not begun
+    for call in (call for p in pending for call in p.calls if not call.done()):
+        first.setdefault(call.slot, call)
+    for p in pending:
+        if ranks := [call.slot.rank for call in p.calls if first.get(call.slot) is call]:
+            late[p] = ranks
     working = [
         f"{p.group.name} rank{'s' * (len(ranks) > 1)} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
         for p, ranks in late.items()
@@ -209,10 +215,10 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
         places.setdefault(place, []).append(handle.slot.owner)
     lines = [f"{', '.join(owners)}: {place}" for place, owners in places.items()]
     waits = report(view({name: channel for p in late for name, channel in p.group.channels.items()}))
-    first = next(iter(late))
+    blamed = next(iter(late))
     return WorkerTimeout.about(
         "worker-deadline",
-        f"{first.group.name}.{first.calls[0].method}",
+        f"{blamed.group.name}.{blamed.calls[0].method}",
         f"not finished after {timeout_s:g} s",
         got="still working: " + "; ".join(working),
         why="\n".join([*lines, waits] if waits else lines) or None,
@@ -287,7 +293,7 @@ class WorkerGroup:
     def _call(self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Pending:
         if self.failure is not None:
             raise self.failure
-        if self.closed:
+        if self._closed:
             what = f"{method} was called on a group that is closed"
             fix = "launch the group again"
             raise ClusterError.about("group-closed", self.name, what, why="its workers have ended", fix=fix)
@@ -300,7 +306,7 @@ class WorkerGroup:
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
         with self._lock:
             self._open.update(dict.fromkeys(calls))
-            stopped = self._stopped
+            stopped = self._stopped or self._winding_down is not None  # of a call before this that is not awaited yet
         try:
             for rank, call in zip(ranks, calls, strict=True):
                 if stopped:
@@ -315,10 +321,17 @@ class WorkerGroup:
         return calls
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
-        """End a call. Only the first outcome counts. Runs in the thread that has it, so it must not wait."""
+        """End a call. Only the first outcome counts. Runs in the thread that has it, so it must not wait.
+
+        A death is told for all calls of a worker in any order; it was at the first of them.
+        """
         with self._lock:
             if call not in self._open:
                 return
+            died = isinstance(outcome, Failure) and outcome is not _STOPPED and outcome.traceback is None
+            at = next(other for other in self._open if other.slot == call.slot) if died else call
+            if at is not call:
+                self._settle(at, outcome)
             del self._open[call]
             counts = not isinstance(outcome, Done) and outcome is not _STOPPED and not self._closed
             if counts:

@@ -231,3 +231,15 @@ def test_a_worker_that_is_being_set_up_is_not_asked() -> None:
     for _ in range(2 * LOOKS):
         heart.look()
     assert [handle.asked for handle in job.handles] == [0, 0, 0]
+
+
+def test_a_death_is_told_of_the_call_that_the_worker_was_at_and_later_calls_fail_when_they_are_awaited() -> None:
+    job = Job("env")
+    first, behind = job.group.step(), job.group.step()
+    job.handles[1].die()  # the answer of the last call comes first
+    assert [pending.calls[1].done() for pending in (first, behind)] == [True, True]
+    late = job.group.step()
+    with pytest.raises(WorkerError, match=r"env rank 1.*died"):
+        wait_all([first, behind, late], 5.0)
+    assert job.group.failed_calls[0] is first.calls[1]
+    assert all(call.stopped for call in late.calls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 import subprocess
 import sys
@@ -119,12 +120,18 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.source)
+        return parsed(self.source)
 
     def within(self, places: set[str]) -> bool:
         return any(self.name == place or self.name.startswith(place + ".") for place in places)
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.cache
 def modules() -> list[Module]:
     found = []
     for file in sorted((ROOT / PACKAGE).rglob("*.py")):
@@ -142,8 +149,14 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             assert node.level == 0, f"line {node.lineno}: relative import"
             whole = node.module == PACKAGE
             yield from ((node.lineno, f"{PACKAGE}.{a.name}" if whole else str(node.module)) for a in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
+        elif isinstance(node, ast.Call) and _is_import(node.func):
             yield from ((node.lineno, str(a.value)) for a in node.args[:1] if isinstance(a, ast.Constant))
+
+
+def _is_import(called: ast.expr) -> bool:
+    """Whether it is `__import__` or `importlib.import_module`; only such names are written out, which is slow."""
+    name = getattr(called, "attr", getattr(called, "id", ""))
+    return name in ("__import__", "import_module") and ast.unparse(called) in ("__import__", "importlib.import_module")
 
 
 def floor_of(room: str) -> int | None:

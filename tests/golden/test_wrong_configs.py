@@ -104,7 +104,8 @@ class Text:
     """A config as a text that is edited by its lines."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        dumped = yaml.safe_dump(config, sort_keys=False, width=10_000, allow_unicode=True)
+        dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
+        dumped = yaml.dump(config, Dumper=dumper, sort_keys=False, width=10_000, allow_unicode=True)
         self.lines = dumped.splitlines()
 
     def __str__(self) -> str:
@@ -194,9 +195,10 @@ def job(config: Mapping[str, Any], sources: Mapping[str, Source] | None = None) 
 def outcome(row: Mapping[str, Any]) -> str:
     """`right`, `stuck` or `changed`, with what was seen."""
     text, seen = Text(edited(row, "write")), ""
+    written = edited({**row, "write": Text(row["write"]).read()}, "write")  # `text` as it is read, shipped lines unread
     for _ in range(row.get("rounds", MOST_ROUNDS) + 1):
         try:
-            got = job(text.read(), text.where())
+            got = job(text.read() if seen else written, text.where())
         except (ConfigError, PlacementError) as error:
             problems, seen = error.problems, seen + f"\n{error}"
             pasted = [text.paste(problem) for problem in problems]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -121,6 +124,20 @@ class Numbered(Counter):
         return self._show(0.0), info
 
 
+class Killer(Script):
+    """Kills its process in its eleventh step, unless the file `once` is there; leaves that file."""
+
+    def __init__(self, once: str) -> None:
+        super().__init__(terminate_at=[7, 5, 9], truncate_at=8)
+        self._once = Path(once)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if len(self.taken) == 10 and not self._once.exists():
+            self._once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
 class NeedsAbsent(Script):
     """Its library is nowhere."""
 
@@ -142,6 +159,7 @@ for _name, _class in {
     "ManyActions-v0": ManyActions,
     "Counter-v0": Counter,
     "Numbered-v0": Numbered,
+    "Killer-v0": Killer,
     "NeedsAbsent-v0": NeedsAbsent,
     "Broken-v0": Broken,
 }.items():

@@ -19,6 +19,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments
 from rlplace.workers.launch.devices import Device
+from rlplace.workers.lending import Lending
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
@@ -54,9 +55,11 @@ class Layout:
     rollout: int = 1
     actor: int = 1
     stage_groups: int = 1
+    shared: bool = False  # each env rank in one process with the rollout rank of its number
 
     def __str__(self) -> str:
-        return f"{self.env}env-{self.rollout}rollout-{self.actor}actor-{self.stage_groups}groups"
+        together = "-shared" if self.shared else ""
+        return f"{self.env}env-{self.rollout}rollout-{self.actor}actor-{self.stage_groups}groups{together}"
 
 
 def plan_of(
@@ -64,13 +67,20 @@ def plan_of(
 ) -> tuple[Plan, SimulatorArguments]:
     """The plan and job of a config whose components sit on accelerators of their own."""
     ranks = {"env": layout.env, "rollout": layout.rollout, "actor": layout.actor}
-    placement, first = {}, 0
+    placement: dict[str, object] = {}
+    first = 0
     for component, count in ranks.items():
         placement[component] = f"{first}-{first + count - 1}"
         first += count
+    if layout.shared:
+        placement["env"] = {"accelerators": placement["env"], "process": "shared"}
+        placement["rollout"] = {"same_as": "env", "process": "shared"}
     config = read_config(
         {
-            "cluster": {"component_placement": placement},
+            "cluster": {
+                "component_placement": placement,
+                "allow_resident": ["env", "rollout"] if layout.shared else [],
+            },
             "env": {"total_num_envs": 12, **env},
             "rollout": {"pipeline_stage_num": layout.stage_groups},
             "algorithm": {"rollout_steps": steps},
@@ -94,7 +104,9 @@ def channels_of(plan: Plan, capacity_items: int | None = None) -> dict[str, Loca
     return {spec.name: LocalChannel(spec) for spec in specs}
 
 
-def context_of(plan: Plan, component: str, rank: int, channels: Mapping[str, LocalChannel]) -> WorkerContext:
+def context_of(
+    plan: Plan, component: str, rank: int, channels: Mapping[str, LocalChannel], lending: Lending | None = None
+) -> WorkerContext:
     owner = f"{component} rank {rank}"
     return WorkerContext(
         slot=plan.placement.slots(component)[rank],
@@ -102,6 +114,7 @@ def context_of(plan: Plan, component: str, rank: int, channels: Mapping[str, Loc
         device=Ledger(),
         rendezvous=Rendezvous(host="", port=0),
         channels={name: channel.named(owner) for name, channel in channels.items()},
+        lending=lending or Lending(),
     )
 
 
@@ -110,7 +123,7 @@ class RolloutStage:
 
     def __init__(self, layout: Layout, env: Mapping[str, object], *, steps: int, weights_seed: int = 1) -> None:
         self.plan, self.job = plan_of(layout, env, steps)
-        self.channels = channels_of(self.plan)
+        self.channels, self._lending = channels_of(self.plan), Lending()
         self.env = [VectorEnvWorker(self.job, self._context("env", r)) for r in range(layout.env)]
         self.rollout = [VectorRolloutWorker(self.job, self._context("rollout", r)) for r in range(layout.rollout)]
         for worker in (*self.env, *self.rollout):
@@ -119,7 +132,7 @@ class RolloutStage:
         self.load(weights_seed, version=0)
 
     def _context(self, component: str, rank: int) -> WorkerContext:
-        return context_of(self.plan, component, rank, self.channels)
+        return context_of(self.plan, component, rank, self.channels, self._lending)
 
     def load(self, seed: int, version: int) -> None:
         config = self.job.config

@@ -116,6 +116,8 @@ def _simulator_channels(
         ("actions", "rollout", "env", observed.targets, observed.sources, stage_groups, stage_groups, answer),
         ("trajectories", "env", "actor", gathered.sources, gathered.targets, 1, 0, kept),
     ):
+        if routes.direct and name != "trajectories":  # env ranks call the rollout rank of their process
+            continue
         counts = Counter(targets)
         waiting = [counts[rank] * each for rank in range(placement.world_size(target))]
         inside = _inside(sources, targets, placement.locations(source), placement.locations(target))

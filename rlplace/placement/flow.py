@@ -98,6 +98,11 @@ class Routes(NamedTuple):
     observations: Route  # env -> rollout, rows of one stage group; the answers go back the same way
     trajectories: Route  # env -> actor, rows are all environments
 
+    @property
+    def direct(self) -> bool:
+        """Whether every env rank calls the rollout rank of its own process, the only one that decides for it."""
+        return {*self.observations.transports()} == {Transport.SAME_PROCESS}
+
 
 def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int) -> Routes:
     """Routes for any world sizes of env, rollout and actor.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from rlplace.placement.channels import ChannelPlan
-from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Transport
+from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Routes, Transport
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
@@ -210,6 +210,8 @@ def details_of(transport: Transport, plan: Plan) -> TransportDetails:
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
         found = dataclasses.replace(found, items=_SECURITY[plan.security])
+    if transport is Transport.SAME_PROCESS and isinstance(plan.routes, Routes) and plan.routes.direct:
+        found = dataclasses.replace(found, items="direct call")
     through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
     return dataclasses.replace(found, tensors=found.items) if through_host or emulated(plan.topology) else found
 

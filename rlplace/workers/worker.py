@@ -21,6 +21,7 @@ from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, RewardErro
 from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
+from rlplace.workers.lending import Lending
 
 if TYPE_CHECKING:
     from rlplace.tokens import Scores
@@ -53,6 +54,7 @@ class WorkerContext:
     channels: Mapping[str, Channel]  # already named for this rank
     folder: Path | None = None  # of the job in this node's shared memory, gone when the job ends; None: all are threads
     seed: int = 0
+    lending: Lending = dataclasses.field(default_factory=Lending)  # with the other workers of the process
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when siblings failed
 
     @property

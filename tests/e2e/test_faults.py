@@ -19,7 +19,7 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.workers.roles.text_env import Prompts
 from tests.e2e.recorded import of_prompt, read
-from tests.e2e.training import INLINE_LAUNCHER, LIMIT_S, ROOT, Finished, finish, placed, train
+from tests.e2e.training import INLINE_LAUNCHER, LIMIT_S, ROOT, SHARED, SMALL, Finished, finish, placed, train
 
 pytestmark = pytest.mark.ray
 
@@ -80,6 +80,23 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     assert "goes on after iteration 3" in run.out
     assert 0 < recorded["effective_share"] < 1
     assert "fault in rollout of iteration 0: env rank 0 in run: the worker process died" in run.out
+
+
+def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(tmp_path: Path) -> None:
+    """Its ranks call each other; what they sample is what ranks that nothing happens to sample through channels."""
+    once = tmp_path / "killed"
+    asked = (*SMALL, "env.id=tests.gyms:Killer-v0", f"+env.kwargs.once={once}", "runner.total_iterations=3")
+    run = train("hybrid_ppo", tmp_path / "hurt", *asked, *SHARED)
+    assert once.exists()
+    whole = train("hybrid_ppo", tmp_path / "whole", *asked, *placed("1", "0", "2"), INLINE_LAUNCHER)
+    assert run.code == whole.code == 0, run.err + whole.err
+    (event,) = run.summary()["faults"]["events"]
+    assert "of iteration 0: " in run.out
+    assert sorted(event["replaced"]) == ["env rank 0", "rollout rank 0"]
+    for ours, theirs in zip(run.metrics(), whole.metrics(), strict=True):
+        assert ours["env/steps"] == ours["actor/samples"] == 256.0
+        for number in ("env/return", "actor/entropy", "actor/value_loss", "actor/grad_norm"):
+            assert ours[number] == theirs[number], number
 
 
 @pytest.mark.slow

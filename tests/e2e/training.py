@@ -35,6 +35,15 @@ ONE_RANK_EACH = {
     "collocated_ppo": ("0", "0", "0"),
     "disaggregated_ppo": ("0", "2", "3"),
 }
+# Env and rollout in one process, the actor in another.
+SHARED = (
+    "cluster.component_placement.actor=1",
+    "cluster.component_placement.env={accelerators: 0-0, process: shared}",
+    "cluster.component_placement.rollout={same_as: env, process: shared}",
+    "cluster.allow_resident=[env,rollout]",
+    "env.enable_offload=false",
+    "rollout.enable_offload=false",
+)
 INLINE_LAUNCHER = "cluster.launcher=inline"
 INLINE = (*SMALL, INLINE_LAUNCHER)
 

@@ -26,6 +26,7 @@ from rlplace.workers.launch.group import GroupBuilder, Pending, WorkerGroup, Wor
 from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
 from rlplace.workers.launch.reservation import visible_to
+from rlplace.workers.lending import Lending
 from rlplace.workers.worker import Rendezvous, Worker
 
 if TYPE_CHECKING:
@@ -335,6 +336,7 @@ class InlineLauncher:
         self._topology = topology
         self._account = MemoryAccount(topology.memory_bytes)
         self._channels: list[Channel] = []
+        self._lending = Lending()
 
     def start(self) -> None:
         """Do nothing: this process runs already."""
@@ -375,7 +377,7 @@ class InlineLauncher:
         if spec.worker.needs_own_process:
             listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
             rendezvous = Rendezvous(host="127.0.0.1", port=listening.getsockname()[1], listen_fd=listening.detach())
-        return InlineWorker(spec, slot, device, rendezvous)
+        return InlineWorker(spec, slot, device, rendezvous, self._lending)
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
         channel = LocalChannel(spec)
@@ -394,12 +396,12 @@ class InlineLauncher:
 class InlineWorker(WorkerHandle):
     """A worker in a thread with a mailbox."""
 
-    def __init__(self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous) -> None:
+    def __init__(self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, lending: Lending) -> None:
         super().__init__(slot)
         self._device = device
         self._host = WorkerHost()
         self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._mailbox.put(lambda: self._host.build(spec, slot, device, rendezvous))
+        self._mailbox.put(lambda: self._host.build(spec, slot, device, rendezvous, lending=lending))
         threading.Thread(target=self._work, name=slot.owner, daemon=True).start()
 
     def _work(self) -> None:

@@ -18,6 +18,7 @@ from rlplace.comm.watchdog import report, view
 from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device, cuda_out_of_memory
+from rlplace.workers.lending import Lending
 from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
 
 
@@ -90,7 +91,13 @@ class WorkerHost:
         self._cancelled = threading.Event()
 
     def build(
-        self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, folder: Path | None = None
+        self,
+        spec: GroupSpec,
+        slot: Slot,
+        device: Device,
+        rendezvous: Rendezvous,
+        folder: Path | None = None,
+        lending: Lending | None = None,
     ) -> None:
         """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between."""
         try:
@@ -102,6 +109,7 @@ class WorkerHost:
                 channels={name: end.named(slot.owner) for name, end in spec.channels.items()},
                 seed=spec.seed,
                 folder=folder,
+                lending=lending or Lending(),
                 cancelled=self._cancelled,
             )
             device.worker_ended()  # one of that name before it, on another machine than the driver's

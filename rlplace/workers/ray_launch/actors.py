@@ -25,6 +25,7 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.launch.group import WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
+from rlplace.workers.lending import Lending
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
 
@@ -38,7 +39,7 @@ class RayHost:
         ray_is_set_up()
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
-        self._ends = ProcessChannels()
+        self._ends, self._lending = ProcessChannels(), Lending()
         self._hosts = [WorkerHost() for _ in range(workers)]
         self._listening: socket.socket | None = None
 
@@ -70,7 +71,7 @@ class RayHost:
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
             host.refuse(error)
             return
-        host.build(spec, slot, device, dataclasses.replace(rendezvous, listen_fd=listen_fd), folder)
+        host.build(spec, slot, device, dataclasses.replace(rendezvous, listen_fd=listen_fd), folder, self._lending)
 
     def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
         outcome = self._hosts[number].call(method, args, kwargs)

@@ -23,11 +23,12 @@ from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.placement.schedule import Residency
-from rlplace.trajectory import ActionChunk, Array, Observation, Trajectory
-from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES, SimulatorArguments, WorkerArguments
+from rlplace.trajectory import Array, Trajectory
+from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
 from rlplace.workers.roles.episodes import Episodes, read
+from rlplace.workers.roles.oracle import ChannelOracle, Decided, DirectOracle, Oracle
 from rlplace.workers.saving import FilesBehind
-from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext, out_of_step
+from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext
 
 _NOTED = 20  # steps of a rank and iteration that were skipped and are named in the summary
 
@@ -71,10 +72,10 @@ class Recording:
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
 
-    def decision(self, step: int, columns: slice, chunk: ActionChunk) -> None:
+    def decision(self, step: int, columns: slice, decided: Decided) -> None:
         for name in ("actions", "logprobs", "values"):
-            self._arrays[name][step, columns] = getattr(chunk, name)
-        self.versions.add(chunk.version)
+            self._arrays[name][step, columns] = getattr(decided, name)
+        self.versions.add(decided.version)
 
     def result(self, step: int, columns: slice, result: StepResult) -> None:
         self.observations[step + 1, columns] = result.observations
@@ -157,7 +158,9 @@ class VectorEnvWorker(EnvWorker):
         config, context = self.config.config, self.context
         shares = self.config.routes.observations.sends(context.rank)
         # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
-        self._cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
+        cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
+        direct, timeout_s = self.config.routes.direct, config.runner.channel_timeout_s
+        self._oracle: Oracle = DirectOracle(context, timeout_s) if direct else ChannelOracle(context, cuts)
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
@@ -185,27 +188,11 @@ class VectorEnvWorker(EnvWorker):
         self._require(Residency.FULL, "run")
         self._poison = []
         self._new, self._started = False, (iteration, [group.episodes() for group in self._groups])
-        steps, watch = self.config.config.algorithm.rollout_steps, Stopwatch("sim", "wait", "put")
+        watch = Stopwatch("sim", "wait", "put")
+        steps = self.config.config.algorithm.rollout_steps
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
-        for group in self._groups:
-            recording.observations[0, group.columns] = group.observations
-            self._ask(group, 0)
-        watch.lap("put")
-        for step in range(steps):
-            for group in self._groups:
-                self.context.check_cancelled("run")
-                self._receive(group, step, recording)
-                watch.lap("wait")
-                result = group.simulator.step(recording.actions[step, group.columns])
-                if not _finite(result):
-                    result = self._without_poison(group, result, f"step {step} of iteration {iteration}")
-                group.observations = result.observations
-                group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
-                recording.result(step, group.columns, result)
-                watch.lap("sim")
-                if step + 1 < steps:
-                    self._ask(group, step + 1)
-                    watch.lap("put")
+        with self._oracle.opened():
+            self._step(iteration, steps, recording, watch)
         for row in np.flatnonzero(recording.poisoned().all(axis=0)):  # to go on would be to learn nothing, for ever
             first = self.context.rank * self._rows
             raise self._not_finite(first + row, f"every step of iteration {iteration}", "all of its steps were skipped")
@@ -221,6 +208,28 @@ class VectorEnvWorker(EnvWorker):
             **({"env/poisoned": Metric(poisoned, "sum", notes=tuple(self._poison))} if poisoned else {}),
             **watch.metrics("env"),
         }
+
+    def _step(self, iteration: int, steps: int, recording: Recording, watch: Stopwatch) -> None:
+        """Step every group `steps` times by what the oracle decides."""
+        for group in self._groups:
+            recording.observations[0, group.columns] = group.observations
+            self._oracle.ask(group, 0)
+        watch.lap("put")
+        for step in range(steps):
+            for group in self._groups:
+                self.context.check_cancelled("run")
+                self._oracle.answer(group, step, recording)
+                watch.lap("wait")
+                result = group.simulator.step(recording.actions[step, group.columns])
+                if not _finite(result):
+                    result = self._without_poison(group, result, f"step {step} of iteration {iteration}")
+                group.observations = result.observations
+                group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
+                recording.result(step, group.columns, result)
+                watch.lap("sim")
+                if step + 1 < steps:
+                    self._oracle.ask(group, step + 1)
+                    watch.lap("put")
 
     def save_state(self, folder: str) -> Metrics:
         """Copy all that the next steps follow from; it is written into `folder` behind what follows."""
@@ -260,33 +269,6 @@ class VectorEnvWorker(EnvWorker):
             group.begin(self.config.config.runner.seed, iteration)
             cut += int(np.count_nonzero(group.go_on(starts[number]))) if back else len(group.observations)
         return {"env/episodes_cut": Metric(cut, "sum")}
-
-    def _ask(self, group: StageGroup, step: int) -> None:
-        for rank, rows in self._cuts.items():
-            observation = Observation(
-                env_rank=self.context.rank,
-                stage_group=group.index,
-                step=step,
-                first_row=group.first_row + rows.start,
-                observations=group.observations[rows],
-            )
-            self.context.channels[OBSERVATIONS].put(observation, key=str(rank), weight=observation.weight)
-
-    def _receive(self, group: StageGroup, step: int, recording: Recording) -> None:
-        """Wait for the answers of all rollout ranks to the group's observations, in any order."""
-        due = {group.first_row + rows.start: rows.stop - rows.start for rows in self._cuts.values()}
-        while due:
-            chunk: ActionChunk = self.context.channels[ACTIONS].get(key=f"{self.context.rank}/{group.index}")
-            rows = due.pop(chunk.first_row, None)
-            if rows != len(chunk.actions) or chunk.step != step or chunk.stage_group != group.index:
-                raise out_of_step(
-                    self.context.owner,
-                    "got an answer to something else",
-                    got=_place(chunk.stage_group, chunk.step, chunk.first_row),
-                    expected=_place(group.index, step, *due, *([] if rows is None else [chunk.first_row])),
-                )
-            start = group.columns.start + chunk.first_row - group.first_row
-            recording.decision(step, slice(start, start + len(chunk.actions)), chunk)
 
     def _without_poison(self, group: StageGroup, result: StepResult, what: str) -> StepResult:
         """Return a step of which some numbers are not finite with these as `Trajectory` has them; begin new episodes.
@@ -356,7 +338,3 @@ def _finite(result: StepResult) -> bool:
 def _finite_rows(observations: Array) -> NDArray[np.bool_]:
     """Return [B] bool of [B, *O]."""
     return np.asarray(np.isfinite(observations).all(axis=tuple(range(1, observations.ndim))))
-
-
-def _place(stage_group: int, step: int, *first_rows: int) -> str:
-    return f"stage group {stage_group}, step {step}, rows from {' or '.join(map(str, sorted(first_rows))) or 'none'}"

@@ -27,7 +27,7 @@ from rlplace.metrics import Metric, Metrics, Stopwatch
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion
-from rlplace.trajectory import ActionChunk, Observation
+from rlplace.trajectory import ActionChunk, Array, Observation
 from rlplace.workers.arguments import (
     ACTIONS,
     COMPLETIONS,
@@ -140,23 +140,63 @@ class VectorRolloutWorker(RolloutWorker):
 
     def generate(self, iteration: int) -> Metrics:
         """Answer all observations that are due to this rank in one iteration; return when the last answer is put."""
+        watch = Stopwatch("policy", "wait", "put")
+        answer = self._lend if self.config.routes.direct else self._answer_all
+        batches = answer(iteration, watch)
+        return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
+
+    def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
+        """Answer what comes through the channel. Return how many batches that were."""
         context, config = self.context, self.config.config.torch_rollout
         source, key = context.channels[OBSERVATIONS], str(context.rank)
         due = sum(share.stop - share.start for share in self.config.routes.observations.receives(context.rank))  # rows
         due *= self.config.config.algorithm.rollout_steps * config.pipeline_stage_num
-        batches, watch = 0, Stopwatch("policy", "wait", "put")
+        batches = 0
         while due:
             context.check_cancelled("generate")
             arrived = source.get_batch(due, key=key) if config.merge_requests else [source.get(key=key)]
             watch.lap("wait")
-            noise = [self._noise.rows(iteration, o.step, o.first_row, len(o.observations)) for o in arrived]
-            decision = self.engine.decide(np.concatenate([o.observations for o in arrived]), np.concatenate(noise))
+            places = [(o.step, o.first_row, len(o.observations)) for o in arrived]
+            decision = self._decide(iteration, places, np.concatenate([o.observations for o in arrived]))
             watch.lap("policy")
             self._answer(arrived, decision)
             watch.lap("put")
             due -= len(decision.values)
             batches += 1
-        return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
+        return batches
+
+    def _lend(self, iteration: int, watch: Stopwatch) -> int:
+        """Have the env rank of this process decide by this rank's policy, in its thread, until it has all answers."""
+        import torch
+
+        context, batches = self.context, 0
+
+        def decide(step: int, first_row: int, observations: Array) -> Decision:
+            nonlocal batches
+            context.check_cancelled("generate")
+            if not batches:
+                torch.set_num_threads(1)  # as `_open` did, but each thread has a number of its own
+            watch.lap("wait")
+            writable = np.require(observations, requirements=("C", "W"))  # of other memory, torch warns
+            decision = self._decide(iteration, [(step, first_row, len(observations))], writable)
+            watch.lap("policy")
+            batches += 1
+            return decision
+
+        context.lending.lend(
+            context.slot.process,
+            decide,
+            owner=context.owner,
+            timeout_s=self.config.config.runner.channel_timeout_s,
+            check=lambda: context.check_cancelled("generate"),
+        )
+        watch.lap("wait")
+        return batches
+
+    def _decide(self, iteration: int, places: Sequence[tuple[int, int, int]], observations: Array) -> Decision:
+        """Decide on rows at `places`: the step, the first global row and the number of rows of each piece."""
+        noise = np.concatenate([self._noise.rows(iteration, *place) for place in places])
+        return self.engine.decide(observations, noise)
 
     def _answer(self, observations: Sequence[Observation], decision: Decision) -> None:
         start = 0

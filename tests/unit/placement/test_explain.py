@@ -64,7 +64,7 @@ def test_two_ranks_in_one_process() -> None:
     plan = ppo({"actor": "0-7", "env": SHARED, "rollout": SHARED}).plan
     text = explain_pair(plan, ("rollout", 3), ("env", 3))  # in either order
     assert chapter(text, "where")[0] == "rollout rank 3 node 0, accelerator 3 process env+rollout 3"
-    assert chapter(text, "why")[0] == "they are in one process: items go by reference"
+    assert chapter(text, "why")[0] == "they are in one process: items go by direct call"
     assert len(chapter(text, "what passes")) == 1
 
 

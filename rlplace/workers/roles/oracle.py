@@ -1,0 +1,130 @@
+"""Whom an env rank asks for decisions: rollout ranks through channels, or the one of its own process, by a call."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
+
+from rlplace.trajectory import ActionChunk, Observation
+from rlplace.workers.arguments import ACTIONS, OBSERVATIONS
+from rlplace.workers.lending import Lent
+from rlplace.workers.worker import WorkerContext, cancelled, out_of_step
+
+if TYPE_CHECKING:
+    from rlplace.workers.roles.env import Recording, StageGroup
+
+
+class Decided(Protocol):
+    """Actions, log-probabilities and values of B rows; ActionChunk and Decision have them."""
+
+    @property
+    def actions(self) -> NDArray[Any]: ...
+
+    @property
+    def logprobs(self) -> NDArray[Any]: ...
+
+    @property
+    def values(self) -> NDArray[Any]: ...
+
+    @property
+    def version(self) -> int: ...
+
+
+Decide = Callable[[int, int, NDArray[Any]], Decided]  # step, first global row, observations [B, *O]
+
+
+class Oracle(abc.ABC):
+    """Answers the observations of a stage group, one step at a time."""
+
+    @abc.abstractmethod
+    def opened(self) -> contextlib.AbstractContextManager[object]:
+        """Enter for the steps of one iteration."""
+
+    @abc.abstractmethod
+    def ask(self, group: StageGroup, step: int) -> None:
+        """Ask for actions of all rows of the group."""
+
+    @abc.abstractmethod
+    def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
+        """Record what the rollout ranks decide on the group's observations of this step."""
+
+
+class ChannelOracle(Oracle):
+    """Rollout ranks that are reached through channels; one group is asked about while another is simulated."""
+
+    def __init__(self, context: WorkerContext, cuts: Mapping[int, slice]) -> None:
+        """`cuts`: rollout rank -> the rows of a stage group that it decides on."""
+        self._context, self._cuts = context, cuts
+
+    def opened(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def ask(self, group: StageGroup, step: int) -> None:
+        for rank, rows in self._cuts.items():
+            observation = Observation(
+                env_rank=self._context.rank,
+                stage_group=group.index,
+                step=step,
+                first_row=group.first_row + rows.start,
+                observations=group.observations[rows],
+            )
+            self._context.channels[OBSERVATIONS].put(observation, key=str(rank), weight=observation.weight)
+
+    def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
+        """Wait for the answers of all rollout ranks to the group's observations, in any order."""
+        due = {group.first_row + rows.start: rows.stop - rows.start for rows in self._cuts.values()}
+        while due:
+            chunk: ActionChunk = self._context.channels[ACTIONS].get(key=f"{self._context.rank}/{group.index}")
+            rows = due.pop(chunk.first_row, None)
+            if rows != len(chunk.actions) or chunk.step != step or chunk.stage_group != group.index:
+                raise out_of_step(
+                    self._context.owner,
+                    "got an answer to something else",
+                    got=_place(chunk.stage_group, chunk.step, chunk.first_row),
+                    expected=_place(group.index, step, *due, *([] if rows is None else [chunk.first_row])),
+                )
+            start = group.columns.start + chunk.first_row - group.first_row
+            recording.decision(step, slice(start, start + len(chunk.actions)), chunk)
+
+
+class DirectOracle(Oracle):
+    """The rollout rank of the same process: its decision runs in the thread that asks, without channels."""
+
+    def __init__(self, context: WorkerContext, timeout_s: float) -> None:
+        self._context, self._timeout_s = context, timeout_s
+        self._decide: Decide | None = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Raises ChannelBroken where the decision failed: the error is the rollout rank's, which raises it."""
+        context = self._context
+        lending, process = context.lending, context.slot.process
+        borrowed = lending.borrow(
+            process, owner=context.owner, timeout_s=self._timeout_s, check=lambda: context.check_cancelled("run")
+        )
+        try:
+            with borrowed as self._decide:
+                yield
+        except Lent as lent:
+            raise cancelled(context.owner, "run") from lent.__cause__
+        finally:
+            self._decide = None
+
+    def ask(self, group: StageGroup, step: int) -> None:
+        """Do nothing: `answer` decides."""
+
+    def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
+        assert self._decide is not None, "opened comes first"
+        try:
+            decided = self._decide(step, group.first_row, group.observations)
+        except BaseException as error:
+            raise Lent from error
+        recording.decision(step, group.columns, decided)
+
+
+def _place(stage_group: int, step: int, *first_rows: int) -> str:
+    return f"stage group {stage_group}, step {step}, rows from {' or '.join(map(str, sorted(first_rows))) or 'none'}"

@@ -1,7 +1,8 @@
 """A run of which workers are killed or stopped at given moments; its arguments as JSON. For tests of what it outlasts.
 
 `python -m tests.e2e.faulty_run '{"config": ..., "overrides": [...], "faults": [["env", 0, 2, 0.1, "SIGKILL"], ...]}'`:
-rank 0 of env gets SIGKILL 0.1 s after iteration 2 began. The actor writes down what it learns: `tests.e2e.recorded`.
+rank 0 of env gets SIGKILL 0.1 s after env and rollout began iteration 2; for other components the iteration counts.
+The actor writes down what it learns: `tests.e2e.recorded`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) ->
 
 
 def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
-    launched, iterate = rlplace.run.launch, Loop.iteration
+    launched, iterate, roll_out = rlplace.run.launch, Loop.iteration, Loop._rollout
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
@@ -44,14 +45,20 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
         return launched(cluster, dataclasses.replace(job, workers={**job.workers, "actor": recorded}))
 
     def iteration(self: Loop, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        due = [fault for fault in faults if fault[2] == index]
+        begin([fault for fault in faults if fault[2] == index and fault[0] not in ("env", "rollout")])
+        return iterate(self, index, evaluate=evaluate)
+
+    def rollout(self: Loop, stage: str, index: int) -> Any:
+        begin([fault for fault in faults if fault[2] == index and fault[0] in ("env", "rollout")])
+        return roll_out(self, stage, index)
+
+    def begin(due: list[list[Any]]) -> None:
         for name, rank, at, after_s, number in due:
             faults.remove([name, rank, at, after_s, number])  # once, should the run come here again
             threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
-        return iterate(self, index, evaluate=evaluate)
 
     clusters: list[Cluster] = []
-    rlplace.run.launch, Loop.iteration = launch, iteration  # type: ignore[method-assign]
+    rlplace.run.launch, Loop.iteration, Loop._rollout = launch, iteration, rollout  # type: ignore[method-assign]
     from rlplace.train import main as train
 
     return train(["--config-name", config, *overrides])

@@ -62,13 +62,14 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
 
     The actor goes back to a checkpoint, and all others with it.
     """
-    where, short = placed("0", "0", "1"), ("runner.total_iterations=4", "checkpoint.every=1")
-    faults = [("env", 0, 0, 0.4, "SIGKILL"), ("rollout", 0, 2, 0.4, "SIGKILL"), ("actor", 0, 3, 0.1, "SIGKILL")]
+    short = ("runner.total_iterations=4", "checkpoint.every=1", "algorithm.rollout_steps=512")
+    where = placed("0", "0", "1")
+    faults = [("env", 0, 0, 0.3, "SIGKILL"), ("rollout", 0, 2, 0.3, "SIGKILL"), ("actor", 0, 3, 0.1, "SIGKILL")]
     run = hurt("hybrid_ppo", tmp_path / "hurt", *SIMULATED, *where, *short, faults=faults)
     whole = train("hybrid_ppo", tmp_path / "whole", *SIMULATED, *where, *short, INLINE_LAUNCHER)
     assert run.code == whole.code == 0, run.err + whole.err
     lines = run.metrics()
-    assert [line["env/steps"] for line in lines] == [line["actor/samples"] for line in lines] == [4096.0] * 4
+    assert [line["env/steps"] for line in lines] == [line["actor/samples"] for line in lines] == [8192.0] * 4
     assert [line["faults/restarts"] for line in lines if "faults/restarts" in line] == [1.0, 1.0, 1.0]
     assert not any(line.get("env/episodes_cut") for line in lines)
     for number in ("env/return", "actor/entropy", "actor/grad_norm"):

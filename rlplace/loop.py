@@ -252,7 +252,7 @@ class Loop:
                 self._enter(stage)
                 moves_s, at_work = time.perf_counter() - entered, 0.0
                 for body in bodies:
-                    if body is bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
+                    if body == bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
                         self._leaving = self._releases_after(stage)
                     began_s = time.perf_counter()
                     reports += self._bodies[base_stage(body)](body, index)
@@ -355,12 +355,13 @@ class Loop:
         self._arriving, self._leaving = (), ()
         asked = [*(moved for _, moved in before), *pending, *(moved for _, moved in behind)]
         results = wait_all(asked, timeout_s=self._timeout_s) if asked else []
-        for moves, reports in ((before, results), (behind, results[len(asked) - len(behind) :])):
-            for (move, _), ranks in zip(moves, reports, strict=False):
+        first, last = len(before), len(before) + len(pending)
+        for moves, reports in ((before, results[:first]), (behind, results[last:])):
+            for (move, _), ranks in zip(moves, reports, strict=True):
                 self._held[move.component] = move.after
                 self.memory.moved(move.component, ranks)
             self._moving_s += max((max(moved.seconds()) for _, moved in moves), default=0.0)
-        return results[len(before) : len(before) + len(pending)]
+        return results[first:last]
 
     @contextmanager
     def _in(self, stage: str) -> Iterator[None]:

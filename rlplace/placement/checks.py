@@ -145,7 +145,7 @@ def _check_accumulation(config: Config, placement: HybridComponentPlacement, act
     found = [why for why, hinders in hindrances.items() if hinders]
     if found:
         what = "the actor cannot learn from some groups while others are generated"
-        yield _problem("learns-late", key, what, True, "\n".join(found), "accumulate_early: false")
+        yield _problem("learns-late", key, what, True, "\n".join(found), f"{key}: false")
 
 
 def check_names(allow_resident: tuple[str, ...], components: tuple[str, ...]) -> Iterator[Problem]:

@@ -58,7 +58,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
             threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
 
     clusters: list[Cluster] = []
-    rlplace.run.launch, Loop.iteration, Loop._rollout = launch, iteration, rollout  # type: ignore[method-assign]
+    rlplace.run.launch, Loop.iteration, Loop._rollout = launch, iteration, rollout
     from rlplace.train import main as train
 
     return train(["--config-name", config, *overrides])

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.emulated_work import PASS, SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
-from rlplace.loop import make_loop
 from rlplace.memory_monitor import MemoryMonitor
+from rlplace.overlap import make_loop
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components

@@ -30,12 +30,11 @@ that would come too early waits; no generated sample is dropped.
 
 from __future__ import annotations
 
-import concurrent.futures
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
@@ -44,10 +43,10 @@ from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, notes_of, reduce_metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
+from rlplace.report.calls import CallLog
 from rlplace.report.utilisation import Usage
-from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed, wait_all
-
-_GENERATING = ("env", "rollout")  # the components that run ahead
+from rlplace.workers.launch.clock import CLOCK, Clock
+from rlplace.workers.launch.group import Pending, WorkerGroup
 
 
 class Loop:
@@ -63,8 +62,10 @@ class Loop:
         memory: MemoryMonitor,
         runner: RunnerConfig,
         first: int = 0,
+        clock: Clock = CLOCK,
     ) -> None:
         """`first`: number of the iteration to begin with."""
+        self.clock = clock
         self.version = first  # each iteration makes the next
         self.notes: Mapping[str, Sequence[str]] = {}  # of the last iteration, by metric
         self.memory = memory
@@ -74,6 +75,7 @@ class Loop:
         self._moving_s = 0.0  # within the work of the stage: of its slowest rank
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
+        self.log = CallLog(clock)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
         self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
         self._at: str | None = None  # the stage it is in
@@ -245,19 +247,20 @@ class Loop:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
         reports: list[Metrics] = []
         numbers: dict[str, float] = {"time/moves_s": 0.0}
-        began, self.began_s = time.perf_counter(), time.monotonic()
+        began, self.began_s = self.clock.now(), time.monotonic()
+        self.log.begin(index)
         for stage, bodies in works.items():
             with self._in(stage):
-                entered, self._moving_s = time.perf_counter(), 0.0
+                entered, self._moving_s = self.clock.now(), 0.0
                 self._enter(stage)
-                moves_s, at_work = time.perf_counter() - entered, 0.0
+                moves_s, at_work = self.clock.now() - entered, 0.0
                 for body in bodies:
                     if body == bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
                         self._leaving = self._releases_after(stage)
-                    began_s = time.perf_counter()
+                    began_s = self.clock.now()
                     reports += self._bodies[base_stage(body)](body, index)
                     moving_s, self._moving_s = self._moving_s, 0.0
-                    seconds = max(0.0, time.perf_counter() - began_s - moving_s)
+                    seconds = max(0.0, self.clock.now() - began_s - moving_s)
                     moves_s, at_work = moves_s + moving_s, at_work + seconds
                     for name in {body, base_stage(body)}:  # a sub-stage counts for itself and for its stage
                         key = f"time/{name.replace(' ', '_')}_s"
@@ -265,7 +268,9 @@ class Loop:
                 self._wait(())
                 numbers["time/moves_s"] += moves_s
                 self.usage.stage_ended(stage, moves_s=moves_s, seconds=at_work)
-        numbers["time/iteration_s"] = time.perf_counter() - began
+                self.log.stage(stage, self.clock.now() - entered)
+        numbers["time/iteration_s"] = self.clock.now() - began
+        self.log.end(numbers["time/iteration_s"])
         numbers.update(self.usage.iteration_ended(numbers["time/iteration_s"]))
         numbers.update(reduce_metrics(reports))
         self.notes = notes_of(reports)
@@ -354,10 +359,13 @@ class Loop:
         before, behind = self._arriving, self._ask(self._leaving)
         self._arriving, self._leaving = (), ()
         asked = [*(moved for _, moved in before), *pending, *(moved for _, moved in behind)]
-        results = wait_all(asked, timeout_s=self._timeout_s) if asked else []
+        results = self.clock.wait_all(asked, self._timeout_s) if asked else []
+        stage = self._at or self._schedule.stages[0]
+        self.log.took(stage, pending)
         first, last = len(before), len(before) + len(pending)
         for moves, reports in ((before, results[:first]), (behind, results[last:])):
-            for (move, _), ranks in zip(moves, reports, strict=True):
+            for (move, moved), ranks in zip(moves, reports, strict=True):
+                self.log.took(stage, [moved], f"move {move.after.word}")
                 self._held[move.component] = move.after
                 self.memory.moved(move.component, ranks)
             self._moving_s += max((max(moved.seconds()) for _, moved in moves), default=0.0)
@@ -392,197 +400,3 @@ def overhead(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -
         work += max((numbers.get(f"{c}/{part}", 0.0) for c in components for part in parts), default=0.0)
     spent = max(0.0, total - work)
     return {"time/overhead_s": spent, "time/overhead_share": spent / total if total > 0 else 0.0}
-
-
-# ── generating ahead of learning ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class Generated(NamedTuple):
-    """An iteration whose samples are all generated."""
-
-    calls: tuple[Pending, ...]
-    seconds: float  # from the first request to the last answer
-    busy_s: float  # of Generation, at its end
-
-
-class Generation:
-    """Tracks and advances the iteration that env and engines are at. No method waits."""
-
-    def __init__(self, groups: Mapping[str, WorkerGroup], *, ahead: int, iterations: int, first: int = 0) -> None:
-        self.under_way: tuple[Pending, ...] = ()
-        self.over: dict[int, Generated] = {}  # by iteration, until the loop takes it
-        self.admitting = True
-        self._groups, self._ahead, self._iterations = groups, ahead, iterations
-        self._begun = first  # iterations
-        self._began_s: float | None = None  # when the one that is under way was
-        self._over_s = 0.0  # of those that are over
-        self._pushed = -1  # newest version that the actor has pushed, or is pushing
-        self._asked_for = -1  # newest version that the engines were asked to pull
-
-    def anew(self, first: int) -> Generation:
-        """Return one that begins with iteration `first`."""
-        return Generation(self._groups, ahead=self._ahead, iterations=self._iterations, first=first)
-
-    @property
-    def busy_s(self) -> float:
-        """Return the seconds since the start in which env and engines generated."""
-        return self._over_s + (0.0 if self._began_s is None else time.perf_counter() - self._began_s)
-
-    def push(self, version: int) -> None:
-        """Note a new version. Engines at work load it between two steps; `go_on` asks idle ones to load it."""
-        self._pushed = version
-
-    def go_on(self) -> None:
-        """Record finished iterations and start due ones; start nothing after a failed call."""
-        calls = [call for pending in self.under_way for call in pending.calls]
-        if not all(call.done() and call.exception() is None for call in calls):
-            return
-        if self._began_s is not None:
-            seconds = time.perf_counter() - self._began_s
-            self._over_s, self._began_s = self._over_s + seconds, None
-            self.over[self._begun - 1] = Generated(calls=self.under_way, seconds=seconds, busy_s=self._over_s)
-        self.under_way = tuple(self._due())
-
-    def _due(self) -> list[Pending]:
-        calls: list[Pending] = []
-        if self._pushed < 0:
-            return calls
-        if self._asked_for < self._pushed:
-            self._asked_for = self._pushed
-            calls.append(self._groups["rollout"].pull_weights(self._pushed))
-        early = self._begun - self._pushed > self._ahead
-        if self.admitting and not early and self._begun < self._iterations:
-            calls += [self._groups["env"].run(self._begun), self._groups["rollout"].generate(self._begun)]
-            self._begun, self._began_s = self._begun + 1, time.perf_counter()
-        return calls
-
-
-def make_loop(
-    schedule: Schedule,
-    groups: Mapping[str, WorkerGroup],
-    memory: MemoryMonitor,
-    runner: RunnerConfig,
-    first: int = 0,
-) -> Loop:
-    """Make the loop of a schedule. A rollout that runs ahead stops after `runner.total_iterations`."""
-    return (Overlap if schedule.needs.ahead else Loop)(schedule, groups, memory, runner, first)
-
-
-class Overlap(Loop):
-    """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        groups: Mapping[str, WorkerGroup],
-        memory: MemoryMonitor,
-        runner: RunnerConfig,
-        first: int = 0,
-    ) -> None:
-        super().__init__(schedule, groups, memory, runner, first)
-        ahead, last = schedule.needs.ahead, runner.total_iterations
-        self._generation = Generation(groups, ahead=ahead, iterations=last, first=first)
-        self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
-
-    def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        """Run as Loop does; `evaluate` first waits until generation is idle, so that one version answers.
-
-        `time/rollout_s` is the time in which its samples were generated; `time/overlap_s` the time in which samples of
-        later iterations were generated during this one.
-        """
-        generation, busy_s = self._generation, self._generation.busy_s
-        generation.admitting = not evaluate
-        numbers = super().iteration(index, evaluate=evaluate)
-        generated = generation.over.pop(index)
-        overlap_s = min(generation.busy_s - max(busy_s, generated.busy_s), numbers["time/iteration_s"])
-        numbers["time/rollout_s"] = generated.seconds
-        numbers |= self.generated.get(index, {})  # generated before a resume: only put again in this run
-        numbers["time/overlap_s"], numbers["time/overlap_share"] = overlap_s, overlap_s / numbers["time/iteration_s"]
-        works = dict(self._schedule.active)
-        lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
-        return numbers | min((overhead(numbers, lane) for lane in lanes), key=lambda o: o["time/overhead_s"])
-
-    def evaluate(self, index: int) -> dict[str, float]:
-        self._generation.admitting = False
-        return super().evaluate(index)
-
-    def _begin_again(self, index: int) -> None:
-        self._generation, self._scoring, self.generated = self._generation.anew(index), [], {}
-        super()._begin_again(index)
-
-    def save_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""
-        kept = tuple(components)
-        if "env" in kept:
-            self._outlasting(self._finish_generating, self.version)
-            self.generated = {
-                index: self.generated.get(index)
-                or reduce_metrics(rank for p in over.calls for rank in p.wait()) | {"time/rollout_s": over.seconds}
-                for index, over in self._generation.over.items()
-            }
-        super().save_state(folder, kept)
-
-    def _releases_after(self, stage: str) -> tuple[Move, ...]:
-        return ()  # the calls of a stage are not those that it waits for
-
-    def _finish_generating(self) -> dict[str, float]:
-        self._generation.admitting = False
-        with self._in("rollout"):
-            self._wait_until(lambda: not self._generation.under_way, ())
-            self._wait([self._groups["env"].forget(self.version)])  # what is learned
-        return {}
-
-    def _sync(self, stage: str, index: int) -> list[Metrics]:
-        push = self._groups["actor"].push_weights(self.version)
-        self._generation.push(self.version)
-        return self._gather([push])
-
-    def _rollout(self, stage: str, index: int) -> list[Metrics]:
-        """Start the iterations that are due and return at once: consumers take samples one group after another."""
-        self._generation.admitting, self._scoring = True, self._score(index)
-        self._generation.go_on()
-        return []
-
-    def _evaluate(self, stage: str, index: int) -> list[Metrics]:
-        self._wait_until(lambda: not self._generation.under_way, ())
-        return super()._evaluate(stage, index)
-
-    def _learn(self, stage: str, index: int) -> list[Metrics]:
-        learned, over = super()._learn(stage, index), self._generation.over
-        if stage != self._learned:
-            return learned
-        self._wait_until(lambda: index in over, self._scoring)
-        return learned + self._gather([*over[index].calls, *self._scoring])
-
-    def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
-        self._wait_until(lambda: all(p.done() for p in pending), pending)
-        return super()._wait(pending)
-
-    def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
-        """Wait for `over` and keep env and engines going; a failure there or in `pending` fails all of them."""
-        generation, deadline_s = self._generation, time.monotonic() + self._timeout_s
-        while True:
-            generation.go_on()
-            waiting = list(dict.fromkeys([*pending, *self._scoring, *generation.under_way]))
-            calls = [call for p in waiting for call in p.calls]
-            left = [call for call in calls if not call.done()]
-            if any(call.done() and call.exception() for call in calls):
-                wait_all(waiting, self._timeout_s)
-            if over():
-                return
-            if not left:
-                assert generation.under_way, "what is waited for has begun"
-                continue  # its last call has ended just now
-            patience_s = max(0.0, deadline_s - time.monotonic())
-            if not concurrent.futures.wait(left, patience_s, concurrent.futures.FIRST_COMPLETED).done:
-                raise deadline_passed(waiting, self._timeout_s)
-
-    @contextmanager
-    def _in(self, stage: str) -> Iterator[None]:
-        try:
-            with super()._in(stage):
-                yield
-        except WorkerError as error:
-            if error.component in _GENERATING and error.method != "evaluate":
-                raise error.at(stage="rollout", version=self.version) from error.cause
-            raise

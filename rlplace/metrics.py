@@ -1,9 +1,8 @@
-"""Named numbers with the way they are reduced over ranks, and the seconds of a worker's parts among them."""
+"""Named numbers with the way they are reduced over ranks."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -56,21 +55,3 @@ def notes_of(ranks: Iterable[Metrics]) -> dict[str, list[str]]:
             if metric.notes:
                 found.setdefault(name, {}).update(dict.fromkeys(metric.notes))
     return {name: list(notes) for name, notes in found.items()}
-
-
-class Stopwatch:
-    """Owns the seconds of one call by part. It runs from the start; a lap counts what passed since the lap before."""
-
-    def __init__(self, *parts: str) -> None:
-        """`parts` are reported even if no lap counts for them."""
-        self.seconds = dict.fromkeys(parts, 0.0)
-        self._since = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
-        self._since = now
-
-    def metrics(self, component: str) -> Metrics:
-        """Return `<component>/<part>_s`, of which the longest of all ranks counts."""
-        return {f"{component}/{part}_s": Metric(seconds, "max") for part, seconds in self.seconds.items()}

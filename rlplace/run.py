@@ -22,8 +22,9 @@ from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
 from rlplace.errors import NodeLost, OutputError, Problem, RlplaceError, WorkerError
 from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
-from rlplace.loop import Loop, make_loop
+from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
+from rlplace.overlap import make_loop
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.flow import DeviceDelivery

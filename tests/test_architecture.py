@@ -18,11 +18,12 @@ PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
     ("codes", "errors", "signals", "units"),
-    ("checkpoints", "config", "metrics", "tokens", "trajectory"),
+    ("checkpoints", "config", "metrics", "stopwatch", "tokens", "trajectory"),
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "faults", "memory_monitor", "report"),
+    ("overlap",),
     ("saving",),
     ("run",),
     ("prepare",),
@@ -34,6 +35,7 @@ PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
     "loop": {"faults", "memory_monitor", "report"},
     "models": {"envs"},
+    "stopwatch": {"metrics"},
     "workers": {"envs", "models"},
 }
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
@@ -76,7 +78,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
 PURE = {"config.compose", "config.read", "errors", "imports", "metrics", "placement"}
 PLANNER = PURE | {"checkpoints", "export", "plan", "train"}  # shows the plan within a second
 # starts fast, stays small
-DRIVER = PLANNER | {"envs", "loop", "run", "trajectory", "workers.launch.group", "workers.worker"}
+DRIVER = PLANNER | {"envs", "loop", "overlap", "run", "trajectory", "workers.launch.group", "workers.worker"}
 WITHOUT = {
     "numpy": PLANNER | {"prepare"},
     "ray": PLANNER | {"workers.roles.env"},

@@ -39,6 +39,7 @@ from rlplace.errors import (
     did_you_mean,
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
+from rlplace.stopwatch import CallRecord
 from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
 from rlplace.workers.worker import Worker
 
@@ -57,7 +58,7 @@ _STOPPED = Failure(what="the worker was stopped")
 class Call(concurrent.futures.Future[Any]):
     """The result to come of one method call on one worker. Ends with a value or a WorkerError."""
 
-    seconds = 0.0  # inside the method, on the worker's clock; known when the call has ended well
+    record: CallRecord | None = None  # of the worker's side, when the call has ended well
     failed_at_s = 0.0  # monotonic clock of the driver
     stopped = False  # it failed because its worker was stopped
 
@@ -123,7 +124,7 @@ class Pending:
 
     def seconds(self) -> list[float]:
         """Return what each rank spent inside the method, by its own clock, in the order of `wait`; once all ended."""
-        return [call.seconds for call in self.calls]
+        return [call.record.seconds if call.record else 0.0 for call in self.calls]
 
     def wait(self, timeout_s: float = WAIT_S) -> list[Any]:
         """Return one result per rank. Raises WorkerError; WorkerTimeout, after which one may wait again."""
@@ -337,7 +338,7 @@ class WorkerGroup:
             if counts:
                 self.failed_calls.append(call)
         if isinstance(outcome, Done):
-            call.seconds = outcome.seconds
+            call.record = outcome.record
             call.set_result(outcome.value)
             return
         error = failed(call.slot, call.method, outcome)

@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from rlplace.comm.channel import Channel
 from rlplace.comm.watchdog import report, view
 from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.language.slots import Slot
+from rlplace.stopwatch import CallRecord, Recorder
 from rlplace.workers.launch.devices import Device, cuda_out_of_memory
 from rlplace.workers.lending import Lending
 from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
@@ -36,10 +36,10 @@ class GroupSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A method returned `value`, after so many seconds."""
+    """A method returned `value`. `record`: what that took; None of one that was not called."""
 
     value: Any
-    seconds: float = 0.0
+    record: CallRecord | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +133,11 @@ class WorkerHost:
         assert worker is not None, f"{method} was called before build"
         assert context is not None, "a worker has a context"
         self._running = (threading.get_ident(), method)
-        began = time.perf_counter()
+        recorder = Recorder(method)
         try:
-            value = getattr(worker, method)(*args, **kwargs)
-            return Done(value, time.perf_counter() - began)
+            with recorder:
+                value = getattr(worker, method)(*args, **kwargs)
+            return Done(value, recorder.record())
         except ChannelTimeout as late:
             late.add_note(report(view(context.channels)) or "no other end waits")  # before the failure breaks them
             return Failure.of(late)

@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from rlplace.metrics import Metric, Metrics, Stopwatch
+from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Scores
 from rlplace.trajectory import Trajectory, concat
 from rlplace.workers.arguments import (

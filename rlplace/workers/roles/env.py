@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from rlplace.envs.contract import DiscreteActions, Restorable, Simulator, Spaces, StepResult
 from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import SimulatorError
-from rlplace.metrics import Metric, Metrics, Stopwatch
+from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments, WorkerArguments
 from rlplace.workers.roles.episodes import Episodes, read
@@ -226,7 +227,7 @@ class VectorEnvWorker(EnvWorker):
                 group.observations = result.observations
                 group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
                 recording.result(step, group.columns, result)
-                watch.lap("sim")
+                watch.lap("sim", len(group.lengths))
                 if step + 1 < steps:
                     self._oracle.ask(group, step + 1)
                     watch.lap("put")

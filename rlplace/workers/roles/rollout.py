@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from rlplace.envs.contract import DiscreteActions
 from rlplace.errors import ChannelEmpty, DivergedError
-from rlplace.metrics import Metric, Metrics, Stopwatch
+from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion
 from rlplace.trajectory import ActionChunk, Array, Observation
 from rlplace.workers.arguments import (
@@ -158,7 +159,7 @@ class VectorRolloutWorker(RolloutWorker):
             watch.lap("wait")
             places = [(o.step, o.first_row, len(o.observations)) for o in arrived]
             decision = self._decide(iteration, places, np.concatenate([o.observations for o in arrived]))
-            watch.lap("policy")
+            watch.lap("policy", len(decision.values))
             self._answer(arrived, decision)
             watch.lap("put")
             due -= len(decision.values)
@@ -179,7 +180,7 @@ class VectorRolloutWorker(RolloutWorker):
             watch.lap("wait")
             writable = np.require(observations, requirements=("C", "W"))  # of other memory, torch warns
             decision = self._decide(iteration, [(step, first_row, len(observations))], writable)
-            watch.lap("policy")
+            watch.lap("policy", len(observations))
             batches += 1
             return decision
 

@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 from rlplace.config.schema import FrozenConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
-from rlplace.metrics import Metric, Metrics, Stopwatch
+from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens

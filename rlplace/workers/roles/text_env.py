@@ -25,9 +25,10 @@ from rlplace.envs.text import Split, TextEpisode, Transcript
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull, ChannelTimeout, ConfigError, Problem
-from rlplace.metrics import Metric, Metrics, Stopwatch
+from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Episode, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker

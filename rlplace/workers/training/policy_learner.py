@@ -26,6 +26,7 @@ from rlplace.algo.packing import Rows, iteration_generator, minibatches
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
 from rlplace.models.mlp_passes import Passes
+from rlplace.stopwatch import Stopwatch
 from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
@@ -44,7 +45,9 @@ class PolicyLearner:
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
         """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""
+        watch = Stopwatch()
         samples = self._samples(trajectory)
+        watch.lap("estimate", len(samples.actions))
         sound = torch.from_numpy(~np.isnan(trajectory.rewards)).flatten()
         moments, observation_sums = self._statistics(samples, sound)
         of_all = None if int(moments.count) == self._rows.steps * self._rows.total else self._sound_of_all(sound)
@@ -54,8 +57,9 @@ class PolicyLearner:
         if self._policy.module.normalizer is not None:
             samples = samples._replace(observations=self._policy.module.normalizer(samples.observations))
         lr = self._trainer.learning_rate(iteration)
+        watch.lap("exchange")
         with torch.inference_mode():
-            steps, stopped = self._steps(samples, of_all, iteration, lr)
+            steps, stopped = self._steps(samples, of_all, iteration, lr, watch)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
@@ -142,7 +146,7 @@ class PolicyLearner:
         return self._ranks.sum(found.flatten()).cpu().bool()
 
     def _steps(
-        self, samples: StepSamples, sound: Tensor | None, iteration: int, lr: float
+        self, samples: StepSamples, sound: Tensor | None, iteration: int, lr: float, watch: Stopwatch
     ) -> tuple[list[Numbers], bool]:
         """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it.
 
@@ -155,13 +159,16 @@ class PolicyLearner:
         for _ in range(self._algorithm.epochs):
             for mine, count in self._minibatches(samples, sound, generator):
                 shares = self._differentiate(passes, mine, count)
+                watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(PPO_MEANS, shares, iteration)
+                watch.lap("exchange")
                 if numbers is None:
                     continue
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
                     return steps, True
                 self._trainer.step(numbers["grad_norm"], lr)
+                watch.lap("step")
         return steps, False
 
     def _minibatches(

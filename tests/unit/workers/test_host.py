@@ -132,4 +132,6 @@ class Counting(Worker):
 def test_a_method_s_seconds_come_with_its_value() -> None:
     outcome = host_of(Counting).call("count", (), {})
     assert isinstance(outcome, Done)
-    assert (outcome.value, outcome.seconds > 0) == (sum(range(100_000)), True)
+    assert outcome.value == sum(range(100_000))
+    assert outcome.record is not None
+    assert (outcome.record.method, outcome.record.seconds > 0) == ("count", True)

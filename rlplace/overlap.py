@@ -1,0 +1,215 @@
+"""Generate ahead of learning: the iteration that env and engines are at, and a Loop that keeps them going."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlplace.config.schema import RunnerConfig
+from rlplace.errors import WorkerError
+from rlplace.loop import Loop, overhead
+from rlplace.memory_monitor import MemoryMonitor
+from rlplace.metrics import Metrics, reduce_metrics
+from rlplace.placement.schedule import Move, Schedule
+from rlplace.workers.launch.clock import CLOCK, Clock
+from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed
+
+_GENERATING = ("env", "rollout")  # the components that run ahead
+
+
+class Generated(NamedTuple):
+    """An iteration whose samples are all generated."""
+
+    calls: tuple[Pending, ...]
+    seconds: float  # from the first request to the last answer
+    busy_s: float  # of Generation, at its end
+
+
+class Generation:
+    """Tracks and advances the iteration that env and engines are at. No method waits."""
+
+    def __init__(
+        self, groups: Mapping[str, WorkerGroup], *, ahead: int, iterations: int, first: int = 0, clock: Clock = CLOCK
+    ) -> None:
+        self.under_way: tuple[Pending, ...] = ()
+        self.over: dict[int, Generated] = {}  # by iteration, until the loop takes it
+        self.admitting = True
+        self._groups, self._ahead, self._iterations, self._clock = groups, ahead, iterations, clock
+        self._begun = first  # iterations
+        self._began_s: float | None = None  # when the one that is under way was
+        self._over_s = 0.0  # of those that are over
+        self._pushed = -1  # newest version that the actor has pushed, or is pushing
+        self._asked_for = -1  # newest version that the engines were asked to pull
+
+    def anew(self, first: int) -> Generation:
+        """Return one that begins with iteration `first`."""
+        kept = {"ahead": self._ahead, "iterations": self._iterations}
+        return Generation(self._groups, **kept, first=first, clock=self._clock)
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds since the start in which env and engines generated."""
+        return self._over_s + (0.0 if self._began_s is None else self._clock.now() - self._began_s)
+
+    def push(self, version: int) -> None:
+        """Note a new version. Engines at work load it between two steps; `go_on` asks idle ones to load it."""
+        self._pushed = version
+
+    def go_on(self) -> None:
+        """Record finished iterations and start due ones; start nothing after a failed call."""
+        calls = [call for pending in self.under_way for call in pending.calls]
+        if not all(call.done() and call.exception() is None for call in calls):
+            return
+        if self._began_s is not None:
+            seconds = self._clock.now() - self._began_s
+            self._over_s, self._began_s = self._over_s + seconds, None
+            self.over[self._begun - 1] = Generated(calls=self.under_way, seconds=seconds, busy_s=self._over_s)
+        self.under_way = tuple(self._due())
+
+    def _due(self) -> list[Pending]:
+        calls: list[Pending] = []
+        if self._pushed < 0:
+            return calls
+        if self._asked_for < self._pushed:
+            self._asked_for = self._pushed
+            calls.append(self._groups["rollout"].pull_weights(self._pushed))
+        early = self._begun - self._pushed > self._ahead
+        if self.admitting and not early and self._begun < self._iterations:
+            calls += [self._groups["env"].run(self._begun), self._groups["rollout"].generate(self._begun)]
+            self._begun, self._began_s = self._begun + 1, self._clock.now()
+        return calls
+
+
+def make_loop(
+    schedule: Schedule,
+    groups: Mapping[str, WorkerGroup],
+    memory: MemoryMonitor,
+    runner: RunnerConfig,
+    first: int = 0,
+    clock: Clock = CLOCK,
+) -> Loop:
+    """Make the loop of a schedule. A rollout that runs ahead stops after `runner.total_iterations`."""
+    return (Overlap if schedule.needs.ahead else Loop)(schedule, groups, memory, runner, first, clock)
+
+
+class Overlap(Loop):
+    """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        groups: Mapping[str, WorkerGroup],
+        memory: MemoryMonitor,
+        runner: RunnerConfig,
+        first: int = 0,
+        clock: Clock = CLOCK,
+    ) -> None:
+        super().__init__(schedule, groups, memory, runner, first, clock)
+        ahead, last = schedule.needs.ahead, runner.total_iterations
+        self._generation = Generation(groups, ahead=ahead, iterations=last, first=first, clock=clock)
+        self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
+
+    def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
+        """Run as Loop does; `evaluate` first waits until generation is idle, so that one version answers.
+
+        `time/rollout_s` is the time in which its samples were generated; `time/overlap_s` the time in which samples of
+        later iterations were generated during this one.
+        """
+        generation, busy_s = self._generation, self._generation.busy_s
+        generation.admitting = not evaluate
+        numbers = super().iteration(index, evaluate=evaluate)
+        generated = generation.over.pop(index)
+        overlap_s = min(generation.busy_s - max(busy_s, generated.busy_s), numbers["time/iteration_s"])
+        numbers["time/rollout_s"] = generated.seconds
+        numbers |= self.generated.get(index, {})  # generated before a resume: only put again in this run
+        numbers["time/overlap_s"], numbers["time/overlap_share"] = overlap_s, overlap_s / numbers["time/iteration_s"]
+        works = dict(self._schedule.active)
+        lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
+        return numbers | min((overhead(numbers, lane) for lane in lanes), key=lambda o: o["time/overhead_s"])
+
+    def evaluate(self, index: int) -> dict[str, float]:
+        self._generation.admitting = False
+        return super().evaluate(index)
+
+    def _begin_again(self, index: int) -> None:
+        self._generation, self._scoring, self.generated = self._generation.anew(index), [], {}
+        super()._begin_again(index)
+
+    def save_state(self, folder: Path, components: Iterable[str]) -> None:
+        """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""
+        kept = tuple(components)
+        if "env" in kept:
+            self._outlasting(self._finish_generating, self.version)
+            self.generated = {
+                index: self.generated.get(index)
+                or reduce_metrics(rank for p in over.calls for rank in p.wait()) | {"time/rollout_s": over.seconds}
+                for index, over in self._generation.over.items()
+            }
+        super().save_state(folder, kept)
+
+    def _releases_after(self, stage: str) -> tuple[Move, ...]:
+        return ()  # the calls of a stage are not those that it waits for
+
+    def _finish_generating(self) -> dict[str, float]:
+        self._generation.admitting = False
+        with self._in("rollout"):
+            self._wait_until(lambda: not self._generation.under_way, ())
+            self._wait([self._groups["env"].forget(self.version)])  # what is learned
+        return {}
+
+    def _sync(self, stage: str, index: int) -> list[Metrics]:
+        push = self._groups["actor"].push_weights(self.version)
+        self._generation.push(self.version)
+        return self._gather([push])
+
+    def _rollout(self, stage: str, index: int) -> list[Metrics]:
+        """Start the iterations that are due and return at once: consumers take samples one group after another."""
+        self._generation.admitting, self._scoring = True, self._score(index)
+        self._generation.go_on()
+        return []
+
+    def _evaluate(self, stage: str, index: int) -> list[Metrics]:
+        self._wait_until(lambda: not self._generation.under_way, ())
+        return super()._evaluate(stage, index)
+
+    def _learn(self, stage: str, index: int) -> list[Metrics]:
+        learned, over = super()._learn(stage, index), self._generation.over
+        if stage != self._learned:
+            return learned
+        self._wait_until(lambda: index in over, self._scoring)
+        return learned + self._gather([*over[index].calls, *self._scoring])
+
+    def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
+        self._wait_until(lambda: all(p.done() for p in pending), pending)
+        return super()._wait(pending)
+
+    def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
+        """Wait for `over` and keep env and engines going; a failure there or in `pending` fails all of them."""
+        generation, deadline_s = self._generation, self.clock.now() + self._timeout_s
+        while True:
+            generation.go_on()
+            waiting = list(dict.fromkeys([*pending, *self._scoring, *generation.under_way]))
+            calls = [call for p in waiting for call in p.calls]
+            left = [call for call in calls if not call.done()]
+            if any(call.done() and call.exception() for call in calls):
+                self.clock.wait_all(waiting, self._timeout_s)
+            if over():
+                return
+            if not left:
+                assert generation.under_way, "what is waited for has begun"
+                continue  # its last call has ended just now
+            patience_s = max(0.0, deadline_s - self.clock.now())
+            if not self.clock.wait_first(left, patience_s):
+                raise deadline_passed(waiting, self._timeout_s)
+
+    @contextmanager
+    def _in(self, stage: str) -> Iterator[None]:
+        try:
+            with super()._in(stage):
+                yield
+        except WorkerError as error:
+            if error.component in _GENERATING and error.method != "evaluate":
+                raise error.at(stage="rollout", version=self.version) from error.cause
+            raise

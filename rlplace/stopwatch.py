@@ -1,0 +1,149 @@
+"""The seconds of a worker's parts, for its metrics and for the record of each call.
+
+::
+
+    call    learn ───────────────────────────────────────────────────────▶     CallRecord, sent with the result
+    parts         wait │ learn                                                 laps of one Stopwatch
+    parts                estimate │ step │ exchange │ step │ exchange          laps of another, in the same thread
+
+A lap is kept with what it took of the clock and of the thread's processor time. The difference is time in which the
+thread waited, or in which other threads had the processor; the least of many laps is waiting that no free processor
+would have shortened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from rlplace.metrics import Metric, Metrics
+
+_CALL: ContextVar[list[Stopwatch] | None] = ContextVar("_CALL", default=None)  # of this thread: its stopwatches
+
+
+class Part(NamedTuple):
+    """The laps of one part that did equally much, to two digits, in one call."""
+
+    name: str
+    size: float  # mean of what a lap did: rows, tokens or sequences; 0 where nothing is counted
+    laps: int
+    wall_s: float  # of all laps
+    cpu_s: float  # of all laps, processor time of the thread
+    least_cpu_s: float  # of one lap
+    blocked_s: float  # the least of a lap in which the thread had no processor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spans:
+    """The laps of one stopwatch in order: lap i of part `names[which[i]]` ended at `ends[i]`, and began as i - 1 ended.
+
+    Times are seconds since the epoch, by the clock of the rank's node.
+    """
+
+    began_s: float
+    names: tuple[str, ...]
+    which: bytes
+    ends: array[float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """What one call of a worker's method took on its rank."""
+
+    method: str
+    began_s: float  # since the epoch
+    seconds: float
+    cpu_s: float  # processor time of its thread
+    process: int  # number of its process
+    process_cpu_s: float  # processor time of the whole process since its start, at the end of the call
+    parts: tuple[Part, ...]
+    spans: tuple[Spans, ...]
+
+
+class Stopwatch:
+    """Owns the seconds of one call by part. It runs from the start; a lap counts what passed since the lap before."""
+
+    def __init__(self, *parts: str) -> None:
+        """`parts` are reported even if no lap counts for them."""
+        self.seconds = dict.fromkeys(parts, 0.0)
+        self._sums: dict[tuple[str, float], list[float]] = {}  # as of a Part
+        self._names: dict[str, int] = {}
+        self._which, self._ends = bytearray(), array("d")
+        self._began = self._since = time.perf_counter()
+        self._cpu = time.thread_time()
+        if (watches := _CALL.get()) is not None:
+            watches.append(self)
+
+    def lap(self, part: str, size: float = 0.0) -> None:
+        """Count the time since the last lap for `part`, in which `size` rows, tokens or sequences were worked on."""
+        now, cpu = time.perf_counter(), time.thread_time()
+        wall_s, cpu_s = now - self._since, max(0.0, cpu - self._cpu)  # below 0: lent to another thread
+        self._since, self._cpu = now, cpu
+        self.seconds[part] = self.seconds.get(part, 0.0) + wall_s
+        self._which.append(self._names.setdefault(part, len(self._names)))
+        self._ends.append(now)
+        sums = self._sums.get((part, _rounded(size)))
+        if sums is None:
+            self._sums[part, _rounded(size)] = [1.0, size, wall_s, cpu_s, cpu_s, wall_s - cpu_s]
+            return
+        sums[0] += 1.0
+        sums[1] += size
+        sums[2] += wall_s
+        sums[3] += cpu_s
+        sums[4] = min(sums[4], cpu_s)
+        sums[5] = min(sums[5], wall_s - cpu_s)
+
+    def metrics(self, component: str) -> Metrics:
+        """Return `<component>/<part>_s`, of which the longest of all ranks counts."""
+        return {f"{component}/{part}_s": Metric(seconds, "max") for part, seconds in self.seconds.items()}
+
+    def parts(self) -> Iterator[Part]:
+        for (name, _), (laps, size, wall_s, cpu_s, least_cpu_s, blocked_s) in self._sums.items():
+            yield Part(name, size / laps, int(laps), wall_s, cpu_s, least_cpu_s, max(0.0, blocked_s))
+
+    def spans(self, epoch_s: float) -> Spans:
+        """`epoch_s`: seconds since the epoch at zero of the performance counter."""
+        ends = array("d", (end + epoch_s for end in self._ends))
+        return Spans(self._began + epoch_s, tuple(self._names), bytes(self._which), ends)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rounded(size: float) -> float:
+    return float(f"{size:.2g}")
+
+
+class Recorder:
+    """Entered for one call, in its thread: makes the record of it from the stopwatches that are started meanwhile."""
+
+    def __init__(self, method: str) -> None:
+        self._method, self._watches = method, list[Stopwatch]()
+        self._began = self._ended = self._cpu = 0.0
+
+    def __enter__(self) -> Recorder:
+        _CALL.set(self._watches)
+        self._began, self._cpu = time.perf_counter(), time.thread_time()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        _CALL.set(None)
+        self._ended = time.perf_counter()
+
+    def record(self) -> CallRecord:
+        """Return the record once the call has ended."""
+        epoch_s = time.time() - time.perf_counter()
+        return CallRecord(
+            method=self._method,
+            began_s=self._began + epoch_s,
+            seconds=self._ended - self._began,
+            cpu_s=time.thread_time() - self._cpu,
+            process=os.getpid(),
+            process_cpu_s=time.process_time(),
+            parts=tuple(part for watch in self._watches for part in watch.parts()),
+            spans=tuple(watch.spans(epoch_s) for watch in self._watches),
+        )

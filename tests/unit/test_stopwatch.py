@@ -1,0 +1,76 @@
+"""What the record of a call keeps of its stopwatches."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from rlplace.stopwatch import CallRecord, Recorder, Stopwatch
+
+
+def recorded() -> CallRecord:
+    recorder = Recorder("run")
+    with recorder:
+        outer = Stopwatch("sim", "wait")
+        sum(range(200_000))
+        outer.lap("sim", 8)
+        inner = Stopwatch()
+        for _ in range(3):
+            time.sleep(0.01)
+            inner.lap("exchange")
+        outer.lap("wait")
+        sum(range(200_000))
+        outer.lap("sim", 8)
+    return recorder.record()
+
+
+def test_laps_of_one_part_and_size_are_summed_and_waiting_is_no_processor_time() -> None:
+    record = recorded()
+    parts = {part.name: part for part in record.parts}
+    assert (parts["sim"].laps, parts["sim"].size) == (2, 8.0)
+    assert parts["sim"].least_cpu_s <= parts["sim"].cpu_s / 2 <= parts["sim"].wall_s
+    assert parts["exchange"].laps == 3
+    assert parts["exchange"].blocked_s > 0.008 > parts["exchange"].cpu_s / 3
+    assert record.cpu_s < record.seconds - 0.03
+    assert record.process_cpu_s >= record.cpu_s >= parts["sim"].cpu_s
+
+
+def test_sizes_that_differ_by_less_than_two_digits_are_one_part_of_their_mean() -> None:
+    watch = Stopwatch()
+    for size in (1001, 1003, 1201):
+        watch.lap("learn", size)
+    assert [(part.size, part.laps) for part in watch.parts()] == [(1002.0, 2), (1201.0, 1)]
+
+
+def test_spans_are_those_of_each_stopwatch_within_the_call() -> None:
+    record = recorded()
+    outer, inner = record.spans
+    assert [outer.names[which] for which in outer.which] == ["sim", "wait", "sim"]
+    assert [inner.names[which] for which in inner.which] == ["exchange"] * 3
+    assert record.began_s <= outer.began_s <= outer.ends[0] <= inner.began_s
+    assert list(inner.ends) == sorted(inner.ends)
+    assert inner.ends[-1] <= outer.ends[1] <= outer.ends[2] <= record.began_s + record.seconds
+    assert time.time() - 60 < record.began_s < time.time()
+
+
+def test_a_stopwatch_of_another_thread_or_after_the_call_belongs_to_no_record() -> None:
+    recorder = Recorder("run")
+    with recorder:
+        other = threading.Thread(target=lambda: Stopwatch().lap("elsewhere"))
+        other.start()
+        other.join()
+    Stopwatch().lap("later")
+    assert recorder.record().parts == ()
+
+
+def test_metrics_have_the_parts_that_were_announced_and_those_that_came() -> None:
+    watch = Stopwatch("sim", "wait")
+    watch.lap("put")
+    assert {name: metric.value > 0 for name, metric in watch.metrics("env").items()} == {
+        "env/sim_s": False,
+        "env/wait_s": False,
+        "env/put_s": True,
+    }
+    assert watch.seconds["put"] == pytest.approx(next(watch.parts()).wall_s)

@@ -18,7 +18,7 @@ import functools
 import os
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -66,23 +66,28 @@ class CallRecord:
     spans: tuple[Spans, ...]
 
 
+def _read() -> tuple[float, float]:
+    return time.perf_counter(), time.thread_time()
+
+
 class Stopwatch:
     """Owns the seconds of one call by part. It runs from the start; a lap counts what passed since the lap before."""
 
-    def __init__(self, *parts: str) -> None:
-        """`parts` are reported even if no lap counts for them."""
+    def __init__(self, *parts: str, read: Callable[[], tuple[float, float]] = _read) -> None:
+        """`parts` are reported even if no lap counts for them. `read`: seconds, and processor seconds of the thread."""
+        self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
         self._sums: dict[tuple[str, float], list[float]] = {}  # as of a Part
         self._names: dict[str, int] = {}
         self._which, self._ends = bytearray(), array("d")
-        self._began = self._since = time.perf_counter()
-        self._cpu = time.thread_time()
+        self._since, self._cpu = read()
+        self._began = self._since
         if (watches := _CALL.get()) is not None:
             watches.append(self)
 
     def lap(self, part: str, size: float = 0.0) -> None:
         """Count the time since the last lap for `part`, in which `size` rows, tokens or sequences were worked on."""
-        now, cpu = time.perf_counter(), time.thread_time()
+        now, cpu = self._read()
         wall_s, cpu_s = now - self._since, max(0.0, cpu - self._cpu)  # below 0: lent to another thread
         self._since, self._cpu = now, cpu
         self.seconds[part] = self.seconds.get(part, 0.0) + wall_s

@@ -24,6 +24,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("envs", "models", "workers"),
     ("loop", "faults", "memory_monitor", "report"),
     ("overlap",),
+    ("foresight",),
     ("saving",),
     ("run",),
     ("prepare",),

@@ -97,7 +97,7 @@ class Usage:
         for use in self.last:
             before = self._totals.get(use.stage)
             self._totals[use.stage] = use if before is None else before.plus(use)
-        if not self.accelerators:
+        if not self.accelerators or not seconds:
             return {}
         shares = shares_of(self.last, self.accelerators, seconds)
         return {f"util/{name}_share": value for name, value in shares.items()}

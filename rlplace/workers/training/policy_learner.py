@@ -57,7 +57,7 @@ class PolicyLearner:
         if self._policy.module.normalizer is not None:
             samples = samples._replace(observations=self._policy.module.normalizer(samples.observations))
         lr = self._trainer.learning_rate(iteration)
-        watch.lap("exchange")
+        watch.lap("exchange", self._ranks.world_size)
         with torch.inference_mode():
             steps, stopped = self._steps(samples, of_all, iteration, lr, watch)
         self._policy.drop_gathered()
@@ -161,7 +161,7 @@ class PolicyLearner:
                 shares = self._differentiate(passes, mine, count)
                 watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(PPO_MEANS, shares, iteration)
-                watch.lap("exchange")
+                watch.lap("exchange", self._ranks.world_size)
                 if numbers is None:
                     continue
                 steps.append(numbers)

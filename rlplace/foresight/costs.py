@@ -1,0 +1,112 @@
+"""What a lap of some size takes, from the points of a profile; what was asked for and is not there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlplace.foresight.profile import ASSUMED, Point, Profile, mean
+
+# The share of a lap that does not depend on its size, where a single size was measured: a policy of small batches is
+# bound by calls, a simulator steps one environment after another.
+_FIXED = {"sim": 0.1, "policy": 0.8, "minibatch": 0.5, "estimate": 0.5}
+_FIXED_ELSE = 1.0
+_NEAR = 1.2  # sizes that differ by less are one point: minibatches of a rank differ by chance
+
+
+class Cost(NamedTuple):
+    """Of one lap."""
+
+    cpu_s: float
+    blocked_s: float = 0.0
+
+    def times(self, count: float) -> Cost:
+        return Cost(self.cpu_s * count, self.blocked_s * count)
+
+
+NOTHING = Cost(0.0)
+
+
+class Costs:
+    """Answers from one profile. Keeps what it was asked for."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.missing: dict[str, float] = {}  # cost -> a size that was asked for
+        self.stretched: dict[str, float] = {}  # cost -> a size outside of what was measured
+        self.assumed: set[str] = set()  # costs that are not measured
+        self._found: dict[tuple[str, float], Cost] = {}
+        self._points = {name: gathered(curve.points) for name, curve in profile.costs.items()}
+
+    def of(self, name: str, size: float = 0.0, *, least: bool = False) -> Cost:
+        """Return what a lap takes; nothing where it is not known. `least`: of a lap that waited for nobody."""
+        key = (f"{name} {least}", size)
+        if key not in self._found:
+            self._found[key] = self._of(name, size, least)
+        return self._found[key]
+
+    def count(self, name: str, default: float) -> float:
+        return self.profile.counts.get(name, default)
+
+    def _of(self, name: str, size: float, least: bool) -> Cost:
+        points = self._points.get(name)
+        if not points:
+            self.missing.setdefault(name, size)
+            return NOTHING
+        if self.profile.costs[name].source == ASSUMED:
+            self.assumed.add(name)
+        if not points[0].size * 0.99 <= size <= points[-1].size * 1.01 and size:
+            self.stretched.setdefault(name, size)
+        cpu = [(p.size, p.least_cpu_s if least else p.cpu_s, p.laps) for p in points]
+        fixed = _FIXED.get(name.rpartition("/")[2], _FIXED_ELSE)
+        return Cost(_at(cpu, size, fixed), _at([(p.size, p.blocked_s, p.laps) for p in points], size, fixed))
+
+
+def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return one point for all whose sizes are within a fifth of the first of them, weighed by laps."""
+    groups: list[list[Point]] = []
+    for point in sorted(points, key=lambda p: p.size):
+        if groups and point.size <= groups[-1][0].size * _NEAR:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return tuple(functools.reduce(mean, group) for group in groups)
+
+
+def _at(points: Sequence[tuple[float, float, float]], size: float, fixed: float) -> float:
+    """Return the value at `size`: between two points on their line, outside on that of all."""
+    if len(points) == 1:
+        at, value, _ = points[0]
+        return value * (fixed + (1.0 - fixed) * size / at) if at and size else value
+    for (left, low, _), (right, high, _) in itertools.pairwise(points):
+        if left <= size <= right:
+            return low + (high - low) * (size - left) / (right - left) if right > left else (low + high) / 2
+    base, slope = fit(points)
+    return max(0.0, base + slope * size)
+
+
+def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return base and slope, both at least 0, of the line through (size, value, weight) with least relative squares."""
+    sums = [0.0] * 5
+    for x, y, _ in points:
+        weight = 1.0 / max(y, 1e-12) ** 2
+        for at, value in enumerate((1.0, x, y, x * x, x * y)):
+            sums[at] += weight * value
+    n, sx, sy, sxx, sxy = sums
+    spread = n * sxx - sx * sx
+    slope = (n * sxy - sx * sy) / spread if spread > 0.0 else 0.0
+    base = (sy - slope * sx) / n
+    if slope < 0.0:
+        return sy / n, 0.0
+    return (base, slope) if base >= 0.0 else (0.0, sxy / sxx)
+
+
+def fit_error(points: Sequence[Point]) -> float:
+    """Return the largest relative distance of a point from the line of all; 0 for fewer than three."""
+    values = [(p.size, p.cpu_s, p.laps) for p in points]
+    if len(values) < 3:
+        return 0.0
+    base, slope = fit(values)
+    return max(abs(base + slope * x - y) / y for x, y, _ in values if y > 0.0)

@@ -1,0 +1,56 @@
+"""A plan and a profile -> what an iteration will take: the real loop over ranks that spend predicted seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from rlplace.config.schema import Config
+from rlplace.foresight.costs import Costs
+from rlplace.foresight.profile import Profile
+from rlplace.foresight.ranks import Rank, Site, make_groups
+from rlplace.foresight.simulators import EnvRank, PolicyActorRank, RolloutRank
+from rlplace.memory_monitor import MemoryMonitor
+from rlplace.overlap import make_loop
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.report.calls import IterationCalls
+from rlplace.report.utilisation import StageUse
+
+_ITERATIONS = 3  # the first begins with everything off
+_SIMULATORS: Mapping[str, type[Rank]] = {"actor": PolicyActorRank, "env": EnvRank, "rollout": RolloutRank}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """An iteration that was run on a logical clock."""
+
+    numbers: Mapping[str, float]  # its metrics, named as those of a run; seconds
+    uses: Sequence[StageUse]  # of the last iteration
+    calls: IterationCalls  # of the last iteration
+    queues: Mapping[str, int]  # channel -> most items at any time
+    costs: Costs  # what was asked of the profile
+
+    @property
+    def seconds(self) -> float:
+        return self.numbers["time/iteration_s"]
+
+
+def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
+    """Run iterations of the plan on a logical clock, timed by the profile."""
+    costs, cores = Costs(profile), int(profile.machine.get("cores", 1))
+    site = Site(config, plan, costs, cores)
+    groups = make_groups(site, {component: _SIMULATORS[component] for component in plan.placement.components})
+    count = _ITERATIONS + 2 * plan.schedule.needs.ahead
+    runner = dataclasses.replace(config.runner, total_iterations=count + plan.schedule.needs.ahead + 1)
+    loop = make_loop(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
+    found = [loop.iteration(index) for index in range(count)][1 + plan.schedule.needs.ahead :]
+    names = dict.fromkeys(name for numbers in found for name in numbers)
+    return Prediction(
+        numbers={name: statistics.fmean(numbers.get(name, 0.0) for numbers in found) for name in names},
+        uses=loop.usage.last,
+        calls=loop.log.iterations[-1],
+        queues={name: channel.most for name, channel in site.channels.items()},
+        costs=costs,
+    )

@@ -1,0 +1,174 @@
+"""What work has been measured to take, as JSON that later commands predict from::
+
+    {"rlplace_profile": 1, "machine": {...}, "versions": {...}, "subjects": {"env": "Hopper-v5", ...},
+     "costs": {"env.run/sim": {"source": "measured here", "points": [{"size": 8, "laps": 4096, "cpu_s": 2.1e-4, ...}]}},
+     "counts": {"actor.learn/minibatch": 20.0}}
+
+A cost is named after the component, its method and the part of the call: `env.run/sim` is one vector step of a rank,
+its size the simulators that step. Docs: docs/foresight.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlplace.errors import ConfigError, did_you_mean
+
+VERSION_KEY, VERSION = "rlplace_profile", 1
+MEASURED, ELSEWHERE, ASSUMED = "measured here", "measured elsewhere", "assumed"
+SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one lap takes that does `size` (rows, tokens, sequences, bytes; 0: not counted)."""
+
+    size: float
+    laps: float  # that were measured
+    cpu_s: float  # processor time of a lap, on average
+    least_cpu_s: float  # of a lap that waited for nobody
+    blocked_s: float  # besides, with no processor however many are free
+    spread: float = 0.0  # standard deviation of cpu_s over iterations, relative
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The points of one cost, by size."""
+
+    points: tuple[Point, ...]
+    source: str = MEASURED
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Costs of work, and where they were measured. Immutable; `merged` makes another."""
+
+    machine: Mapping[str, Any]  # processor, cores, accelerator
+    versions: Mapping[str, str]
+    subjects: Mapping[str, str]  # component -> what it runs: a simulator, a model
+    costs: Mapping[str, Curve]
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # name -> mean of an iteration
+    samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # distribution -> draws
+
+    def merged(self, other: Profile) -> Profile:
+        """Return both; where both have measured the same size, a mean weighed by laps. `other` is the newer."""
+        costs = dict(self.costs)
+        for name, curve in other.costs.items():
+            mine = costs.get(name)
+            costs[name] = curve if mine is None or mine.source != curve.source else _merged(mine, curve)
+        return Profile(
+            machine=other.machine,
+            versions=other.versions,
+            subjects={**self.subjects, **other.subjects},
+            costs=costs,
+            counts={**self.counts, **other.counts},
+            samples={**self.samples, **other.samples},
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            VERSION_KEY: VERSION,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "subjects": dict(self.subjects),
+            "costs": {
+                name: {"source": curve.source, "points": [dataclasses.asdict(point) for point in curve.points]}
+                for name, curve in sorted(self.costs.items())
+            },
+            "counts": dict(sorted(self.counts.items())),
+            "samples": {name: list(values) for name, values in sorted(self.samples.items())},
+        }
+
+
+def _merged(old: Curve, new: Curve) -> Curve:
+    points = {point.size: point for point in old.points}
+    for point in new.points:
+        near = next((size for size in points if math.isclose(size, point.size, rel_tol=0.02)), None)
+        points[point.size if near is None else near] = point if near is None else mean(points[near], point)
+    return Curve(points=tuple(sorted(points.values(), key=lambda p: p.size)), source=new.source)
+
+
+def mean(a: Point, b: Point) -> Point:
+    """Return what both have measured, weighed by laps."""
+    laps = a.laps + b.laps
+    share = a.laps / laps
+
+    def of(name: str) -> float:
+        return share * float(getattr(a, name)) + (1.0 - share) * float(getattr(b, name))
+
+    return Point(
+        size=of("size"),
+        laps=laps,
+        cpu_s=of("cpu_s"),
+        least_cpu_s=min(a.least_cpu_s, b.least_cpu_s),
+        blocked_s=min(a.blocked_s, b.blocked_s),
+        spread=max(a.spread, b.spread),
+    )
+
+
+def read_profile(text: str, *, file: str) -> Profile:
+    """Read what `Profile.record` wrote. Raises ConfigError that names the first wrong entry."""
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise _wrong(file, "is no JSON", str(error), "profile.json is in the folder of a run") from error
+    if not isinstance(record, dict) or record.get(VERSION_KEY) != VERSION:
+        got = record.get(VERSION_KEY) if isinstance(record, dict) else type(record).__name__
+        why = f"its entry {VERSION_KEY} must be {VERSION}, the version of what is read here"
+        raise _wrong(file, "is no profile", str(got), why)
+    costs = {}
+    for name, curve in _mapping(record, "costs", file).items():
+        source = curve.get("source", MEASURED) if isinstance(curve, dict) else None
+        if source not in SOURCES:
+            near = did_you_mean(str(source), SOURCES)
+            raise _wrong(
+                file, f"costs of {name} have no known source", str(source), "one of " + ", ".join(SOURCES), near
+            )
+        costs[name] = Curve(points=_points(name, curve.get("points", ()), file), source=source)
+    return Profile(
+        machine=_mapping(record, "machine", file),
+        versions=_mapping(record, "versions", file),
+        subjects=_mapping(record, "subjects", file),
+        costs=costs,
+        counts={name: _number(value, name, file) for name, value in _mapping(record, "counts", file).items()},
+        samples={
+            name: tuple(_number(value, name, file) for value in values)
+            for name, values in _mapping(record, "samples", file).items()
+        },
+    )
+
+
+def _points(name: str, points: Sequence[Any], file: str) -> tuple[Point, ...]:
+    fields = [field.name for field in dataclasses.fields(Point)]
+    found = []
+    for point in points:
+        given = point if isinstance(point, dict) else {}
+        unknown = [key for key in given if key not in fields]
+        if unknown or "cpu_s" not in given:
+            raise _wrong(file, f"a point of {name} is not whole", str(point), "it has " + ", ".join(fields))
+        values = {key: _number(value, f"{name}: {key}", file) for key, value in given.items()}
+        whole = {"size": 0.0, "laps": 1.0, "least_cpu_s": values["cpu_s"], "blocked_s": 0.0} | values
+        found.append(Point(**whole))
+    return tuple(sorted(found, key=lambda point: point.size))
+
+
+def _mapping(record: Mapping[str, Any], name: str, file: str) -> dict[str, Any]:
+    value = record.get(name, {})
+    if not isinstance(value, dict):
+        raise _wrong(file, f"{name} is no mapping", type(value).__name__, "names to values, as a run writes it")
+    return value
+
+
+def _number(value: object, name: str, file: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0.0:
+        raise _wrong(file, f"{name} is no finite number of at least 0", str(value), "it counts seconds or things")
+    return float(value)
+
+
+def _wrong(file: str, what: str, got: str, why: str, fix: str | None = None) -> ConfigError:
+    return ConfigError.of("not-a-profile", file, what, got, why, fix or "profile=<folder of a run>/profile.json")

@@ -1,0 +1,223 @@
+"""Workers on a logical clock: they take the calls of a real loop and spend predicted seconds instead of working.
+
+::
+
+    Loop ── group.run(3) ──▶ driver: sends ──▶ rank: receives, runs its method as a process ──▶ driver: settles the call
+      └──── clock.wait_all ── the logical clock goes on until all are settled
+
+The schedule, the order of calls and what is waited for are those of the loop itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rlplace.config.schema import Config
+from rlplace.foresight.costs import Cost, Costs
+from rlplace.foresight.world import Barrier, Channel, Cores, Event, Sleep, Work, World
+from rlplace.metrics import Metrics
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import CallRecord, Stopwatch
+from rlplace.workers.launch.clock import Clock
+from rlplace.workers.launch.group import Call, Pending, WorkerGroup, WorkerHandle, wait_all
+from rlplace.workers.launch.host import Done, GroupSpec, Outcome
+from rlplace.workers.worker import MoveReport, Worker
+
+Body = Generator[Any, Any, Any]  # of a method: yields what it waits for, returns what the method does
+_DRIVER = "driver"
+_UNBOUNDED = 1 << 60
+
+
+class LogicalClock(Clock):
+    """The clock of a world, which goes on while somebody waits."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> float:
+        return self._world.now
+
+    def epoch(self) -> float:
+        return self._world.now
+
+    def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
+        calls = {call for p in pending for call in p.calls}
+        self._run(calls, len(calls), timeout_s)
+        return wait_all(pending, 0.0)
+
+    def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
+        return self._run(set(calls), 1, timeout_s)
+
+    def _run(self, calls: set[Call], enough: int, timeout_s: float) -> bool:
+        """Go on until `enough` of the calls have ended."""
+        ended = list[Future[Any]]()
+        for call in calls:
+            call.add_done_callback(ended.append)
+        return self._world.run(lambda: len(ended) >= enough, self._world.now + timeout_s)
+
+
+class Site:
+    """What the ranks of one predicted run share. Owns the world and everything in it."""
+
+    def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
+        """`cores`: of each node."""
+        self.config, self.plan, self.costs, self.world = config, plan, costs, World()
+        self.clock = LogicalClock(self.world)
+        self.cores = {node.rank: Cores(self.world, cores) for node in plan.topology.nodes}
+        self.channels = {c.name: Channel(self.world, c.capacity_items) for c in plan.channels}
+        self.launcher = config.cluster.launcher
+        self._barriers: dict[str, Barrier] = {}
+        self._lent: dict[int, Channel] = {}
+        self._pushed: dict[tuple[str, int], tuple[list[int], Event]] = {}
+        self._asked, self._answers = Channel(self.world, _UNBOUNDED), Channel(self.world, _UNBOUNDED)
+        for queue in (self._asked, self._answers):
+            self.world.spawn(self._drive(queue))
+
+    def barrier(self, component: str) -> Barrier:
+        ranks = self.plan.placement.world_size(component)
+        return self._barriers.setdefault(component, Barrier(self.world, ranks))
+
+    def push(self, channel: str, version: int) -> tuple[list[int], Event]:
+        """Return who has pushed a version so far, and what happens when all have."""
+        return self._pushed.setdefault((channel, version), ([], Event(self.world)))
+
+    def lent(self, rank: int) -> Channel:
+        """Return by what a rank that decided for another in its thread tells the seconds of that."""
+        return self._lent.setdefault(rank, Channel(self.world, 1))
+
+    def ask(self, act: Callable[[], None]) -> None:
+        """Have the driver do what sends a call, after those before."""
+        self._hand(self._asked, act)
+
+    def answer(self, act: Callable[[], None]) -> None:
+        """Have the driver do what takes a result, after those before."""
+        self._hand(self._answers, act)
+
+    def _hand(self, queue: Channel, act: Callable[[], None]) -> None:
+        for _ in queue.put(act):
+            raise AssertionError("a channel without bounds has room")
+
+    def _drive(self, queue: Channel) -> Body:
+        each = self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2  # a call is sent, and its result taken
+        while True:
+            act = yield from queue.get()
+            yield Work(self.cores[0], _DRIVER, each)
+            act()
+
+
+class Rank(Worker):
+    """One rank. A subclass has the methods of its worker, as generators."""
+
+    def __init__(self, site: Site, slot: Slot) -> None:  # no config and no context: it runs nowhere
+        self.site, self.slot, self.world = site, slot, site.world
+        self.costs, self.job, self.plan = site.costs, site.config, site.plan
+        self.mailbox = Channel(site.world, _UNBOUNDED)
+        inline = site.launcher == "inline"
+        self._process = _DRIVER if inline else f"{slot.process} {slot.rank}" if slot.process else slot.owner
+        self._cores, self._watches = site.cores[slot.node], list[Stopwatch]()
+        site.world.spawn(self._serve())
+
+    @property
+    def component(self) -> str:
+        return self.slot.component
+
+    def _serve(self) -> Body:
+        around = Cost(0.0) if self.site.launcher == "inline" else self.costs.of(f"{self.component}/ray_call")
+        while True:
+            settle, method, args = yield from self.mailbox.get()
+            yield from self.spend(around)
+            began, self._watches = self.world.now, []
+            value = yield from getattr(self, method)(*args)
+            record = CallRecord(
+                method=method,
+                began_s=began,
+                seconds=self.world.now - began,
+                cpu_s=0.0,
+                process=0,
+                process_cpu_s=0.0,
+                parts=(),
+                spans=tuple(watch.spans(0.0) for watch in self._watches),
+            )
+            self.site.answer(functools.partial(settle, Done(value, record)))
+
+    def spend(self, cost: Cost) -> Body:
+        """Compute, and wait for what no processor would shorten."""
+        yield Work(self._cores, self._process, cost.cpu_s)
+        if cost.blocked_s > 0.0:
+            yield Sleep(cost.blocked_s)
+
+    def lap(self, method: str, part: str, size: float = 0.0) -> Body:
+        """Spend what a lap of a method's part takes."""
+        return self.spend(self.costs.of(f"{self.component}.{method}/{part}", size))
+
+    def watch(self, *parts: str) -> Stopwatch:
+        """Start a stopwatch of the logical clock, whose spans go into the record of the call."""
+        watch = Stopwatch(*parts, read=lambda: (self.world.now, self.world.now))
+        self._watches.append(watch)
+        return watch
+
+    def move(self, to: Residency) -> Body:  # type: ignore[override]
+        yield from self.lap(f"move_{to.word}", "rest")
+        return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
+
+    def push_weights(self, version: int) -> Body:
+        yield from self.lap("push_weights", "rest")
+        there, every = self.site.push("weights", version)
+        there.append(self.slot.rank)
+        if len(there) == self.plan.placement.world_size(self.component):
+            every.set()
+        return dict[str, Metrics]()
+
+    def pull_weights(self, version: int) -> Body:
+        _, every = self.site.push("weights", version)
+        yield every
+        yield from self.lap("pull_weights", "rest")
+        return dict[str, Metrics]()
+
+
+class _Handle(WorkerHandle):
+    """The driver's way to a rank of the world."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank.slot)
+        self._rank = rank
+
+    def send(
+        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        def deliver() -> None:
+            for _ in self._rank.mailbox.put((settle, method, args)):
+                raise AssertionError("a mailbox has room")
+
+        self._rank.site.ask(deliver)
+
+    def where(self) -> Future[str]:
+        answer: Future[str] = Future()
+        answer.set_result("on a logical clock, where nothing is left to happen")
+        return answer
+
+    def cancel(self) -> None:
+        """Do nothing: a world that is not waited for stands still."""
+
+    def proceed(self) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def end(self) -> None:
+        """Do nothing, as `cancel`."""
+
+
+def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, WorkerGroup]:
+    """Make the worker groups of a plan; `kinds`: component -> what its ranks do."""
+    groups = {}
+    for component, kind in kinds.items():
+        slots = tuple(site.plan.placement.slots(component))
+        spec = GroupSpec(name=component, worker=kind, config=None, slots=slots, channels={}, seed=0)
+        groups[component] = WorkerGroup(spec, [_Handle(kind(site, slot)) for slot in slots])
+    return groups

@@ -1,0 +1,131 @@
+"""What the ranks of a job with simulators do with their time: env, rollout and the actor of PPO."""
+
+from __future__ import annotations
+
+from rlplace.foresight.ranks import Body, Rank
+from rlplace.metrics import Metric
+from rlplace.placement.flow import Share
+from rlplace.stopwatch import Stopwatch
+
+
+class SimulatorRank(Rank):
+    """Base: what the three share."""
+
+    @property
+    def steps(self) -> int:
+        return self.job.algorithm.rollout_steps
+
+    @property
+    def stage_groups(self) -> int:
+        return self.job.torch_rollout.pipeline_stage_num
+
+    @property
+    def direct(self) -> bool:
+        return self.plan.row_routes.direct
+
+
+class EnvRank(SimulatorRank):
+    """As `VectorEnvWorker.run`."""
+
+    def run(self, iteration: int) -> Body:
+        watch = self.watch("sim", "wait", "put")
+        shares = self.plan.row_routes.observations.sends(self.slot.rank)
+        rows = sum(share.stop - share.start for share in shares)
+        for group in range(0 if self.direct else self.stage_groups):
+            yield from self._ask(shares, group)
+        watch.lap("put")
+        for step in range(self.steps):
+            for group in range(self.stage_groups):
+                yield from self._answer(shares, group, rows)
+                watch.lap("wait")
+                yield from self.lap("run", "sim", rows)
+                watch.lap("sim")
+                if step + 1 < self.steps and not self.direct:
+                    yield from self._ask(shares, group)
+                    watch.lap("put")
+        yield from self.lap("run", "rest")
+        if self.direct:
+            decided = self.costs.of("rollout.generate/policy", rows).times(self.steps * self.stage_groups)
+            yield from self.site.lent(self.slot.rank).put(decided.cpu_s)
+        for share in self.plan.row_routes.trajectories.sends(self.slot.rank):
+            yield from self.site.channels["trajectories"].put(share, str(share.target))
+        watch.lap("put")
+        return watch.metrics("env")
+
+    def _ask(self, shares: tuple[Share, ...], group: int) -> Body:
+        for share in shares:
+            yield from self.lap("run", "put")
+            size = share.stop - share.start
+            yield from self.site.channels["observations"].put((self.slot.rank, group, size), str(share.target))
+
+    def _answer(self, shares: tuple[Share, ...], group: int, rows: int) -> Body:
+        if self.direct:  # the decision runs in this thread, and its part is counted in this wait
+            yield from self.spend(self.costs.of("rollout.generate/policy", rows))
+            extra = self.costs.of("env.run/direct_wait").cpu_s - self.costs.of("rollout.generate/policy", rows).cpu_s
+            yield from self.spend(self.costs.of("env.run/direct_wait")._replace(cpu_s=max(0.0, extra)))
+            return
+        for _ in shares:
+            yield from self.site.channels["actions"].get(f"{self.slot.rank}/{group}")
+            yield from self.lap("run", "wait")
+
+
+class RolloutRank(SimulatorRank):
+    """As `VectorRolloutWorker.generate`."""
+
+    def generate(self, iteration: int) -> Body:
+        watch = self.watch("policy", "wait", "put")
+        if self.direct:
+            watch.seconds["policy"] = yield from self.site.lent(self.slot.rank).get()
+            return watch.metrics("rollout")
+        due = sum(s.stop - s.start for s in self.plan.row_routes.observations.receives(self.slot.rank))
+        due *= self.steps * self.stage_groups
+        observations, key = self.site.channels["observations"], str(self.slot.rank)
+        while due:
+            arrived = [(yield from observations.get(key))]
+            while self.job.torch_rollout.merge_requests and (more := observations.get_nowait(key)) is not None:
+                arrived.append(more)
+            for _ in arrived:
+                yield from self.lap("generate", "wait")
+            watch.lap("wait")
+            rows = sum(size for _, _, size in arrived)
+            yield from self.lap("generate", "policy", rows)
+            watch.lap("policy")
+            for env, group, size in arrived:
+                yield from self.lap("generate", "put")
+                yield from self.site.channels["actions"].put(size, f"{env}/{group}")
+            watch.lap("put")
+            due -= rows
+        yield from self.lap("generate", "rest")
+        return watch.metrics("rollout")
+
+
+class PolicyActorRank(SimulatorRank):
+    """As `PolicyActor.learn`: ranks meet in every minibatch."""
+
+    def learn(self, iteration: int, version: int) -> Body:
+        watch, inner = self.watch("wait", "learn"), self.watch()
+        route, algorithm = self.plan.row_routes.trajectories, self.job.algorithm
+        shares = route.receives(self.slot.rank)
+        for _ in shares:
+            yield from self.site.channels["trajectories"].get(str(self.slot.rank))
+            yield from self.lap("learn", "wait")
+        watch.lap("wait")
+        samples = self.steps * sum(share.stop - share.start for share in shares)
+        yield from self.lap("learn", "estimate", samples)
+        inner.lap("estimate")
+        yield from self._exchange(inner)
+        planned = algorithm.epochs * algorithm.num_minibatches
+        for _ in range(round(planned * self.costs.count("actor.learn/steps_share", 1.0))):
+            yield from self.lap("learn", "minibatch", samples / algorithm.num_minibatches)
+            inner.lap("minibatch")
+            yield from self._exchange(inner)
+            yield from self.lap("learn", "step")
+            inner.lap("step")
+        yield from self.lap("learn", "rest")
+        watch.lap("learn")
+        return {**watch.metrics("actor"), "actor/samples": Metric(samples, "sum")}
+
+    def _exchange(self, watch: Stopwatch) -> Body:
+        yield from self.lap("learn", "exchange", self.plan.placement.world_size("actor"))
+        yield from self.site.barrier("actor").meet()
+        watch.lap("exchange")

@@ -1,0 +1,235 @@
+"""A logical clock, and what shares it: processes that compute, sleep, wait for each other and hand over items.
+
+A process is a generator. It yields what it waits for, and goes on when the clock is there::
+
+    def rank(world):
+        yield Work(cores, "pid 7", 0.002)        two milliseconds of a processor, longer where others want it too
+        yield Sleep(0.1)
+        item = yield from channel.get("0")
+
+Processors are given first come, first served, and change hands where others wait: laps shorter than a turn run without
+a break, as they do under Linux, so ranks that answer each other find the same order as there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+Process = Generator[Any, Any, None]  # yields Work, Sleep or Event
+_LEAST_S = 1e-9  # work below it is done
+TURN_S = 0.003  # the base slice of the scheduler of Linux on few cores
+
+
+class Work(NamedTuple):
+    """`seconds` of one of the `cores`, for a thread of `process`."""
+
+    cores: Cores
+    process: Hashable
+    seconds: float
+
+
+class Sleep(NamedTuple):
+    """So long, whatever others do."""
+
+    seconds: float
+
+
+class Event:
+    """Happens once. Who waits for it goes on then, at once if it has happened."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self.happened = world, False
+        self._waiting: list[Process] = []
+
+    def set(self) -> None:
+        self.happened = True
+        for process in self._waiting:
+            self._world.resume(process)
+        self._waiting.clear()
+
+    def wait(self, process: Process) -> None:
+        if self.happened:
+            self._world.resume(process)
+        else:
+            self._waiting.append(process)
+
+
+class World:
+    """Owns the clock and what is due. Deterministic: what is due at once happens in the order in which it was asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        self._ready: deque[Process] = deque()
+
+    def spawn(self, process: Process) -> None:
+        """Begin a process."""
+        self._ready.append(process)
+
+    def resume(self, process: Process) -> None:
+        """Let a process go on as soon as those before it have."""
+        self._ready.append(process)
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Call `act` when the clock is there."""
+        heapq.heappush(self._due, (when, next(self._order), act))
+
+    def run(self, over: Callable[[], bool], until: float = float("inf")) -> bool:
+        """Go on until `over`, which is asked whenever something has happened. False where nothing is left to happen.
+
+        False also where the next thing is due after `until`, which then is the time.
+        """
+        while True:
+            while self._ready:
+                self._step(self._ready.popleft())
+            if over():
+                return True
+            if not self._due or self._due[0][0] > until:
+                self.now = max(self.now, until) if self._due else self.now
+                return False
+            when, _, act = heapq.heappop(self._due)
+            self.now = max(self.now, when)
+            act()
+
+    def _step(self, process: Process) -> None:
+        try:
+            wish = next(process)
+        except StopIteration:
+            return
+        match wish:
+            case Work():
+                wish.cores.add(process, wish.process, wish.seconds)
+            case Sleep():
+                self.at(self.now + wish.seconds, lambda: self.resume(process))
+            case Event():
+                wish.wait(process)
+            case _:
+                raise AssertionError(f"a process yields Work, Sleep or Event, not {wish!r}")
+
+
+class _Thread:
+    """A thread that computes or waits for a processor."""
+
+    __slots__ = ("left_s", "process", "since", "thread", "turn")
+
+    def __init__(self, thread: Process, process: Hashable, seconds: float) -> None:
+        self.thread, self.process, self.left_s = thread, process, seconds
+        self.since = 0.0  # when its turn began
+        self.turn = 0  # counts its turns
+
+
+class Cores:
+    """The processors of a node, or a device that computes for several: first come, first served, a turn at a time.
+
+    A thread keeps its processor until its work is done, or for TURN_S where others wait. Of a process one thread
+    computes at a time, as of an interpreter.
+    """
+
+    def __init__(self, world: World, count: int) -> None:
+        self._world, self._free = world, count
+        self._waiting: deque[_Thread] = deque()
+        self._running: dict[Hashable, _Thread] = {}
+        self.busy_s = 0.0  # of all processors
+
+    def add(self, thread: Process, process: Hashable, seconds: float) -> None:
+        """Compute `seconds` for a thread, then let it go on."""
+        if seconds < _LEAST_S:
+            self._world.resume(thread)
+            return
+        self._waiting.append(_Thread(thread, process, seconds))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Give free processors to those who wait, and those who have one an end of their turn where others wait."""
+        while self._free and (chosen := next((t for t in self._waiting if t.process not in self._running), None)):
+            self._waiting.remove(chosen)
+            self._free -= 1
+            self._running[chosen.process] = chosen
+            chosen.since, chosen.turn = self._world.now, chosen.turn + 1
+            self._world.at(self._world.now + chosen.left_s, partial(self._end, chosen, chosen.turn))
+        if self._waiting:
+            for thread in self._running.values():
+                ends = max(self._world.now, thread.since + TURN_S)
+                if ends < thread.since + thread.left_s:
+                    self._world.at(ends, partial(self._end, thread, thread.turn))
+
+    def _end(self, thread: _Thread, turn: int) -> None:
+        """End a turn: the work is done, or others wait."""
+        if thread.turn != turn or self._running.get(thread.process) is not thread:
+            return
+        left_s = thread.left_s - (self._world.now - thread.since)
+        if left_s > _LEAST_S and not self._waiting:
+            return
+        self.busy_s += self._world.now - thread.since
+        thread.left_s = left_s
+        del self._running[thread.process]
+        self._free += 1
+        if left_s > _LEAST_S:
+            self._waiting.append(thread)
+        else:
+            self._world.resume(thread.thread)
+        self._begin()
+
+
+class Barrier:
+    """Where `parties` processes wait for each other, again and again."""
+
+    def __init__(self, world: World, parties: int) -> None:
+        self._world, self._parties = world, parties
+        self._here, self._all = 0, Event(world)
+
+    def meet(self) -> Generator[Event, None, None]:
+        """Wait until all have come."""
+        self._here += 1
+        if self._here == self._parties:
+            every, self._here, self._all = self._all, 0, Event(self._world)
+            every.set()
+            return
+        yield self._all
+
+
+class Channel:
+    """A bounded queue with keys. Items of a key are taken in the order in which they were put."""
+
+    def __init__(self, world: World, capacity: int) -> None:
+        self._world, self._capacity = world, capacity
+        self._items: dict[str, deque[Any]] = {}
+        self._takers: dict[str, deque[Event]] = {}
+        self._putters: deque[Event] = deque()
+        self._held = self.most = 0  # items; `most`: at any time
+
+    def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
+        """Wait for room, then put."""
+        while self._held >= self._capacity:
+            self._putters.append(room := Event(self._world))
+            yield room
+        self._held += 1
+        self.most = max(self.most, self._held)
+        self._items.setdefault(key, deque()).append(item)
+        if takers := self._takers.get(key):
+            takers.popleft().set()
+
+    def get(self, key: str = "") -> Generator[Event, None, Any]:
+        """Wait for an item, and take it."""
+        items = self._items.setdefault(key, deque())
+        while not items:
+            self._takers.setdefault(key, deque()).append(there := Event(self._world))
+            yield there
+        return self._take(items)
+
+    def get_nowait(self, key: str = "") -> Any:
+        """Take an item; None where there is none."""
+        items = self._items.get(key)
+        return self._take(items) if items else None
+
+    def _take(self, items: deque[Any]) -> Any:
+        self._held -= 1
+        if self._putters:
+            self._putters.popleft().set()
+        return items.popleft()

@@ -1,0 +1,118 @@
+"""The logical clock: who computes when, who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlplace.foresight.world import TURN_S, Barrier, Channel, Cores, Process, Sleep, Work, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def computing(
+    world: World, cores: Cores, name: str, seconds: float, log: dict[str, float], process: str = ""
+) -> Process:
+    yield Work(cores, process or name, seconds)
+    log[name] = round(world.now, 6)
+
+
+def ended(world: World) -> float:
+    world.run(lambda: False)
+    return round(world.now, 6)
+
+
+def test_laps_shorter_than_a_turn_run_one_after_another_on_the_processors_there_are(world: World) -> None:
+    cores, log = Cores(world, 2), dict[str, float]()
+    for name, seconds in (("a", 0.002), ("b", 0.001), ("c", 0.002), ("d", 0.001)):
+        world.spawn(computing(world, cores, name, seconds, log))
+    assert ended(world) == 0.003
+    assert log == {"b": 0.001, "a": 0.002, "c": 0.003, "d": 0.003}
+    assert cores.busy_s == pytest.approx(0.006)
+
+
+def test_long_work_shares_a_processor_turn_by_turn(world: World) -> None:
+    cores, log = Cores(world, 1), dict[str, float]()
+    world.spawn(computing(world, cores, "long", 10 * TURN_S, log))
+    world.spawn(computing(world, cores, "short", 2 * TURN_S, log))
+    ended(world)
+    assert log == {"short": pytest.approx(4 * TURN_S), "long": pytest.approx(12 * TURN_S)}
+
+
+def test_who_comes_into_a_long_turn_waits_for_its_end_only(world: World) -> None:
+    cores, log = Cores(world, 1), dict[str, float]()
+
+    def late() -> Process:
+        yield Sleep(1.0)
+        yield from computing(world, cores, "late", 0.001, log)
+
+    world.spawn(computing(world, cores, "long", 2.0, log))
+    world.spawn(late())
+    assert ended(world) == 2.001
+    assert log == {"late": 1.001, "long": 2.001}
+
+
+def test_threads_of_one_process_never_compute_at_once(world: World) -> None:
+    cores, log = Cores(world, 4), dict[str, float]()
+    for name in ("a", "b"):
+        world.spawn(computing(world, cores, name, 0.001, log, process="one"))
+    world.spawn(computing(world, cores, "c", 0.001, log))
+    ended(world)
+    assert log == {"a": 0.001, "c": 0.001, "b": 0.002}
+
+
+def test_a_barrier_lets_all_go_with_the_last(world: World) -> None:
+    barrier, log = Barrier(world, 3), list[tuple[int, float]]()
+
+    def party(number: int) -> Process:
+        for _ in range(2):
+            yield Sleep(number)
+            yield from barrier.meet()
+            log.append((number, world.now))
+
+    for number in (1, 2, 3):
+        world.spawn(party(number))
+    ended(world)
+    assert sorted(log) == [(n, when) for n in (1, 2, 3) for when in (3.0, 6.0)]
+
+
+def test_a_channel_holds_its_capacity_and_keeps_the_order_of_a_key(world: World) -> None:
+    channel, taken = Channel(world, 2), list[tuple[Any, float]]()
+
+    def source() -> Process:
+        for item in range(5):
+            yield from channel.put(item, "k")
+
+    def sink() -> Process:
+        for _ in range(5):
+            yield Sleep(1.0)
+            item = yield from channel.get("k")
+            taken.append((item, world.now))
+
+    world.spawn(source())
+    world.spawn(sink())
+    ended(world)
+    assert taken == [(item, item + 1.0) for item in range(5)]
+    assert channel.most == 2
+    assert channel.get_nowait("k") is None
+
+
+def test_a_world_in_which_nothing_is_due_says_so_and_one_that_is_late_stops_at_the_deadline(world: World) -> None:
+    never: Callable[[], bool] = lambda: False  # noqa: E731
+    channel = Channel(world, 1)
+    world.spawn(channel.get("nothing"))
+    assert not world.run(never)
+
+    def sleeper() -> Process:
+        yield Sleep(10.0)
+
+    world.spawn(sleeper())
+    assert not world.run(never, until=4.0)
+    assert world.now == 4.0
+    assert not world.run(never)
+    assert world.now == 10.0

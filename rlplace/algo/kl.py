@@ -63,19 +63,24 @@ def importance_weights(trainer_logprobs: Tensor, engine_logprobs: Tensor, cap: f
 
 
 @torch.no_grad()
-def mismatch_metrics(trainer_logprobs: Tensor, engine_logprobs: Tensor, cap: float | None) -> Metrics:
-    """Measure all response tokens of this rank in an iteration, possibly none. `cap` None: no correction is used.
+def mismatch_metrics(
+    trainer_logprobs: Tensor, engine_logprobs: Tensor, on_policy: Tensor, cap: float | None
+) -> Metrics:
+    """Compare the log-probabilities [N] of this rank's response tokens in an iteration, possibly none.
 
-    The KL is KL(engine || trainer) by the estimator k3, since the engine drew the tokens.
+    `on_policy` [N], bool: tokens that were sampled under the version that the trainer has. Only these show how far
+    engine and trainer are apart by the same weights; in an iteration without any, that is not a metric. The KL is
+    KL(engine || trainer) by the estimator k3, since the engine drew the tokens. `cap` None: no correction is used.
     """
     log_ratio = (trainer_logprobs - engine_logprobs).double()
-    apart = log_ratio.abs()
     capped = log_ratio > (math.inf if cap is None else math.log(cap))
-    tokens = len(apart)
-    mean, kl, share = (torch.stack([apart.sum(), kl_k3(log_ratio).sum(), capped.sum()]) / max(1, tokens)).tolist()
+    share = float(capped.sum()) / max(1, len(capped))
+    same = log_ratio[on_policy]
+    tokens, apart = len(same), same.abs()
+    mean, kl = (torch.stack([apart.sum(), kl_k3(same).sum()]) / max(1, tokens)).tolist()
     return {
         "actor/mismatch": Metric(mean, weight=tokens),  # |log p_trainer - log p_engine|
-        "actor/mismatch_max": Metric(float(apart.max()) if tokens else 0.0, "max"),
+        "actor/mismatch_max": Metric(float(apart.max()) if tokens else 0.0, "max", weight=tokens),
         "actor/mismatch_kl": Metric(kl, weight=tokens),
-        "actor/mismatch_capped": Metric(share, weight=tokens),
+        "actor/mismatch_capped": Metric(share, weight=len(capped)),  # of all tokens: what the cap has cut
     }

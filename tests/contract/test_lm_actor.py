@@ -198,11 +198,22 @@ def test_metrics_describe_samples_and_update(actor_of: MakeActor, qwen: Path) ->
     assert metrics["actor/age"].value == 2.0
     assert metrics["actor/tokens_learned"].value == sum(s.response_tokens for s in samples)
     assert metrics["actor/approx_kl"].value == pytest.approx(0.0, abs=1e-9)  # old is of the pass that learns
-    assert metrics["actor/mismatch"].value > 0.1  # no engine sampled these
+    assert metrics["actor/mismatch"].weight == 0  # by other weights: nothing is known of the engine
     assert 0.0 < metrics["actor/mismatch_capped"].value < 1.0
     assert 4.0 < metrics["actor/entropy"].value < np.log(320)
     assert metrics["actor/tokens_per_s"].value > 0.0
     assert metrics["actor/lr"].value == ADAM["lr"]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_mismatch_is_of_the_tokens_that_the_actors_own_version_sampled(
+    actor_of: MakeActor, qwen: Path, early: bool
+) -> None:
+    actor = actor_of(qwen, algorithm={"accumulate_early": early})
+    old, current = made_up_samples(version=0)[:1], made_up_samples(version=1)[1:]
+    metrics = iterate(actor, 1, [*old, *current])
+    assert metrics["actor/mismatch"].weight == sum(s.response_tokens for group in current for s in group)
+    assert metrics["actor/mismatch"].value > 0.1  # no engine sampled these
 
 
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────

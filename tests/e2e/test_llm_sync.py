@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.language import PLACEMENTS, check_alike, in_all_placements, tiny
+from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights
+from rlplace.workers.engines.transformers import TransformersEngine
+from tests.e2e.language import INLINE, PLACEMENTS, check_alike, in_all_placements, tiny
 from tests.e2e.training import Finished, placed, train
 
 PROBED = ("actor.sync.verify=logprobs", "actor.sync.verify_every=1")
@@ -29,6 +31,25 @@ def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(model: 
     lines = run.metrics()
     assert lines[-1]["actor/reward"] > lines[0]["actor/reward"] + 0.2
     assert 10 * lines[1]["actor/pushed_bytes"] < lines[0]["actor/pushed_bytes"]
+
+
+def test_an_engine_that_keeps_old_weights_under_a_new_version_is_far_from_the_actor(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = TransformersEngine.load
+
+    def keep(engine: TransformersEngine, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+        if version < 2:
+            load(engine, weights, version, factors)
+        engine.version = version
+
+    monkeypatch.setattr(TransformersEngine, "load", keep)
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.total_iterations=4", "rollout.seed=1")
+    assert run.code == 0, run.err
+    lines = run.metrics()
+    assert all(line["actor/age_max"] == 0 for line in lines)  # as far as versions say
+    assert all(line["actor/mismatch_max"] < 1e-3 for line in lines[:2])
+    assert all(line["actor/mismatch"] > 1e-2 for line in lines[2:])
 
 
 @pytest.mark.ray

@@ -30,6 +30,7 @@ from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics
 from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
 from rlplace.algo.packing import MicroBatch, Packing, pack, pack_steps
 from rlplace.config.schema import Config
+from rlplace.metrics import Metrics
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed import Packed, TokenScores
@@ -148,6 +149,10 @@ class LmLearner:
         )
 
 
+# Of response tokens [N]: log-probabilities by the trainer before its first step, by the engine, and what sampled them.
+_Sampled = tuple[Tensor, Tensor, Tensor]
+
+
 @dataclasses.dataclass(slots=True)
 class _Accumulated:
     """What an optimizer step has so far beside this rank's gradients, divided by totals that are not the step's own."""
@@ -157,7 +162,7 @@ class _Accumulated:
     responses: int = 0
     lost: float = 0.0  # imbalance, times tokens
     shares: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # of the means, of this rank
-    on_policy: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)  # as in `ActorLearner.learn`
+    sampled: list[_Sampled] = dataclasses.field(default_factory=list)
 
 
 class ActorLearner(LmLearner):
@@ -215,13 +220,13 @@ class ActorLearner(LmLearner):
             micro_batches = [picks for packing in epoch for picks in packing.ranks[rank]]
             old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
         in_first_step = len(plan[0].ranks[rank]) if plan else 0
-        on_policy: list[tuple[Tensor, Tensor]] = []  # log-probabilities by trainer and engine while weights are equal
+        sampled: list[_Sampled] = []
 
         def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
-            if len(on_policy) < in_first_step:
-                on_policy.append((trainer, engine))
+            if len(sampled) < in_first_step:
+                sampled.append((trainer, engine, batch.versions(picks)))
             if "old" in shard.targets:
                 behaviour = batch.target("old", picks)
             elif cap is not None:
@@ -232,10 +237,12 @@ class ActorLearner(LmLearner):
             return self._loss(batch, picks, totals, scores, behaviour, importance)
 
         update = self._learn(shard.lengths, plan, iteration, differentiate)
-        if not on_policy:
-            return update
-        by_trainer, by_engine = (torch.cat(parts) for parts in zip(*on_policy, strict=True))
-        return dataclasses.replace(update, metrics=mismatch_metrics(by_trainer, by_engine, cap))
+        return dataclasses.replace(update, metrics=self._mismatch(sampled, iteration)) if sampled else update
+
+    def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
+        """Compare engine and trainer; an iteration is learned by the policy version of its number."""
+        by_trainer, by_engine, versions = (torch.cat(parts) for parts in zip(*sampled, strict=True))
+        return mismatch_metrics(by_trainer, by_engine, versions == iteration, self._algorithm.tis_cap)
 
     def accumulate(self, shard: SampleShard) -> None:
         """Add the gradients of samples to those of the iteration's step, which `learn` makes. A collective.
@@ -253,7 +260,7 @@ class ActorLearner(LmLearner):
         for picks in packing.ranks[self._ranks.rank] if any(lengths.responses) else ():
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
-            held.on_policy.append((trainer, engine))
+            held.sampled.append((trainer, engine, batch.versions(picks)))
             behaviour = engine if cap is None else trainer
             importance = None if cap is None else importance_weights(behaviour, engine, cap)
             loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
@@ -280,7 +287,6 @@ class ActorLearner(LmLearner):
         numbers = self._trainer.sum_over_ranks([*held.shares], torch.stack(shares), iteration)
         if numbers is not None:
             self._trainer.step(numbers["grad_norm"], lr)
-        by_trainer, by_engine = (torch.cat(parts) for parts in zip(*held.on_policy, strict=True))
         return Update(
             mean=numbers,
             steps=int(numbers is not None),
@@ -288,7 +294,7 @@ class ActorLearner(LmLearner):
             lr=lr,
             tokens=held.tokens if numbers is not None else 0,
             imbalance=held.lost / held.tokens,
-            metrics=mismatch_metrics(by_trainer, by_engine, self._algorithm.tis_cap),
+            metrics=self._mismatch(held.sampled, iteration),
         )
 
     def drop(self) -> None:

@@ -218,6 +218,12 @@ class Batch:
         chosen = [self._shard.own[i] for i in picks]
         return torch.tensor(joined([s.logprobs[s.mask] for s in chosen]), device=self._device)
 
+    def versions(self, picks: MicroBatch) -> Tensor:
+        """Return [N] of the policies that sampled them."""
+        chosen = [self._shard.own[i] for i in picks]
+        versions = np.concatenate([np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)])
+        return torch.tensor(versions, device=self._device)
+
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
         """Return [N] of a target that is known."""
         return torch.tensor(joined([self._shard.targets[name][i] for i in picks]), device=self._device)

@@ -57,6 +57,7 @@ def test_one_step_by_hand(kl: float, factor: float) -> None:
 
 TRAINER = torch.tensor([0.4, 0.1, 0.9]).log()
 ENGINE = torch.tensor([0.2, 0.2, 0.9]).log()  # ratios 2, 0.5, 1
+ALL = torch.ones(3, dtype=torch.bool)
 
 
 def test_importance_is_capped_from_above_only() -> None:
@@ -66,7 +67,7 @@ def test_importance_is_capped_from_above_only() -> None:
 
 
 def test_statistics_by_hand() -> None:
-    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, cap=1.5)]) == {
+    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ALL, cap=1.5)]) == {
         "actor/mismatch": pytest.approx(2 * math.log(2) / 3),
         "actor/mismatch_kl": pytest.approx((1 - math.log(2) - 0.5 + math.log(2)) / 3),
         "actor/mismatch_capped": pytest.approx(1 / 3),
@@ -75,8 +76,20 @@ def test_statistics_by_hand() -> None:
 
 
 def test_ranks_reduce_to_the_whole() -> None:
-    assert mismatch_metrics(TRAINER, ENGINE, cap=None)["actor/mismatch_capped"].value == 0.0
-    whole = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, cap=1.5)])
+    assert mismatch_metrics(TRAINER, ENGINE, ALL, cap=None)["actor/mismatch_capped"].value == 0.0
+    whole = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ALL, cap=1.5)])
     parts = (slice(0, 1), slice(1, 3), slice(3, 3))
-    by_rank = [mismatch_metrics(TRAINER[part], ENGINE[part], cap=1.5) for part in parts]
+    by_rank = [mismatch_metrics(TRAINER[part], ENGINE[part], ALL[part], cap=1.5) for part in parts]
     assert reduce_metrics(by_rank) == pytest.approx(whole)
+
+
+def test_tokens_of_other_weights_say_nothing_about_the_engine() -> None:
+    old = torch.tensor([False, True, True])
+    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, old, cap=1.5)]) == {
+        "actor/mismatch": pytest.approx(math.log(2) / 2),
+        "actor/mismatch_kl": pytest.approx((math.log(2) - 0.5) / 2),
+        "actor/mismatch_capped": pytest.approx(1 / 3),  # what the cap cuts counts all the same
+        "actor/mismatch_max": pytest.approx(math.log(2)),
+    }
+    none = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ~ALL, cap=1.5)])
+    assert none == {"actor/mismatch_capped": pytest.approx(1 / 3)}

@@ -17,6 +17,7 @@ from pathlib import Path
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
 SAMPLES, TURNS, TOKENS = 64, 4, 320  # of an iteration; of a sample; of a sample on average
@@ -121,13 +122,12 @@ class Emulated(Worker):
         """The samples of this rank."""
         return range(self.context.rank, SAMPLES, self.context.world_size)
 
-    def compute(self, seconds: float, model: Model) -> float:
-        """Returns how long the accelerator was somebody else's."""
-        began = time.perf_counter()
+    def compute(self, seconds: float, model: Model, watch: Stopwatch, wait: str = "wait") -> None:
+        """Work once the accelerator is nobody else's; until then is a lap of `wait`."""
         with self._accelerator.held():
-            waited = time.perf_counter() - began
+            watch.lap(wait)
             time.sleep(seconds / model.scale)
-        return waited
+        watch.lap("work")
 
     def move(self, to: Residency) -> MoveReport:
         model, component = self.config.model(self._next), self.context.slot.component
@@ -159,30 +159,28 @@ class Actor(Emulated):
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
         """Compute passes of samples as they come; leave the last pass to `learn`."""
-        model, wait_s, passed = self.config.model(iteration), 0.0, 0
+        model, watch, passed = self.config.model(iteration), Stopwatch("accumulate_wait"), 0
         for number in range(1, len(self.shares()) + 1):
-            began = time.perf_counter()
             self._accumulated.append(self.context.channels["samples"].get(key=str(self.context.rank)))
-            wait_s += time.perf_counter() - began
+            watch.lap("accumulate_wait")
             if number - passed > PASS:
-                self.compute(PASS * TOKENS * model.token_s, model)
+                self.compute(PASS * TOKENS * model.token_s, model, watch, "accumulate_wait")
                 passed += PASS
-        return {"actor/accumulate_wait_s": Metric(wait_s, "max")}
+        return watch.metrics("actor")
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        began, channel, model = time.perf_counter(), self.context.channels["samples"], self.config.model(iteration)
+        watch, channel, model = Stopwatch("wait"), self.context.channels["samples"], self.config.model(iteration)
         due, passed = len(self.shares()), max(0, len(self._accumulated) - 1) // PASS * PASS
         tokens = [
             *self._accumulated,
             *(channel.get(key=str(self.context.rank)) for _ in range(due - len(self._accumulated))),
         ]
-        wait_s, self._accumulated = time.perf_counter() - began, []
-        self.compute(
-            (SAMPLES / self.context.world_size - passed) * TOKENS * model.token_s, model
-        )  # balanced over ranks
+        self._accumulated = []
+        # Balanced over ranks.
+        self.compute((SAMPLES / self.context.world_size - passed) * TOKENS * model.token_s, model, watch)
         self._next = iteration + 1
         return {
-            "actor/wait_s": Metric(wait_s, "max"),
+            **watch.metrics("actor"),
             "actor/samples": Metric(len(tokens), "sum"),
             "actor/tokens": Metric(sum(tokens), "sum"),
             "actor/squares": Metric(sum(n * n for n in tokens), "sum"),  # tells other samples of as many tokens
@@ -200,14 +198,12 @@ class Rollout(Emulated):
         return {"rollout/sync_wait_s": Metric(wait_s, "max")}
 
     def generate(self, iteration: int) -> Metrics:
-        model, wait_s = self.config.model(iteration), 0.0
+        model, watch = self.config.model(iteration), Stopwatch("wait")
         due, flight = len(self.shares()) * TURNS, dict[tuple[int, int], int]()  # (sample, turn) -> tokens to come
         while due:
-            began = time.perf_counter()
             self._join(iteration, flight)
-            wait_s += time.perf_counter() - began
             tokens = min(SEGMENT, *flight.values())
-            wait_s += self.compute(tokens * (model.step_s + model.in_flight_s * len(flight)), model)
+            self.compute(tokens * (model.step_s + model.in_flight_s * len(flight)), model, watch)
             for asked in list(flight):
                 flight[asked] -= tokens
                 if not flight[asked]:
@@ -215,7 +211,7 @@ class Rollout(Emulated):
                     self.context.channels["completions"].put(asked, key=str(asked[0] % self.config.ranks["env"]))
                     due -= 1
         self._next = iteration + 1
-        return {"rollout/wait_s": Metric(wait_s, "max")}
+        return watch.metrics("rollout")
 
     def _join(self, iteration: int, flight: dict[tuple[int, int], int]) -> None:
         """Waits only where there is nothing else to do."""
@@ -232,21 +228,19 @@ class Env(Emulated):
     """Asks for every turn of its samples and simulates each answer."""
 
     def run(self, iteration: int) -> Metrics:
-        model, wait_s, channels = self.config.model(iteration), 0.0, self.context.channels
+        model, watch, channels = self.config.model(iteration), Stopwatch("wait"), self.context.channels
         for sample in self.shares():
             self._ask(sample, 0)
         for _ in range(len(self.shares()) * TURNS):
-            began = time.perf_counter()
             sample, turn = channels["completions"].get(key=str(self.context.rank))
-            wait_s += time.perf_counter() - began
-            wait_s += self.compute(model.turn_s, model)
+            self.compute(model.turn_s, model, watch)
             if turn + 1 < TURNS:
                 self._ask(sample, turn + 1)
             else:
                 tokens = sum(model.lengths(sample))
                 channels["samples"].put(tokens, key=str(sample % self.config.ranks["actor"]))
         self._next = iteration + 1
-        return {"env/wait_s": Metric(wait_s, "max")}
+        return watch.metrics("env")
 
     def _ask(self, sample: int, turn: int) -> None:
         self.context.channels["requests"].put((sample, turn), key=str(sample % self.config.ranks["rollout"]))

@@ -31,7 +31,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components
 from rlplace.placement.schedule import Transition, text_needs
-from rlplace.report.utilisation import StageUse, render_timeline
+from rlplace.report.timeline import render_timeline
 from rlplace.workers.launch.cluster import Cluster
 
 GIB = 1 << 30
@@ -179,19 +179,14 @@ def measure(name: str, models: Sequence[Model], rounds: int, launcher: Literal["
             if model.name not in best or numbers["time/iteration_s"] < best[model.name]["time/iteration_s"]:
                 best[model.name] = numbers
                 if model in models:
-                    uses = [in_job_seconds(use, model.scale) for use in loop.usage.last]
-                    shown = render_timeline(uses, loop.usage.accelerators, layout.placement.components, name)
+                    calls, on = list(loop.log.iterations), loop.usage.accelerators
+                    shown = render_timeline(calls, on, layout.placement.components, name, model.scale)
                     pictures[model.name] = shown
     return Found(
         rows=[measured(layout, model, best[model.name]) for model in models],
         own_ms=1000 * best[NOTHING.name]["time/iteration_s"],
         picture=pictures[models[0].name],
     )
-
-
-def in_job_seconds(use: StageUse, scale: float) -> StageUse:
-    work = {a: {c: seconds * scale for c, seconds in row.items()} for a, row in use.work.items()}
-    return StageUse(stage=use.stage, moves_s=use.moves_s * scale, seconds=use.seconds * scale, work=work)
 
 
 def measured(layout: Plan, model: Model, numbers: Mapping[str, float]) -> Measured:

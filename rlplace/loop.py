@@ -270,8 +270,8 @@ class Loop:
                 self.usage.stage_ended(stage, moves_s=moves_s, seconds=at_work)
                 self.log.stage(stage, self.clock.now() - entered)
         numbers["time/iteration_s"] = self.clock.now() - began
-        self.log.end(numbers["time/iteration_s"])
         numbers.update(self.usage.iteration_ended(numbers["time/iteration_s"]))
+        self.log.end(numbers["time/iteration_s"], self.usage.last)
         numbers.update(reduce_metrics(reports))
         self.notes = notes_of(reports)
         numbers["policy/version"] = float(self.version)

@@ -39,7 +39,8 @@ from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
-from rlplace.report.utilisation import render_timeline
+from rlplace.report.timeline import render_timeline
+from rlplace.report.trace import render_trace
 from rlplace.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
@@ -340,11 +341,15 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop) -> No
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
     write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
-    if usage.last:
-        picture = render_timeline(usage.last, usage.accelerators, placement.components, "last iteration")
-        write_whole(folder / "timeline.svg", picture)
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     print(summary_text(ended), flush=True)
+    if iterations := list(loop.log.iterations):
+        try:
+            picture = render_timeline(iterations, usage.accelerators, placement.components)
+            write_whole(folder / "timeline.svg", picture)
+            write_whole(folder / "trace.json", render_trace(iterations))
+        except OutputError as error:  # a run is what it was without its pictures
+            _tell(error)
 
 
 def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, signals: Signals) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlplace.placement.language.slots import Slot
-from rlplace.stopwatch import CallRecord
+from rlplace.report.utilisation import StageUse
+from rlplace.stopwatch import CallRecord, Spans
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.group import Pending
 
@@ -43,6 +45,16 @@ class IterationCalls:
     seconds: float = 0.0
     stages: list[StageTime] = dataclasses.field(default_factory=list)
     calls: list[RankCall] = dataclasses.field(default_factory=list)
+    uses: Sequence[StageUse] = ()  # of the accelerators
+
+    @property
+    def learned(self) -> bool:
+        """Whether it was more than an evaluation."""
+        return any(call.name == "learn" for call in self.calls)
+
+    @property
+    def title(self) -> str:
+        return f"iteration {self.index + 1}" if self.learned else "evaluation"
 
 
 class CallLog:
@@ -68,8 +80,33 @@ class CallLog:
             if call.record is not None:
                 self._open.calls.append(RankCall(stage, call.slot, name or call.method, call.record))
 
-    def end(self, seconds: float) -> None:
-        """Complete the iteration that is under way."""
-        self._open.seconds = seconds
+    def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
+        """Complete the iteration that is under way. Calls until the next one begins are of no iteration."""
+        self._open.seconds, self._open.uses = seconds, uses
         self._open.driver_cpu_s = time.process_time() - self._open.driver_cpu_s
         self.iterations.append(self._open)
+        self._open = IterationCalls(-1, self._clock.epoch(), time.process_time())
+
+
+def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
+    """Return by node the least seconds to add to its clock for every call to be within the stage that awaited it.
+
+    Where generation runs ahead a call begins before the stage that awaits it: then only the ends of calls count.
+    """
+    bounds: dict[int, tuple[float, float]] = {}
+    for iteration in iterations:
+        stages = {stage.stage: stage for stage in iteration.stages}
+        for call in iteration.calls:
+            stage, record = stages[call.stage], call.record
+            least, most = bounds.get(call.slot.node, (-math.inf, math.inf))
+            most = min(most, stage.ended_s - record.began_s - record.seconds)
+            bounds[call.slot.node] = (max(least, stage.began_s - record.began_s), most)
+    return {node: min(most, max(least, 0.0) if least <= most else 0.0) for node, (least, most) in bounds.items()}
+
+
+def laps(spans: Spans) -> Iterator[tuple[str, float, float]]:
+    """Yield part, begin and end of each lap, in order."""
+    begin_s = spans.began_s
+    for which, end_s in zip(spans.which, spans.ends, strict=True):
+        yield spans.names[which], begin_s, end_s
+        begin_s = end_s

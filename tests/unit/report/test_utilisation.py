@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree
-
 import pytest
 
 from rlplace.metrics import Metric
-from rlplace.report.utilisation import StageUse, Usage, render_timeline, usage_rows
+from rlplace.report.utilisation import StageUse, Usage, usage_rows
 
 OCCUPANCY = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 
@@ -70,19 +68,6 @@ def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_
     assert usage.last[0].work == {0: {"env": 3.0, "rollout": 3.0}}
     assert on_host.iteration_ended(4.0) == {}  # without accelerators there are no shares
     assert usage_rows(on_host.record({})) == []
-
-
-def test_the_picture_shows_the_work_of_each_component_on_as_many_accelerators_as_fit() -> None:
-    usage = Usage(OCCUPANCY)
-    iteration(usage)
-    picture = render_timeline(usage.last, usage.accelerators, ["actor", "env", "rollout", "reward"])
-    assert xml.etree.ElementTree.fromstring(picture).tag.endswith("svg")
-    assert picture.count("rollout 3 s of rollout") == 2
-    assert "env 1 s of rollout" in picture
-    assert picture.count("actor 3 s of learn") == 4
-    assert picture.count("moves into learn 0.25 s") == 4
-    use = StageUse(stage="learn", moves_s=0.0, seconds=1.0, work={a: {"actor": 1.0} for a in range(1000)})
-    assert "and 936 more" in render_timeline([use], range(1000), ["actor"])
 
 
 def test_where_generation_runs_ahead_all_stages_but_sync_count_as_one() -> None:

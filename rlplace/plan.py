@@ -130,7 +130,7 @@ def _plan(request: Request) -> int:
     jobs = request.jobs()
     if request.diff is None:
         for job in jobs:
-            print(FORMATS[request.form](job.view))
+            _show(job, request.form)
             if job.not_run:
                 print(planned_only(job.not_run), file=sys.stdout if request.form == "text" else sys.stderr)
         return _verdict(jobs)
@@ -143,6 +143,28 @@ def _plan(request: Request) -> int:
         right = dataclasses.replace(right, name=request.diff)
     print(json.dumps(diff_record(left, right), indent=1) if request.form == "json" else render_diff(left, right))
     return _verdict([jobs[0], others[0]])
+
+
+def _show(job: Prepared, form: str) -> None:
+    """Print a plan, with its seconds where a profile says what work takes."""
+    if job.config.profile is None or form not in ("text", "json"):
+        print(FORMATS[form](job.view))
+        return
+    from rlplace.foresight.known import find_profile
+    from rlplace.foresight.predict import can_predict, predict
+    from rlplace.foresight.show import prediction_record, render_prediction
+
+    if not can_predict(job.config):
+        raise _wrong(
+            "bad-option", "profile", "seconds are predicted of jobs with simulators only", job.config.profile, ""
+        )
+    profile = find_profile(job.config, job.plan)
+    assert profile is not None, "the config names one"
+    prediction = predict(job.config, job.plan, job.case, profile)
+    if form == "json":
+        print(json.dumps(render_json(job.view) | {"prediction": prediction_record(prediction)}, indent=1))
+    else:
+        print(f"{render_text(job.view)}\n\n{render_prediction(prediction)}")
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:

@@ -30,7 +30,7 @@ from rlplace.prepare import Prepared, prepare
 
 # Patterns of keys, the first list that has a key counts; a key in none changes the numbers of what follows.
 _SAFE = (
-    *("cluster.*", "checkpoint.*", "memory.*", "resume", "resume_allow", "dry_run"),
+    *("cluster.*", "checkpoint.*", "memory.*", "resume", "resume_allow", "profile", "dry_run"),
     *("faults.restarts", "faults.*_s", "faults.on_node_loss"),
     *("runner.total_iterations", "runner.stop_at_return", "runner.eval_*", "runner.output_dir", "runner.sinks"),
     *("runner.*_s", "*.enable_offload", "*.accelerator_memory", "*.host_memory", "*.workspace_memory"),

@@ -22,6 +22,11 @@ from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
 from rlplace.errors import NodeLost, OutputError, Problem, RlplaceError, WorkerError
 from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
+from rlplace.foresight.known import FILE as PROFILE
+from rlplace.foresight.known import find_profile
+from rlplace.foresight.observe import Observations
+from rlplace.foresight.predict import can_predict, predict
+from rlplace.foresight.show import compare_seconds
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
@@ -175,6 +180,7 @@ def _run(
         print(f"files: {folder}", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         policies: dict[str, Path] = {}
+        observed = Observations(job.config, job.plan)
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
             named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups.values())
@@ -182,7 +188,7 @@ def _run(
                 try:
                     while not policies:
                         try:
-                            _train(job, loop, curves, saving, signals)
+                            _train(job, loop, curves, saving, signals, observed)
                             saving.last()
                             loop.save(_policies(job, folder))
                             policies = _policies(job, folder)
@@ -197,7 +203,7 @@ def _run(
             ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | saving.record()
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
-            _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop)
+            _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
 
 
 def _cluster(job: JobSpec) -> Cluster:
@@ -335,9 +341,18 @@ def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
     return saved | ({"critic": folder / "critic"} if "critic" in job.plan.placement.components else {})
 
 
-def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop) -> None:
+def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, observed: Observations) -> None:
     """Write what was measured, and the summary, which is also printed."""
     usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
+    measured = observed.measured()
+    if measured:
+        profile = observed.profile()
+        write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
+    if measured and can_predict(job.config):
+        given = find_profile(job.config, job.plan)
+        prediction = predict(job.config, job.plan, job.case, given or profile)
+        ended["predicted"] = {"from": "a profile that was given" if given else "this run's own profile"}
+        ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
     write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
@@ -352,7 +367,14 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop) -> No
             _tell(error)
 
 
-def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, signals: Signals) -> None:
+def _train(
+    job: JobSpec,
+    loop: Loop,
+    sinks: Sequence[Sink],
+    saving: Saving,
+    signals: Signals,
+    observed: Observations,
+) -> None:
     """Run iterations until the last one, the goal or a signal, with evaluations on held-out prompts in between."""
     config, progress, runner = job.config, job.progress, job.config.runner
     simulated = config.kind == "mlp"
@@ -362,6 +384,7 @@ def _train(job: JobSpec, loop: Loop, sinks: Sequence[Sink], saving: Saving, sign
             break
         at = progress.iterations
         numbers = loop.iteration(at, evaluate=bool(eval_every) and at % eval_every == 0)
+        observed.add(loop.log.iterations[-1], numbers)
         if simulated:
             steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
             progress.add(numbers, steps)

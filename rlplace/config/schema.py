@@ -493,6 +493,9 @@ class Config:
         "auto: go on with the newest checkpoint of this job; or the folder of a run or checkpoint", None
     )
     resume_allow: tuple[str, ...] = knob("keys that may differ from those of the run that is resumed", ())
+    profile: str | None = knob(
+        "predict seconds from this profile.json (several: with commas), or from that of the last run: last", None
+    )
     dry_run: bool = knob("print the plan and stop", False)
 
     @property

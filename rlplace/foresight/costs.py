@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,15 +38,28 @@ class Costs:
         self.missing: dict[str, float] = {}  # cost -> a size that was asked for
         self.stretched: dict[str, float] = {}  # cost -> a size outside of what was measured
         self.assumed: set[str] = set()  # costs that are not measured
-        self._found: dict[tuple[str, float], Cost] = {}
+        self.spent: dict[str, float] = defaultdict(float)  # cost -> processor seconds that were asked for in all
+        self._found: dict[tuple[str, float, bool], Cost] = {}
         self._points = {name: gathered(curve.points) for name, curve in profile.costs.items()}
 
     def of(self, name: str, size: float = 0.0, *, least: bool = False) -> Cost:
         """Return what a lap takes; nothing where it is not known. `least`: of a lap that waited for nobody."""
-        key = (f"{name} {least}", size)
-        if key not in self._found:
-            self._found[key] = self._of(name, size, least)
-        return self._found[key]
+        key = (name, size, least)
+        if (found := self._found.get(key)) is None:
+            found = self._found[key] = self._of(name, size, least)
+        self.spent[name] += found.cpu_s
+        return found
+
+    @property
+    def spread(self) -> float:
+        """Return the relative standard deviation of what was asked for, over iterations, as far as it was measured."""
+        whole = sum(self.spent.values())
+        return sum(seconds * self._spread(name) for name, seconds in self.spent.items()) / whole if whole else 0.0
+
+    def _spread(self, name: str) -> float:
+        points = self._points.get(name, ())
+        laps = sum(point.laps for point in points)
+        return sum(point.spread * point.laps for point in points) / laps if laps else 0.0
 
     def count(self, name: str, default: float) -> float:
         return self.profile.counts.get(name, default)

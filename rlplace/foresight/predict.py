@@ -30,11 +30,17 @@ class Prediction:
     uses: Sequence[StageUse]  # of the last iteration
     calls: IterationCalls  # of the last iteration
     queues: Mapping[str, int]  # channel -> most items at any time
+    processors: Mapping[int, float]  # node -> the share of the time in which its processors were at work
     costs: Costs  # what was asked of the profile
 
     @property
     def seconds(self) -> float:
         return self.numbers["time/iteration_s"]
+
+
+def can_predict(config: Config) -> bool:
+    """Return whether `predict` knows what the job's ranks do: of simulators."""
+    return config.kind == "mlp"
 
 
 def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
@@ -51,6 +57,10 @@ def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> P
         numbers={name: statistics.fmean(numbers.get(name, 0.0) for numbers in found) for name in names},
         uses=loop.usage.last,
         calls=loop.log.iterations[-1],
+        processors={
+            node: at_work.busy_s / (cores * site.world.now) if site.world.now else 0.0
+            for node, at_work in site.cores.items()
+        },
         queues={name: channel.most for name, channel in site.channels.items()},
         costs=costs,
     )

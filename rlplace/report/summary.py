@@ -210,6 +210,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
         *(_simulated_rows(report) if SIMULATED.steps in report else _text_rows(report)),
         ("seconds", f"{report['wall_s']:.1f} in all: {parts}"),
         ("overhead", f"{report['overhead_share']:.0%} of training was neither simulator, policy nor learning"),
+        *_predicted_rows(report.get("predicted", {})),
         *usage_rows(report.get("utilisation", {})),
         *_fault_rows(report.get("faults", {})),
         *_skipped_rows(report.get("skipped", {})),
@@ -256,6 +257,13 @@ def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     generated, learned = report.get("tokens_generated", 0), report.get("tokens_learned", 0)
     texts = f"{generated:,} generated, {rate(generated, 'rollout')}; {learned:,} learned, {rate(learned, 'learn')}"
     yield "tokens", f"{texts}; {report['iterations']} iterations"
+
+
+def _predicted_rows(predicted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if seconds := predicted.get("seconds"):
+        each = ", ".join(f"{stage} {row['predicted']:.3g} ({row['measured']:.3g})" for stage, row in seconds.items())
+        yield "predicted", each
+        yield "", f"seconds of an iteration, predicted (measured, median), from {predicted['from']}"
 
 
 def _fault_rows(faults: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,73 @@
+"""A run writes its profile, compares what it predicts with what it measured; a plan predicts from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplace.foresight.profile import read_profile
+from rlplace.plan import main as plan
+from rlplace.train import main as train
+
+JOB = ("--config-name", "halfcheetah_2core", "cluster.launcher=inline", "env.id=Pendulum-v1", "env.total_num_envs=4")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs")
+    words = (*JOB, "runner.total_iterations=5", "algorithm.rollout_steps=32", f"runner.output_dir={output}")
+    assert train([*words, "runner.sinks=[jsonl]"]) == 0
+    return next(output.glob("*/*/"))
+
+
+def asked(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    output = f"runner.output_dir={folder.parent.parent}"
+    code = plan([*JOB, "algorithm.rollout_steps=32", output, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_run_leaves_a_profile_and_its_prediction_beside_what_it_measured(folder: Path) -> None:
+    profile = read_profile((folder / "profile.json").read_text(), file="profile.json")
+    assert {"env.run/sim", "rollout.generate/policy", "actor.learn/minibatch", "driver/inline_call"} <= set(
+        profile.costs
+    )
+    assert profile.costs["env.run/sim"].points[0].laps == 3 * 32  # vector steps of three iterations, two are warm
+    predicted = json.loads((folder / "summary.json").read_text())["predicted"]
+    assert predicted["from"] == "this run's own profile"
+    assert {"iteration", "rollout", "learn", "sync"} <= set(predicted["seconds"])
+    for row in predicted["seconds"].values():
+        assert row["predicted"] >= 0.0 <= row["measured"]
+    assert predicted["seconds"]["rollout"]["predicted"] > 0.0
+
+
+def test_a_plan_says_its_seconds_from_the_last_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = asked(folder, capsys, "profile=last")
+    assert code == 0
+    chapter = out.partition("seconds: predicted from the profile\n")[2]
+    assert "an iteration takes" in chapter
+    assert "rollout" in chapter
+    code, out, _ = asked(folder, capsys, f"profile={folder}", "--format=json")
+    assert code == 0
+    prediction = json.loads(out)["prediction"]
+    assert prediction["low_s"] <= prediction["seconds"]["iteration"] <= prediction["high_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("profile=nowhere.json",), "not-a-profile", "cannot be read"),
+        (("profile=last", "runner.output_dir=/nowhere"), "no-profile", "there is none"),
+        (("profile=last", "env.id=Acrobot-v1"), "profile-of-another", "gymnasium Pendulum-v1"),
+        (("profile=last", "actor.model.hidden=[8]"), "profile-of-another", "mlp 8"),
+    ],
+)
+def test_what_is_no_profile_of_this_job_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: str, text: str
+) -> None:
+    status, _, err = asked(folder, capsys, *words)
+    assert status == 2
+    assert f"[{code}]" in err
+    assert text in err

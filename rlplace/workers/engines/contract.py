@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
 from rlplace.workers.worker import not_resident
 
@@ -122,10 +123,11 @@ class TextEngine(Engine, Protocol):
     def submit(self, request: Request) -> None:
         """Begin all answers of a request. Raises ConfigError when the prompt leaves no room in the context."""
 
-    def step(self) -> Sequence[Completion]:
+    def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
         """Advance all answers in flight by one forward pass; return those that finished in it.
 
-        An answer ends by "length" at the end of the context, even below its `max_new_tokens`.
+        `watch` has a lap `prefill` for each pass that reads prompts, of as many tokens, and `decode` for each other, of
+        the answers in flight. An answer ends by "length" at the end of the context, even below its `max_new_tokens`.
         """
 
     def drop(self) -> None:

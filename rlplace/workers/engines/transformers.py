@@ -30,6 +30,7 @@ from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Finish, Request
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
@@ -152,7 +153,8 @@ class TransformersEngine(ModuleEngine):
             self._waiting.append(_Answer(request, sample, numbers))
 
     @torch.inference_mode()
-    def step(self) -> Sequence[Completion]:
+    def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
+        watch = watch or Stopwatch()
         require(self, self._owner, "step", needs=Residency.FULL)
         assert self._cache is not None, "FULL has a cache"
         cache = self._cache
@@ -164,13 +166,18 @@ class TransformersEngine(ModuleEngine):
                 input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
             )
             self._choose(self._active, output.logits[:, -1])
+            active = len(self._active)
             finished += self._take_finished(cache)
+            watch.lap("decode", active)
         while self._waiting and len(self._active) < self._most:
-            self._begin(cache)
+            watch.lap("prefill", self._begin(cache))
         return finished + self._take_finished(cache)
 
-    def _begin(self, cache: BatchCache) -> None:
-        """Run one pass over the tokens of the next waiting answer; answers of its request without tokens share it."""
+    def _begin(self, cache: BatchCache) -> int:
+        """Run one pass over the tokens of the next waiting answer; answers of its request without tokens share it.
+
+        Return how many tokens these are.
+        """
         first = self._waiting.popleft()
         alike = [first]
         while self._waiting and len(self._active) + len(alike) < self._most:
@@ -187,6 +194,7 @@ class TransformersEngine(ModuleEngine):
         self.cached_tokens += (len(alike) - 1) * len(so_far)
         self._choose(alike, output.logits[:, -1].expand(len(alike), -1))
         self._active += alike
+        return len(so_far)
 
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
         """Add a token to each answer; `logits` [B, V]."""

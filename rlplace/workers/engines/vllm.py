@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
@@ -89,6 +90,7 @@ class VllmEngine:
         self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
         self._names = map(str, itertools.count())  # of vLLM's requests
         self._ready: list[Completion] = []  # finished, to be returned by the next step
+        self._unread = 0  # tokens of prompts that no step has begun with
         self.cached_tokens = 0
 
     @property
@@ -146,6 +148,7 @@ class VllmEngine:
                 skip_clone=True,
             )
             self._asked[name] = (request, sample)
+        self._unread += len(tokens)  # once: its other answers find them in the cache
 
     def _add(self, tokens: list[int], **parameters: object) -> str:
         """Hand vLLM a request for tokens alone; return its name. What stops it is ours, not the model's."""
@@ -157,10 +160,14 @@ class VllmEngine:
         self._vllm.add_request(name, tokens_input(tokens), SamplingParams(**asked))
         return name
 
-    def step(self) -> Sequence[Completion]:
+    def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
         if self._asked:
             require(self, self._owner, "generate", needs=Residency.FULL)
+            read, running = min(self._unread, self._settings.rollout.step_tokens), len(self._asked)
+            self._unread -= read
             self._advance()
+            if watch is not None:
+                watch.lap("prefill" if read else "decode", read or running)
         finished, self._ready = self._ready, []
         return finished
 
@@ -206,7 +213,7 @@ class VllmEngine:
     def drop(self) -> None:
         self._vllm.abort_request(list(self._asked))
         self._asked.clear()
-        self._ready = []
+        self._ready, self._unread = [], 0
 
     def close(self) -> None:
         """Shut vLLM's workers down and, with them, torch's process group of this process."""

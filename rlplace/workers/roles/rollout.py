@@ -258,15 +258,17 @@ class _Counts:
     """Measurements of one iteration so far."""
 
     def __init__(self, cached_tokens: int) -> None:
-        self.began, self.watch = time.perf_counter(), Stopwatch("policy", "wait", "put")
+        self.began, self.watch = time.perf_counter(), Stopwatch("prefill", "decode", "wait", "put")
         self.cached_before = cached_tokens
         self.answers = self.tokens = 0  # generated
         self.prompt_tokens = 0  # once per answer
         self.steps = self.in_flight = 0  # the latter summed over steps
         self.updates = 0  # of the weights, with answers in flight
+        self.held_out = False  # what is asked: the lengths of these answers are not those of samples
 
     def metrics(self, cached_tokens: int) -> Metrics:
         cached, seconds = cached_tokens - self.cached_before, time.perf_counter() - self.began
+        parts = self.watch.seconds
         return {
             "rollout/answers": Metric(self.answers, "sum"),
             "rollout/tokens": Metric(self.tokens, "sum"),
@@ -275,6 +277,7 @@ class _Counts:
             "rollout/prompt_cached": Metric(cached / max(1, self.prompt_tokens), "mean", self.prompt_tokens),
             **({"rollout/updates": Metric(self.updates, "max")} if self.updates else {}),
             **self.watch.metrics("rollout"),
+            "rollout/policy_s": Metric(parts["prefill"] + parts["decode"], "max"),
         }
 
 
@@ -362,6 +365,7 @@ class TextRolloutWorker(RolloutWorker):
             if isinstance(item, EndOfIteration):
                 return False
             self.engine.submit(item)
+            counts.held_out = item.greedy
             counts.prompt_tokens += item.samples * len(item.tokens)
         return True
 
@@ -375,8 +379,7 @@ class TextRolloutWorker(RolloutWorker):
             counts.watch.lap("update")
         counts.steps += 1
         counts.in_flight += self.engine.in_flight
-        finished = self.engine.step()
-        counts.watch.lap("policy")
+        finished = self.engine.step(counts.watch)
         for completion in finished:
             if not np.isfinite(completion.logprobs).all():
                 error = _not_finite(self.context.owner, completion)
@@ -385,8 +388,11 @@ class TextRolloutWorker(RolloutWorker):
                 self.context.log.warning("skipped: %s: %s", error.problem.what, error.problem.got)
             self.context.channels[COMPLETIONS].put(completion, key=str(completion.env_rank))
             counts.tokens += len(completion.tokens)
-        counts.answers += len(finished)
-        counts.watch.lap("put")
+            if not counts.held_out:
+                counts.watch.draw("answer_tokens", len(completion.tokens))
+        if finished:
+            counts.answers += len(finished)
+            counts.watch.lap("put", len(finished))
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:

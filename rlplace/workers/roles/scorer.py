@@ -87,7 +87,8 @@ class Scoring:
 
     def put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values]) -> None:
         """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned."""
-        self.watch.lap("infer")
+        tokens = sum(len(sample.tokens) for sample in samples)
+        self.watch.lap("infer", tokens)
         self._context.check_cancelled("infer")
         scores = [
             Scores(group=sample.group, sample=sample.sample, values=np.asarray(value, np.float32))
@@ -100,7 +101,7 @@ class Scoring:
                     raise error
                 self._context.log.warning("skipped: %s", error.problem.what)
         self._samples += len(scores)
-        self._tokens += sum(len(sample.tokens) for sample in samples)
+        self._tokens += tokens
         if scores:
             self._context.channels[scores_of(self._component)].put(tuple(scores), weight=len(scores))
             self.watch.lap("wait")

@@ -305,6 +305,7 @@ class Pass:
                     tokens = Episode(group=group, sample=sample, prompt=prompt)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
                 self._to_ask.append(self._request(group, 0, samples, 0, prompt))  # the engine reads the prompt once
+                self.watch.draw("prompt_tokens", len(prompt))
                 self.watch.lap("sim")
             if self._to_ask and self._ask():
                 continue
@@ -382,6 +383,7 @@ class Pass:
             self._to_ask.append(following)
             return
         self._grading[place] = self._open.pop(place)
+        self.watch.draw("turns", len(episode.answers))
         self._grader.submit(Case(group=item.group, sample=item.sample, transcript=episode.transcript()))
         self.watch.lap("reward")
 
@@ -398,6 +400,7 @@ class Pass:
         more = self._prompts.conversation.reply(completion.tokens, reply)
         if len(episode.tokens.tokens()) + len(more) >= settings.algorithm.longest:
             return None
+        self.watch.draw("reply_tokens", len(more))
         episode.tokens.pieces.append(more)
         episode.replies.append(reply)
         return self._request(completion.group, completion.sample, 1, completion.turn + 1, episode.tokens.tokens())

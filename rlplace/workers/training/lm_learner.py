@@ -34,6 +34,7 @@ from rlplace.metrics import Metrics
 from rlplace.models.causal_lm import ValuedScores
 from rlplace.models.lora import without_factors
 from rlplace.models.packed import Packed, TokenScores
+from rlplace.stopwatch import Stopwatch
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target
@@ -103,11 +104,13 @@ class LmLearner:
 
         The micro-batches of all ranks, equally many, have each sample once.
         """
-        found = torch.zeros(rows, batch.tokens, device=self._lm.device)
+        watch, found = Stopwatch(), torch.zeros(rows, batch.tokens, device=self._lm.device)
         with torch.no_grad():
             for picks in micro_batches:
                 found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks))))
+                watch.lap("score", batch.size(picks))
             summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
+        watch.lap("exchange", self._ranks.world_size)
         return summed.view(found.shape)
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +128,7 @@ class LmLearner:
         `counted`: response tokens of each sample that are learned from; None: all.
         """
         steps: list[Numbers] = []
-        lr = 0.0
+        lr, watch = 0.0, Stopwatch()
         for packing in plan:
             lr, picked = self._trainer.learning_rate(iteration), packing.samples
             tokens = sum((counted or lengths.responses)[i] for i in picked)
@@ -134,10 +137,13 @@ class LmLearner:
             for picks in packing.ranks[self._ranks.rank]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
+                watch.lap("micro_batch", sum(lengths.tokens[i] for i in picks))
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
             numbers = self._trainer.sum_over_ranks([*shares], torch.stack([*shares.values()]), iteration)
+            watch.lap("exchange", self._ranks.world_size)
             if numbers is not None:
                 self._trainer.step(numbers["grad_norm"], lr)
+                watch.lap("step")
                 steps.append(numbers)
         return Update(
             mean=mean_of(steps),
@@ -252,7 +258,7 @@ class ActorLearner(LmLearner):
         """
         lengths, cap = shard.lengths, self._algorithm.tis_cap
         held = self._accumulated = self._accumulated or _Accumulated()
-        batch, packing = Batch(shard, self._lm.device), self.inference_plan(lengths)
+        watch, batch, packing = Stopwatch(), Batch(shard, self._lm.device), self.inference_plan(lengths)
         held.samples += len(lengths.tokens)
         held.tokens += sum(lengths.tokens)
         held.responses += sum(lengths.responses)
@@ -265,6 +271,7 @@ class ActorLearner(LmLearner):
             importance = None if cap is None else importance_weights(behaviour, engine, cap)
             loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
             loss.backward()
+            watch.lap("micro_batch", batch.size(picks))
             held.shares = {name: held.shares.get(name, 0.0) + part for name, part in parts.items()}
 
     @property
@@ -280,13 +287,16 @@ class ActorLearner(LmLearner):
             return Update(mean=None, steps=0, lr=0.0)
         by_tokens = most.tokens / held.responses
         by_loss = by_tokens if self._algorithm.mean == "token" else most.samples / held.samples
+        watch = Stopwatch()
         with torch.no_grad():
             torch._foreach_mul_(self._lm.gradients(), by_loss)
         shares = [part * (by_loss if name == "loss" else by_tokens) for name, part in held.shares.items()]
         lr = self._trainer.learning_rate(iteration)
         numbers = self._trainer.sum_over_ranks([*held.shares], torch.stack(shares), iteration)
+        watch.lap("exchange", self._ranks.world_size)
         if numbers is not None:
             self._trainer.step(numbers["grad_norm"], lr)
+            watch.lap("step")
         return Update(
             mean=numbers,
             steps=int(numbers is not None),

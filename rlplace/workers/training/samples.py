@@ -210,6 +210,10 @@ class Batch:
         chosen = [self._shard.own[i] for i in picks]
         return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device)
 
+    def size(self, picks: MicroBatch) -> int:
+        """Return their tokens, prompts included."""
+        return sum(self._shard.lengths.tokens[i] for i in picks)
+
     def lengths(self, picks: MicroBatch) -> Tensor:
         return torch.tensor([self._shard.lengths.responses[i] for i in picks], dtype=torch.int64, device=self._device)
 

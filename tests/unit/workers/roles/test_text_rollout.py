@@ -163,7 +163,7 @@ def test_every_answer_goes_to_the_env_rank_that_asked(rank: Rank) -> None:
     assert metrics["rollout/prompt_cached"].value == pytest.approx(1 / SAMPLES)
     assert metrics["rollout/tokens_per_s"].value > 0
     seconds = {name for name in metrics if name.endswith("_s") and "per_s" not in name}
-    assert seconds == {"rollout/policy_s", "rollout/wait_s", "rollout/put_s"}
+    assert seconds == {"rollout/prefill_s", "rollout/decode_s", "rollout/policy_s", "rollout/wait_s", "rollout/put_s"}
 
 
 VLLM = {"engine": "vllm", "enforce_eager": True, "step_tokens": 256}

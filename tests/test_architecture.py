@@ -30,7 +30,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("prepare",),
     ("resume",),
     ("node_loss",),
-    ("export", "plan", "train"),
+    ("export", "plan", "profile", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},

@@ -1,0 +1,145 @@
+"""Predicted beside measured seconds of an iteration, over placements that the profile was not taken on.
+
+    python benchmarks/prediction.py [simulators|language ...] [--iterations 16]
+
+For each job a profile is taken by the short runs of `python -m rlplace.profile`; then each placement below is run, in
+turn, and predicted from that profile alone. Measured is the median of the iterations after the second. Printed are the
+error of every placement, their median and 95th percentile, and how far both orders agree (Kendall's tau).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rlplace.config import compose
+from rlplace.errors import RlplaceError
+from rlplace.foresight.measure import Variant, run, variants
+from rlplace.foresight.predict import predict
+from rlplace.foresight.profile import Profile
+from rlplace.prepare import Prepared, prepare
+from rlplace.profile import distinct, runs
+
+PLACE = "cluster.component_placement."
+PENDULUM = ("--config-name", "hybrid_ppo")  # a simulator of 6 microseconds a step
+CHEETAH = (*PENDULUM, "env.id=HalfCheetah-v5", "env.total_num_envs=32", "actor.model.hidden=[256,256]")
+
+
+class Job(NamedTuple):
+    """A job, and where it is to be predicted."""
+
+    name: str
+    words: tuple[str, ...]
+    placements: Mapping[str, tuple[str, ...]]
+
+
+def spread(actor: str, env: str, rollout: str, *more: str) -> tuple[str, ...]:
+    return (f"{PLACE}actor={actor}", f"{PLACE}env={env}", f"{PLACE}rollout={rollout}", *more)
+
+
+SIMULATORS = {
+    "env and rollout apart": spread("0-7", "0-1", "2-3"),
+    "few env ranks": spread("0-7", "0-1", "4-7"),
+    "few rollout ranks": spread("0-3", "0-3", "4-5"),
+    "four learn": spread("0-3", "0-1", "2-3"),
+    "two learn, apart": spread("0-1", "2-3", "4-5"),
+    "one each, apart": spread("0", "1", "2"),
+    "two learn, shared": spread("0-1", "0", "1"),
+    "one stage group": spread("0-3", "0-3", "4-7", "rollout.pipeline_stage_num=1"),
+    "env alone": spread("0-1", "0-7", "0-1"),
+    "one rollout": spread("0-3", "4-7", "0"),
+}
+JOBS = {
+    "simulators": [
+        Job("InvertedPendulum, 64x64", PENDULUM, SIMULATORS),
+        Job("HalfCheetah, 256x256", CHEETAH, {name: SIMULATORS[name] for name in [*SIMULATORS][1::2]}),
+    ],
+}
+
+
+class Row(NamedTuple):
+    """Seconds of an iteration."""
+
+    name: str
+    predicted: float
+    measured: float
+    stages: Mapping[str, tuple[float, float]]  # predicted, measured
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("jobs", nargs="*", choices=[*JOBS, []], default=[])
+    parser.add_argument("--iterations", type=int, default=16)
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for job in (job for name in options.jobs or JOBS for job in JOBS[name]):
+        rows += measure(job, options.iterations)
+    errors = sorted(abs(row.error) for row in rows)
+    percentile = errors[min(len(errors) - 1, math.ceil(0.95 * len(errors)) - 1)]
+    print(f"\n{len(rows)} placements: median error {errors[len(errors) // 2]:.1%}, 95th percentile {percentile:.1%}")
+    return 0
+
+
+def measure(job: Job, iterations: int) -> list[Row]:
+    """Take the profile of a job, and run and predict its placements."""
+    base = prepared(job.words)
+    profile: Profile | None = None
+    known = [v for v in distinct(variants(base.mapping, base.plan.placement.topology.num_accelerators)) if runs(v)]
+    for variant in known:
+        measured = run(variant, iterations).profile
+        profile = measured if profile is None else profile.merged(measured)
+    assert profile is not None, "the job as it is runs"
+    print(f"\n{job.name}: profile of {len(known)} other placements ({', '.join(v.name for v in known)})\n")
+    print(
+        f"{'placement':24}{'predicted':>11}{'measured':>10}{'error':>8}   rollout, learn, sync and moves: ms (measured)"
+    )
+    rows = []
+    for name, words in job.placements.items():
+        there = prepared((*job.words, *words))
+        try:
+            rows.append(compared(name, there, profile, iterations))
+        except RlplaceError as error:
+            print(f"{name:24} failed: {str(error).splitlines()[0]}")
+            continue
+        row = rows[-1]
+        stages = "  ".join(f"{a * 1e3:.0f} ({b * 1e3:.0f})" for a, b in row.stages.values())
+        print(f"{name:24}{row.predicted:10.3f}s{row.measured:9.3f}s{row.error:+8.1%}   {stages}", flush=True)
+    print(f"order: Kendall's tau {tau([(row.predicted, row.measured) for row in rows]):.2f}")
+    return rows
+
+
+def prepared(words: Sequence[str]) -> Prepared:
+    (composed,) = compose.with_hydra(words)
+    return prepare(composed.mapping, name=composed.name, sources=composed.sources)
+
+
+def compared(name: str, job: Prepared, profile: Profile, iterations: int) -> Row:
+    numbers = predict(job.config, job.plan, job.case, profile).numbers
+    seconds = run(Variant(name=name, mapping=job.mapping), iterations).seconds
+
+    def both(*stages: str) -> tuple[float, float]:
+        there = [seconds[stage]["measured"] for stage in stages if stage in seconds]
+        return sum(numbers.get(f"time/{stage}_s", 0.0) for stage in stages), sum(there)
+
+    stages = {"rollout": both("rollout"), "learn": both("infer", "learn"), "sync": both("sync", "moves")}
+    return Row(name, numbers["time/iteration_s"], seconds["iteration"]["measured"], stages)
+
+
+def tau(pairs: Iterable[tuple[float, float]]) -> float:
+    """Return Kendall's tau of two orders without ties: 1 for equal, -1 for opposite ones."""
+    signs = [
+        math.copysign(1.0, (a[0] - b[0]) * (a[1] - b[1])) for a, b in itertools.combinations(pairs, 2) if a[1] != b[1]
+    ]
+    return sum(signs) / len(signs) if signs else 1.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

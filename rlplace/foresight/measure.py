@@ -1,0 +1,101 @@
+"""Short runs of a job under other placements, to measure what its own placement does not show: costs of other sizes.
+
+A run under one placement has one size of each lap: so many simulators for each rank, so many samples of a minibatch.
+Placements with fewest and with most ranks are the ends of every curve; what lies between is on the line.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplace.config.yaml_text import to_yaml
+from rlplace.errors import ConfigError
+from rlplace.foresight.known import FILE
+from rlplace.foresight.profile import Profile, read_profile
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.schedule import placed_names
+
+_TAIL = 12  # lines of the output of a run that failed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A job under some placement."""
+
+    name: str
+    mapping: Mapping[str, Any]  # its whole config
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a short run has shown."""
+
+    profile: Profile
+    seconds: Mapping[str, Mapping[str, float]]  # stage -> predicted by its own profile, measured
+
+
+def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
+    """Give the config as it is, then under placements whose costs have other sizes; some may be no valid plans."""
+    yield Variant(name="as written", mapping=mapping)
+    simulated = mapping.get("actor", {}).get("model", {}).get("kind") == "mlp"
+    names = placed_names(mapping["cluster"]["component_placement"])
+    for count in dict.fromkeys((1, accelerators, max(1, accelerators // 2))):
+        where = "0" if count == 1 else f"0-{count - 1}"
+        what = "one rank of each" if count == 1 else f"{count} ranks of each"
+        yield placed(mapping, what, dict.fromkeys(names, where))
+        if simulated and count != accelerators:
+            shared = {"accelerators": where, "process": "shared"}
+            placement: dict[str, object] = dict.fromkeys(names, where)
+            yield placed(
+                mapping, f"{what}, env and rollout in one process", placement | {"env": shared, "rollout": shared}
+            )
+    if simulated:
+        groups = mapping.get("rollout", {}).get("pipeline_stage_num", 1)
+        other = copy.deepcopy(dict(mapping))
+        other["rollout"]["pipeline_stage_num"] = 1 if groups > 1 else 2
+        yield Variant(name=f"{other['rollout']['pipeline_stage_num']} stage groups", mapping=other)
+
+
+def placed(mapping: Mapping[str, Any], name: str, placement: Mapping[str, object]) -> Variant:
+    """Return the config under another placement, in which all that shares accelerators leaves them."""
+    changed = copy.deepcopy(dict(mapping))
+    changed["cluster"]["component_placement"] = dict(placement)
+    for component in placement:
+        block = changed.get(role_of(component))
+        if isinstance(block, dict) and block.get("kind", "model") == "model":  # not of a reward that is a function
+            block["enable_offload"] = True
+    return Variant(name=name, mapping=changed)
+
+
+def run(variant: Variant, iterations: int) -> Measured:
+    """Train for a few iterations, in a process and a folder of its own, and read the profile.
+
+    Raises ConfigError with the end of the output of a run that fails.
+    """
+    mapping = copy.deepcopy(dict(variant.mapping))
+    mapping["runner"] = mapping.get("runner", {}) | {"total_iterations": iterations, "sinks": ["jsonl"]}
+    mapping["runner"] |= {"stop_at_return": None} if "stop_at_return" in mapping["runner"] else {}
+    mapping["checkpoint"] = mapping.get("checkpoint", {}) | {"every": 0}
+    mapping |= {"profile": None, "resume": None, "dry_run": False}
+    with tempfile.TemporaryDirectory(prefix="rlplace-profile-") as folder:
+        mapping["runner"]["output_dir"] = f"{folder}/runs"
+        Path(folder, "variant.yaml").write_text(to_yaml(mapping), encoding="utf-8")
+        command = [sys.executable, "-m", "rlplace.train", "--config-dir", folder, "--config-name", "variant"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        found = sorted(Path(folder).glob(f"runs/*/*/{FILE}"))
+        if done.returncode or not found:
+            tail = "\n".join(done.stdout.splitlines()[-_TAIL:])
+            what, why = "a run for the profile failed", f"it ended with exit code {done.returncode} and\n{tail}"
+            fix = "python -m rlplace.train with this config says more; a profile needs runs of three iterations or more"
+            raise ConfigError.of("profile-run-failed", "profile", what, variant.name, why, fix)
+        summary = json.loads((found[-1].parent / "summary.json").read_text(encoding="utf-8"))
+        profile = read_profile(found[-1].read_text(encoding="utf-8"), file=str(found[-1]))
+        return Measured(profile=profile, seconds=summary["predicted"]["seconds"])

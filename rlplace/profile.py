@@ -1,0 +1,130 @@
+"""`python -m rlplace.profile --config-name hybrid_ppo [key=value ...]`: measure what the work of a job takes.
+
+Exit codes: 0 measured, 2 wrong usage, config or placement, or no run could be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rlplace.config import compose
+from rlplace.errors import ClusterError, ConfigError, ProblemsError
+from rlplace.foresight.costs import fit_error, gathered
+from rlplace.foresight.known import FILE
+from rlplace.foresight.measure import Measured, Variant, run, variants
+from rlplace.foresight.profile import Curve, Profile
+from rlplace.prepare import Prepared, prepare
+
+MEASURED, WRONG = 0, 2
+LEAST_ITERATIONS = 3  # two of them are left out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure as one command line says; return the exit code."""
+    try:
+        return _measure(sys.argv[1:] if argv is None else argv)
+    except (ProblemsError, ClusterError) as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except SystemExit as done:  # of argparse
+        return done.code if isinstance(done.code, int) else WRONG
+
+
+def _measure(argv: Sequence[str]) -> int:
+    about = "Runs a job for a few iterations under several placements; the profile says what each part of it takes."
+    parser = argparse.ArgumentParser(prog="python -m rlplace.profile", description=about, allow_abbrev=False)
+    parser.add_argument("--out", help="the file to write; a folder beside the job's runs otherwise")
+    parser.add_argument("--iterations", type=int, default=8, help="of each run; the first two are left out (8)")
+    parser.add_argument("--config-name", metavar="NAME", help="the config, as for train")
+    parser.epilog = "key=value: overrides of the config. The profile is used by plan, train and search: profile=FILE"
+    options, words = parser.parse_known_args(argv)
+    if options.iterations < LEAST_ITERATIONS:
+        why = "the first two iterations load libraries and fill caches"
+        raise _wrong(
+            "--iterations", "too few to measure", str(options.iterations), why, f"--iterations {LEAST_ITERATIONS}"
+        )
+    named = [f"--config-name={options.config_name}"] if options.config_name else []
+    jobs = compose.with_hydra([*named, *words])
+    if len(jobs) != 1:
+        raise _wrong(
+            "--multirun", "one job is measured at a time", str(len(jobs)), "a sweep names several", "one config"
+        )
+    (composed,) = jobs
+    job = prepare(composed.mapping, name=composed.name, sources=composed.sources)
+    accelerators = job.plan.placement.topology.num_accelerators
+    valid = [v for v in distinct(variants(composed.mapping, accelerators)) if runs(v)]
+    profile = _run_all(valid, options.iterations)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(job.config.runner.output_dir) / composed.name / f"profile_{stamp}"
+    file = Path(options.out) if options.out else folder / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(profile.record(), indent=1) + "\n", encoding="utf-8")
+    print("\n" + table(profile))
+    print(f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}")
+    return MEASURED
+
+
+def distinct(found: Iterable[Variant]) -> list[Variant]:
+    """Return each placement once, under the first of its names."""
+    seen: dict[str, Variant] = {}
+    for variant in found:
+        key = json.dumps([variant.mapping["cluster"], variant.mapping.get("rollout")], sort_keys=True, default=str)
+        seen.setdefault(key, variant)
+    return list(seen.values())
+
+
+def runs(variant: Variant) -> bool:
+    """Return whether a placement is a plan that fits; the config as it is has been checked."""
+    try:
+        job: Prepared = prepare(variant.mapping, name=variant.name)
+    except (ProblemsError, ClusterError):
+        return False
+    learns = job.plan.placement.world_size("actor")
+    alone = job.config.cluster.launcher == "inline" and learns > 1  # threads cannot join a process group
+    return not (job.refused or job.not_run or alone)
+
+
+def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
+    profile: Profile | None = None
+    for number, variant in enumerate(found, 1):
+        print(f"{number} of {len(found)}  {variant.name}: ", end="", flush=True)
+        began = time.perf_counter()
+        measured: Measured = run(variant, iterations)
+        seconds = measured.seconds["iteration"]["measured"]
+        print(f"{seconds:.3g} s an iteration, {time.perf_counter() - began:.0f} s in all", flush=True)
+        profile = measured.profile if profile is None else profile.merged(measured.profile)
+    assert profile is not None, "the config as it is has been prepared"
+    return profile
+
+
+def table(profile: Profile) -> str:
+    """Write what a lap of each part takes, at the sizes that were measured, and how far a line is from these."""
+    rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
+    for name, curve in sorted(profile.costs.items()):
+        rows.append((name, *_row(curve)))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _row(curve: Curve) -> tuple[str, str, str, str]:
+    points = gathered(curve.points)
+    ends = [points[0], points[-1]] if len(points) > 1 else list(points)
+    sizes = " - ".join(f"{point.size:.4g}" for point in ends) if points[-1].size else "-"
+    more = f" ({len(points)})" if len(points) > 2 else ""
+    seconds = " - ".join(f"{point.cpu_s * 1e3:.3g}" for point in ends) + " ms"
+    varies = max(point.spread for point in points)
+    off = fit_error(points)
+    return sizes + more, seconds, f"{varies:.0%}", f"{off:.0%}" if len(points) > 2 else "-"
+
+
+def _wrong(key: str, what: str, got: str, why: str, fix: str) -> ConfigError:
+    return ConfigError.of("bad-option", key, what, got, why, fix)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,7 +44,7 @@ from rlplace.metrics import Metrics, notes_of, reduce_metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.calls import CallLog
-from rlplace.report.utilisation import Usage
+from rlplace.report.utilisation import Usage, overhead
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.group import Pending, WorkerGroup
 
@@ -78,6 +78,7 @@ class Loop:
         self.log = CallLog(clock)
         self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
         self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
+        self.doing: tuple[str, float] | None = None  # a body, or moves, and when it began by that clock
         self._at: str | None = None  # the stage it is in
         self._meanwhile: dict[str, float] = {}  # metrics of what was between iterations
         self._dropped: dict[str, Metrics] = {}  # what ranks have lost since the last, however often they began again
@@ -115,6 +116,11 @@ class Loop:
         numbers |= _added(numbers, self._meanwhile) | reduce_metrics(self._dropped.values())
         self._meanwhile, self._dropped = {}, {}
         return numbers | overhead(numbers, self._schedule.active)
+
+    @property
+    def held(self) -> dict[str, Residency]:
+        """At least what any rank of each component has on its accelerators."""
+        return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:
         """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
@@ -251,13 +257,14 @@ class Loop:
         self.log.begin(index)
         for stage, bodies in works.items():
             with self._in(stage):
+                self.doing = (f"moves into {stage}", time.monotonic())
                 entered, self._moving_s = self.clock.now(), 0.0
                 self._enter(stage)
                 moves_s, at_work = self.clock.now() - entered, 0.0
                 for body in bodies:
                     if body == bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
                         self._leaving = self._releases_after(stage)
-                    began_s = self.clock.now()
+                    self.doing, began_s = (body.replace("_", " "), time.monotonic()), self.clock.now()
                     reports += self._bodies[base_stage(body)](body, index)
                     moving_s, self._moving_s = self._moving_s, 0.0
                     seconds = max(0.0, self.clock.now() - began_s - moving_s)
@@ -275,7 +282,7 @@ class Loop:
         numbers.update(reduce_metrics(reports))
         self.notes = notes_of(reports)
         numbers["policy/version"] = float(self.version)
-        self.began_s = None
+        self.began_s = self.doing = None
         return numbers
 
     def _enter(self, stage: str) -> None:
@@ -383,20 +390,3 @@ class Loop:
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """Return the sums of those that `more` has."""
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}
-
-
-# Stage -> the metrics of a component that are work, not waiting.
-_WORK = {"rollout": ("sim_s", "policy_s", "infer_s"), "infer": ("infer_s",), "learn": ("learn_s",)}
-
-
-def overhead(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
-
-    Components that work in the same stage overlap: the slowest of them counts as the work of the stage.
-    """
-    total, work = numbers["time/iteration_s"], 0.0
-    for stage, components in works.items():
-        parts = _WORK.get(base_stage(stage), ())
-        work += max((numbers.get(f"{c}/{part}", 0.0) for c in components for part in parts), default=0.0)
-    spent = max(0.0, total - work)
-    return {"time/overhead_s": spent, "time/overhead_share": spent / total if total > 0 else 0.0}

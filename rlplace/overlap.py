@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError
-from rlplace.loop import Loop, overhead
+from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Move, Schedule
+from rlplace.report.utilisation import overhead
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed
 

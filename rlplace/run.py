@@ -42,6 +42,7 @@ from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
+from rlplace.report.live import Display
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
@@ -153,15 +154,15 @@ def _run(
     began, runner, placement, schedule = time.perf_counter(), job.config.runner, job.plan.placement, job.plan.schedule
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
-    console = _console(job)
     progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
-    with _cluster(job) as cluster, contextlib.ExitStack() as opened:
+    display = Display(runner, _console(job), schedule.active)
+    with _shown(job, display, signals), _cluster(job, display) as cluster, contextlib.ExitStack() as opened:
 
         def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
             opened.close()
-            return opened.enter_context(open_sinks(runner.sinks, folder, console, sizes))
+            return [*opened.enter_context(open_sinks(runner.sinks, folder, _console(job), sizes)), display]
 
         curves = sinks(before.get("files"))
         with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
@@ -179,6 +180,7 @@ def _run(
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
+        display.watch(loop, channels, progress.iterations)
         policies: dict[str, Path] = {}
         observed = Observations(job.config, job.plan)
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
@@ -200,16 +202,23 @@ def _run(
                     raise
             signals.check()
         finally:
+            display.close()
             ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | saving.record()
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
 
 
-def _cluster(job: JobSpec) -> Cluster:
+def _shown(job: JobSpec, display: Display, signals: Signals) -> contextlib.AbstractContextManager[object]:
+    return display.shown(signals) if "console" in job.config.runner.sinks else contextlib.nullcontext()
+
+
+def _cluster(job: JobSpec, display: Display) -> Cluster:
     cluster, topology = job.config.cluster, job.plan.topology
     shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in topology.nodes}
-    return Cluster.from_config(cluster, topology, shared_bytes=shared, tell=_tell, workers=job.workers.values())
+    return Cluster.from_config(
+        cluster, topology, shared_bytes=shared, tell=display.starting, workers=job.workers.values()
+    )
 
 
 def _tell(line: object) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -38,6 +38,7 @@ class Signals:
     def __init__(self) -> None:
         self.asked: int | None = None  # the first signal
         self.at_once = False  # nothing is to be saved any more
+        self.say: Callable[[str], object] = _write_error  # called by the handler, which interrupts anything
         self._grace_s = 0.0
         self._cut = False  # half of it was over
 
@@ -66,10 +67,9 @@ class Signals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         first, self.asked = self.asked is None, self.asked or number
         if first and self._grace_s:
-            # Not print: the signal may have come in the middle of one.
             text = f"\n{signal.Signals(number).name}: ends after this iteration and saves, within {self._grace_s:g} s"
             text += f"; one that takes longer than {self._grace_s / 2:g} s is dropped; again: ends now\n"
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+            self.say(text)
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
             return
         self.at_once = True
@@ -84,3 +84,8 @@ class Signals:
         if not self.at_once:
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
         self.check()
+
+
+def _write_error(text: str) -> None:
+    """Write to stderr; print could be what the signal has interrupted."""
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())

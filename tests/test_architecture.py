@@ -64,6 +64,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "pyarrow": {"envs.text"},
     "ray": {"workers.ray_launch"},
     "reasoning_gym": {"envs.text"},
+    "rich": {"report.live"},
     "safetensors": {"models", "workers"},
     "tensorboard": {"report.sinks"},
     "textarena": {"envs.text"},

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shutil
 import socket
 import sys
 import time
@@ -42,6 +43,30 @@ class Console(NamedTuple):
     steps: str  # what env steps are called
     columns: tuple[Column, ...]
 
+    def fitting(self, width: int | None) -> tuple[Column, ...]:
+        """Return the columns for a terminal of `width`; those that the live block shows too go first. None: a pipe."""
+        shown = self.columns
+        for metric in _DROPPED:
+            dropped = metric in _TERMINAL if width is None else _FIRST + sum(c.width for c in shown) > width
+            shown = tuple(column for column in shown if column.metric != metric or not dropped)
+        return shown
+
+
+_FIRST = 5 + 13  # width of the columns that are always there: iteration, and steps
+_TERMINAL = ("actor/mismatch",)  # metrics without a column in a pipe
+_DROPPED = (
+    *_TERMINAL,
+    "time/sync_s",
+    "time/moves_s",
+    "time/overhead_share",
+    "time/infer_s",
+    "time/learn_s",
+    "time/rollout_s",
+    "actor/length_learned",
+    "env/episodes",
+    "eval/reward",
+    "actor/kl_reference",
+)
 
 _STAGES = (
     Column("rollout s", "time/rollout_s", ".2f", 10),
@@ -60,6 +85,7 @@ _TEXT = (
     Column("held out", "eval/reward", ".3f", 9),
     Column("tokens", "actor/length_learned", ",.1f", 8),  # of an answer, on average
     Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9),
+    Column("mismatch", "actor/mismatch", ".1e", 9),  # of engine and trainer, in log-probabilities
 )
 _SCORED = (
     Column("kl", "actor/kl_reference", ",.2f", 8),  # of a sample, from the reference
@@ -70,18 +96,28 @@ TEXT_CONSOLE = Console("answers", (*_TEXT, *_STAGES))
 SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Whether what is written is shown by a terminal that moves its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 class ConsoleSink:
-    """Writes an aligned line per iteration; the heading again every LINES_PER_HEADER lines, bold on a terminal."""
+    """Writes an aligned line per iteration, of the columns that a terminal has room for.
+
+    The heading comes again every LINES_PER_HEADER lines, bold on a terminal, and when other columns fit.
+    """
 
     def __init__(self, stream: TextIO, console: Console = RUN_CONSOLE) -> None:
         self._stream, self._console = stream, console
+        self._columns: tuple[Column, ...] = ()
         self._lines = 0
 
     def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        steps, columns = self._console
-        if self._lines % LINES_PER_HEADER == 0:
-            heading = f" iter{steps:>13}" + "".join(f"{head:>{width}}" for head, _, _, width in columns)
-            self._stream.write(f"\x1b[1m{heading}\x1b[0m\n" if self._stream.isatty() else f"{heading}\n")
+        columns = self._console.fitting(shutil.get_terminal_size().columns if self._stream.isatty() else None)
+        if self._lines % LINES_PER_HEADER == 0 or columns != self._columns:
+            self._columns, self._lines = columns, 0
+            heading = f" iter{self._console.steps:>13}" + "".join(f"{head:>{width}}" for head, _, _, width in columns)
+            self._stream.write(f"\x1b[1m{heading}\x1b[0m\n" if is_terminal(self._stream) else f"{heading}\n")
         self._lines += 1
         values = ((metrics.get(metric), form, width) for _, metric, form, width in columns)
         cells = (("-" if value is None else format(value, form)).rjust(width) for value, form, width in values)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.metrics import Metrics
+from rlplace.placement.schedule import base_stage
 
 WAITING = ("wait", "infer_wait", "accumulate_wait", "put")  # laps in which a rank waits; it reports them as metrics
 _WAITING = tuple(f"{part}_s" for part in WAITING)
@@ -152,3 +153,38 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; {record['accelerator_hours']:.3g} accelerator hours"
     )
     return [("at work", whole), ("", f"{stages}   accelerators at work, measured (planned)")]
+
+
+# ── the work of an iteration, by the metrics of its components ───────────────────────────────────────────────────────
+
+# Stage -> the metrics of a component that are work, not waiting.
+_WORK = {"rollout": ("sim_s", "policy_s", "infer_s"), "infer": ("infer_s",), "learn": ("learn_s",)}
+
+
+def longest_works(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> list[tuple[float, str, str]]:
+    """Return seconds, component and stage of the longest work in each stage. `works`: components by stage."""
+    each = (
+        [(numbers.get(f"{c}/{part}", 0.0), c, stage) for c in components for part in _WORK.get(base_stage(stage), ())]
+        for stage, components in works.items()
+    )
+    return [max(found) for found in each if found]
+
+
+def overhead(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
+
+    Components that work in the same stage overlap: the slowest of them counts as the work of the stage.
+    """
+    total, work = numbers["time/iteration_s"], sum(seconds for seconds, _, _ in longest_works(numbers, works))
+    spent = max(0.0, total - work)
+    return {"time/overhead_s": spent, "time/overhead_share": spent / total if total > 0 else 0.0}
+
+
+def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
+    """Name what took longest of an iteration: one component in one stage, or all in another; and the idle share."""
+    longest = [(seconds, f"{component} in {stage}") for seconds, component, stage in longest_works(numbers, works)]
+    longest += [(numbers.get(f"time/{part}_s", 0.0), part) for part in ("moves", SYNC, "evaluate")]
+    seconds, what = max(longest)
+    busy = numbers.get("util/busy_share")
+    idle = "" if busy is None else f"; accelerators idle {1 - busy:.0%} of it"
+    return f"{what}, {seconds:.2f} of {numbers['time/iteration_s']:.2f} s{idle}"

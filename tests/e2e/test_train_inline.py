@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import resource
 import signal
@@ -12,7 +14,10 @@ import yaml
 from safetensors import safe_open
 
 from rlplace.config.read import read_config
-from tests.e2e.training import INLINE, Finished, placed, train
+from rlplace.report import live
+from rlplace.train import main
+from tests.e2e.training import INLINE, ROOT, Finished, placed, train
+from tests.screen import Screen
 
 ONE_EACH = (*INLINE, *placed("0", "0", "1"))
 
@@ -104,6 +109,30 @@ def test_no_return_is_shown_where_no_episode_has_ended(tmp_path: Path) -> None:
     table = run.out.partition("overhead\n")[2].partition("\n\n")[0]
     shown = [row.split()[2] for row in table.splitlines()]
     assert [cell != "-" for cell in shown] == ended
+
+
+def test_a_terminal_shows_what_the_run_does_and_keeps_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, errors = Screen(), io.StringIO()
+    monkeypatch.setattr(live, "_REDRAW_S", 0.001)
+    monkeypatch.setattr(live, "_SHARE", 0.3)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "50")):
+        monkeypatch.setenv(name, value)
+    asked = ("--config-name", "hybrid_ppo", f"runner.output_dir={tmp_path}", *ONE_EACH, "runner.total_iterations=12")
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(errors), contextlib.chdir(ROOT):
+        assert main(asked) == 0, errors.getvalue()
+    lines = screen.lines
+    first = next(number for number, line in enumerate(lines) if line.startswith(" iter"))
+    table = lines[first : first + 13]
+    assert [line.split()[0] for line in table] == ["iter", *map(str, range(1, 13))]
+    assert max(map(len, table)) <= 80
+    assert next(line for line in lines[first + 13 :] if line).startswith("return")  # of the summary
+    shown = screen.written
+    heads = ("starting   ", "iteration  ", "resident   ", "queues     ", "bottleneck ")
+    assert [head for head in heads if head not in shown] == []
+    assert not any(line.startswith(("iteration ", "resident ", "bottleneck ")) for line in lines)
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

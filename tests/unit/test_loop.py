@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -82,6 +82,30 @@ def test_an_iteration_goes_through_its_stages() -> None:
     assert works(log)[7:10] == ["env evaluate", "rollout generate", "env run"]  # held-out prompts come first
     assert (numbers["eval/evaluate"], numbers["rollout/generate"]) == (1.0, 1.0)  # as if they had not been asked
     assert {"time/evaluate_s", "time/rollout_s", "time/learn_s"} <= set(numbers)
+
+
+def test_it_says_at_any_time_what_it_does_and_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = loop()
+    seen: list[tuple[str, str]] = []
+    wait = made._wait
+
+    def look(pending: Sequence[Pending]) -> list[list[object]]:
+        assert made.doing is not None
+        seen.append((made.doing[0], ", ".join(f"{c} {held.word}" for c, held in made.held.items())))
+        return wait(pending)
+
+    monkeypatch.setattr(made, "_wait", look)
+    made.iteration(0)
+    assert made.doing is None
+    assert [stage for stage, _ in dict.fromkeys((stage, None) for stage, _ in seen)] == [
+        "moves into sync",
+        "sync",
+        "moves into rollout",
+        "rollout",
+        "moves into learn",
+        "learn",
+    ]
+    assert seen[-1] == ("learn", "actor full, rollout off, env off")
 
 
 def test_ranks_that_are_at_work_have_been_asked_for_their_releases_too_and_nothing_comes_before_these() -> None:

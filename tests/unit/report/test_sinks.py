@@ -15,7 +15,16 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from rlplace.errors import ConfigError, OutputError
-from rlplace.report.sinks import LINES_PER_HEADER, ConsoleSink, WholeAppends, open_sinks
+from rlplace.report.sinks import (
+    LINES_PER_HEADER,
+    RUN_CONSOLE,
+    SCORED_CONSOLE,
+    TEXT_CONSOLE,
+    Console,
+    ConsoleSink,
+    WholeAppends,
+    open_sinks,
+)
 
 NUMBERS = {
     "env/mean_return": 471.25,
@@ -44,6 +53,8 @@ def test_the_console_shows_one_aligned_line_per_iteration() -> None:
 def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     terminal, file = io.StringIO(), io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     for out in (terminal, file):
@@ -56,6 +67,34 @@ def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_
     assert [f"\x1b[1m{line}\x1b[0m" if i in headings else line for i, line in enumerate(lines)] == (
         terminal.getvalue().splitlines()
     )
+
+
+@pytest.mark.parametrize("console", [RUN_CONSOLE, TEXT_CONSOLE, SCORED_CONSOLE], ids=["run", "text", "scored"])
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(width))
+    terminal, file = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    for out in (terminal, file):
+        ConsoleSink(out, console)(1, 4096, dict.fromkeys((metric for _, metric, _, _ in console.columns), 1.0))
+    heading, line = terminal.getvalue().splitlines()
+    assert len(heading) == len(line) <= width
+    assert ("mismatch" in heading) == (console is not RUN_CONSOLE and width == 120)
+    assert ("overhead" in heading) == (width == 120 or (width == 80 and console is not SCORED_CONSOLE))
+    assert ("reward" if console is not RUN_CONSOLE else "return") in heading
+    assert "mismatch" not in file.getvalue()
+    assert all(head in file.getvalue() for head, *_ in console.columns if head != "mismatch")
+
+
+def test_a_terminal_that_changes_its_width_gets_a_new_heading(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    sink = ConsoleSink(terminal)
+    for width in ("120", "120", "80", "80"):
+        monkeypatch.setenv("COLUMNS", width)
+        sink(1, 64, NUMBERS)
+    assert ["iter" in line for line in terminal.getvalue().splitlines()] == [True, False, False, True, False, False]
 
 
 def test_files_are_whole_after_every_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,230 @@
+"""Show what a run is doing below its last lines on a terminal: a block that a thread redraws and that leaves no trace.
+
+::
+
+     iter    env steps    return ...          lines, as in a pipe: they scroll
+        7       28,672     104.3 ...
+    iteration  8 of 40 ━━━━━━╺━━━━━━━━━━━━━━━━ 1 min 12 s left at most
+    last       return 104.3, episodes 30, steps/s 9,750
+    seconds    rollout 0.18, learn 0.13, sync 0.03, moves 0.08
+    now        learn for 0.1 s
+    resident   actor full, env off, rollout off
+    queues     observations 0/8, actions 0/8, trajectories 3/4, weights 0/1
+    bottleneck rollout in rollout, 0.18 of 0.42 s; accelerators idle 61% of it
+
+The thread reads what the loop and the channels say of themselves; nothing waits for it. In a pipe there is no thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from rlplace.comm.channel import Channel, ChannelStats
+from rlplace.comm.watchdog import view
+from rlplace.config.schema import RunnerConfig
+from rlplace.envs.registry import needs
+from rlplace.placement.schedule import Residency
+from rlplace.report.sinks import Console, is_terminal
+from rlplace.report.utilisation import bottleneck
+from rlplace.signals import Signals
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_REDRAW_S = 0.5
+_SHARE = 0.1  # of a processor that the thread may use, at most
+_END_S = 5.0  # how long a drawing may take that the end finds under way
+_RECENT = 20  # iterations whose median is the expected time of the next
+_BAR = 24  # columns
+
+Rows = Sequence[tuple[str, str]]
+
+
+class Watched(Protocol):
+    """What a loop says of itself at any time, to any thread."""
+
+    @property
+    def began_s(self) -> float | None:
+        """Monotonic clock when the iteration began that is under way."""
+
+    @property
+    def doing(self) -> tuple[str, float] | None:
+        """What it is doing, and since when by the monotonic clock."""
+
+    @property
+    def held(self) -> Mapping[str, Residency]: ...
+
+
+class Display:
+    """The block of one run, and a sink of its metrics. Prints lines instead where stdout is no terminal."""
+
+    def __init__(self, runner: RunnerConfig, console: Console, active: Mapping[str, Sequence[str]]) -> None:
+        """`active`: components at work by stage."""
+        self._runner, self._console, self._active = runner, console, active
+        self._began_s = time.monotonic()
+        self._starting: Mapping[str, str] = {}  # Ray, or a component -> what was last told of it
+        self._telling = threading.Lock()
+        self._loop: Watched | None = None  # None: the workers start
+        self._channels: Mapping[str, Channel] = {}
+        self._iterations = 0
+        self._seen: Mapping[str, tuple[float, int]] = {}  # metric -> its last value, and of which iteration it is
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds; of the driver's thread
+        self._iteration_s = 0.0  # their median
+        self._bottleneck = ""
+        self._notices: deque[str] = deque()  # lines that are to be printed by the thread
+        self._over, self._ready = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def starting(self, line: str) -> None:
+        """Show a step of the start, `<what>: <how far it is>`; called by any thread."""
+        if self._thread is None:
+            print(line, flush=True)
+            return
+        what, _, how = line.strip().partition(": ")
+        with self._telling:
+            self._starting = {**self._starting, what: how}
+
+    def watch(self, loop: Watched, channels: Mapping[str, Channel], iterations: int) -> None:
+        """Show what a loop does from now on, which is ready to go on after `iterations`."""
+        self._channels, self._iterations, self._loop = channels, iterations, loop
+
+    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of an iteration that is over, counted from 1."""
+        if iteration <= self._iterations:  # the run went back
+            self._seen = {}
+        self._recent.append(metrics["time/iteration_s"])
+        self._iteration_s = statistics.median(self._recent)
+        self._seen = {**self._seen, **{name: (value, iteration) for name, value in metrics.items()}}
+        self._bottleneck = bottleneck(metrics, self._active)
+        self._iterations = iteration
+
+    # ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def rows(self, now_s: float, views: Mapping[str, ChannelStats]) -> Rows:
+        """Return head and text of each row but the first; empty texts are left out."""
+        loop = self._loop
+        if loop is None:
+            return [("starting", f"for {span(now_s - self._began_s)}"), *self._starting.items()]
+        doing = loop.doing
+        now = "between iterations" if doing is None else f"{doing[0]} for {span(now_s - doing[1])}"
+        rows = [
+            ("last", ", ".join(self._numbers())),
+            ("seconds", ", ".join(self._stages())),
+            ("now", now),
+            ("resident", ", ".join(f"{component} {held.word}" for component, held in loop.held.items())),
+            ("queues", ", ".join(f"{name} {seen.depth_items}/{seen.capacity_items}" for name, seen in views.items())),
+            ("bottleneck", self._bottleneck),
+        ]
+        return [(head, text) for head, text in rows if text]
+
+    def _numbers(self) -> Iterator[str]:
+        """Yield the last value of each column but the seconds; one of an earlier iteration says so."""
+        for head, metric, form, _ in self._console.columns:
+            if not metric.startswith("time/") and metric in self._seen:
+                value, iteration = self._seen[metric]
+                old = f" (of iteration {iteration})" if iteration < self._iterations else ""
+                yield f"{head} {value:{form}}{old}"
+
+    def _stages(self) -> Iterator[str]:
+        for head, metric, form, _ in self._console.columns:
+            if metric.startswith("time/") and metric.endswith("_s") and metric in self._seen:
+                yield f"{head.removesuffix(' s')} {self._seen[metric][0]:{form}}"
+
+    def left(self, now_s: float) -> str:
+        """Return the time until the last iteration ends, as the latest ones took; "" before the first is over."""
+        if not self._iteration_s:
+            return ""
+        began_s = None if self._loop is None else self._loop.began_s
+        under_way_s = 0.0 if began_s is None else min(now_s - began_s, self._iteration_s)
+        left_s = self._iteration_s * (self._runner.total_iterations - self._iterations) - under_way_s
+        return f"{span(max(0.0, left_s))} left{'' if self._runner.stop_at_return is None else ' at most'}"
+
+    def block(self, now_s: float, views: Mapping[str, ChannelStats]) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="dim", no_wrap=True, min_width=len("bottleneck"))
+        table.add_column()
+        if self._loop is not None:
+            done, all_of = self._iterations, self._runner.total_iterations
+            bar = ProgressBar(
+                total=all_of, completed=done, width=_BAR, complete_style="cyan", finished_style="cyan", style="dim"
+            )
+            progress = Table.grid(padding=(0, 1))
+            progress.add_row(Text(f"{min(done + 1, all_of):,} of {all_of:,}"), bar, Text(self.left(now_s)))
+            table.add_row("iteration", progress)
+        for head, text in self.rows(now_s, views):
+            table.add_row(head, Text(text))
+        return table
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _draw(self) -> None:
+        """Draw until it is over. Start and stop are here too, where no signal can interrupt them."""
+        from rich.console import Console as Terminal
+        from rich.live import Live
+
+        terminal = Terminal(highlight=False, soft_wrap=True)  # long lines stay whole: it cuts only those of the block
+        with Live(
+            console=terminal, auto_refresh=False, transient=True, redirect_stderr=is_terminal(sys.stderr)
+        ) as live:
+            self._ready.set()
+            pause_s = _REDRAW_S
+            while not self._over.wait(pause_s):
+                began_s = time.thread_time()
+                self._give_notice()
+                live.update(self.block(time.monotonic(), view(self._channels)), refresh=True)
+                pause_s = max(_REDRAW_S, (time.thread_time() - began_s) / _SHARE)
+
+    def _give_notice(self) -> None:
+        while self._notices:
+            print(self._notices.popleft(), end="", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def shown(self, signals: Signals) -> Iterator[Display]:
+        """Draw the block while inside, if stdout is a terminal that can. Raises ConfigError without rich.
+
+        What `signals` has to say is printed by the thread: the handler interrupts the driver anywhere.
+        """
+        if not is_terminal(sys.stdout):
+            yield self
+            return
+        with needs("rich", got="console", extra="run", key="runner.sinks", of="the sink"):
+            import rich.live  # noqa: F401
+        says, signals.say = signals.say, self._notices.append
+        self._thread = threading.Thread(target=self._draw, name="display", daemon=True)
+        try:
+            self._thread.start()
+            self._ready.wait(_END_S)
+            yield self
+        finally:
+            signals.say = says
+            self.close()
+
+    def close(self) -> None:
+        """Erase the block and leave the terminal as it was. Nothing may be shown afterwards."""
+        self._over.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(_END_S)
+        self._give_notice()
+
+
+def span(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -20,11 +20,11 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import describe
-from rlplace.errors import NodeLost, OutputError, Problem, RlplaceError, WorkerError
+from rlplace.errors import ConfigError, NodeLost, OutputError, Problem, RlplaceError, WorkerError
 from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
 from rlplace.foresight.known import FILE as PROFILE
 from rlplace.foresight.known import find_profile
-from rlplace.foresight.observe import Observations
+from rlplace.foresight.observe import Observations, machine, versions
 from rlplace.foresight.predict import can_predict, predict
 from rlplace.foresight.show import compare_seconds
 from rlplace.loop import Loop
@@ -43,6 +43,8 @@ from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
 from rlplace.report.live import Display
+from rlplace.report.page import render_report
+from rlplace.report.record import read_run
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, Sink, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
@@ -364,6 +366,7 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
         ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
+    ended |= {"machine": machine(), "versions": versions()}
     write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     print(summary_text(ended), flush=True)
@@ -372,7 +375,8 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
             picture = render_timeline(iterations, usage.accelerators, placement.components)
             write_whole(folder / "timeline.svg", picture)
             write_whole(folder / "trace.json", render_trace(iterations))
-        except OutputError as error:  # a run is what it was without its pictures
+            write_whole(folder / "report.html", render_report(read_run(folder)))
+        except (OutputError, ConfigError) as error:  # a run is what it was without its pictures
             _tell(error)
 
 

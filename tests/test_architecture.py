@@ -73,7 +73,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
     "vllm": {"workers.engines.vllm"},
-    "yaml": {"config.compose", "config.yaml_text", "export", "imports.settings", "resume", "run"},
+    "yaml": {"config.compose", "config.yaml_text", "export", "imports.settings", "report.record", "resume", "run"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others

@@ -71,12 +71,14 @@ def render_timeline(
     """
     shown = _choose(iterations)
     axis = _Axis(shown.began_s, shown.began_s + shown.seconds)
-    rows = accelerators[:_MOST_ROWS]
+    every = math.ceil(len(accelerators) / _MOST_ROWS) or 1
+    rows = accelerators[::every]
     bottom = _TOP + len(rows) * (_LANE + _GAP)
     height, total = bottom + 62, shown.seconds * scale
     words = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
     shares = shares_of(shown.uses, accelerators, shown.seconds) if accelerators else {}
     shares_text = ", ".join(f"{share:.0%} {words[name]}" for name, share in shares.items())
+    shares_text += f"; every {every}th accelerator is drawn" * (every > 1)
     bars = _bars(iterations, axis, components, frozenset(rows), scale)
     pixels = sum(bar.end - bar.x for row in bars.values() for bar in row if len(bar.work) > 1)
     column = max(1.0, pixels * _COLUMN_BYTES / _MOST_BYTES)
@@ -96,10 +98,6 @@ def render_timeline(
         parts.append(f'<text class="soft" x="{_LEFT - 12}" y="{y + 15}" text-anchor="end">{number}</text>')
         for bar, lane, lanes in _lanes(bars[number], components):
             parts += _draw(bar, y + lane * _LANE / lanes, _LANE / lanes, column)
-    if len(accelerators) > len(rows):
-        parts.append(
-            f'<text class="soft" x="{_MARGIN}" y="{bottom + 28}">and {len(accelerators) - len(rows)} more</text>'
-        )
     return "\n".join([*parts, *_legend(components, bottom + 46), "</svg>", ""])
 
 

@@ -30,17 +30,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) -> None:
     assert run.code == 0, run.err
     assert run.folder is not None
-    plan_and_results = {
-        "plan.txt",
-        "plan.json",
-        "plan.svg",
-        "policy.safetensors",
-        "summary.json",
-        "memory.json",
-        "profile.json",
-    }
-    others = {"timeline.svg", "trace.json", "config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "run.lock"}
-    assert {path.name for path in run.folder.iterdir()} == plan_and_results | others
+    plan = {"plan.txt", "plan.json", "plan.svg", "config.yaml", "run.lock"}
+    measured = {"metrics.jsonl", "tensorboard", "summary.json", "memory.json", "profile.json", "checkpoints"}
+    shown = {"report.html", "timeline.svg", "trace.json"}
+    assert {path.name for path in run.folder.iterdir()} == plan | measured | shown | {"policy.safetensors"}
     config = read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
     assert config.runner.seed == 7
     assert config.cluster.component_placement == {"actor": 0, "env": 0, "rollout": 1}

@@ -22,28 +22,43 @@ _STYLE = Path(__file__).with_name("page.css")  # colours follow the light or dar
 
 
 def render_html(view: PlanView) -> str:
-    style = _STYLE.read_text(encoding="utf-8")
     look, verdict = ("fits", "fits") if view.ledger.known else ("unknown", "memory not known")
     if not view.fits:
         look, verdict = "tight", "does not fit"
-    cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in _tiles(view))
-    return "\n".join(
+    return document(
+        f"{view.name}: plan",
         [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            f"<title>{escape(view.name)}: plan</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>",
             f'<h1>{escape(view.name)}<span class="verdict {look}">{verdict}</span></h1>',
             f"<p>{view.plan.placement.mode} placement on {escape(view.machines)}</p>",
-            f'<div class="tiles">{"".join(cells)}</div>',
+            tiles(_tiles(view)),
             f'<div class="plan">{render_svg(view)}</div>',
             *_problems("Does not fit", view.shortages, ""),
             *_problems("Warnings", view.plan.warnings, " warning"),
             *_memory(view),
             *_tables(view),
+        ],
+    )
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """Return a whole page of parts in HTML."""
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>",
+            "<body>\n<main>",
+            *parts,
             "</main>\n</body>\n</html>\n",
         ]
     )
+
+
+def tiles(pairs: Iterable[tuple[str, str]]) -> str:
+    """Write boxes side by side, each with a large text and a small one."""
+    cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in pairs)
+    return f'<div class="tiles">{"".join(cells)}</div>'
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
@@ -87,7 +102,7 @@ def _memory(view: PlanView) -> Iterator[str]:
             free = show_bytes(account.room_bytes - load.total_bytes) if capacity else "?"
             mark = "!" if capacity and load.total_bytes > account.room_bytes else ""
             rows.append((str(load.moment), _bar(view, account, load), show_bytes(load.total_bytes), mark + free))
-        yield _table(("", "", ">held", ">free"), rows)
+        yield table(("", "", ">held", ">free"), rows)
     if len(accounts) > _MOST_ACCOUNTS:
         yield f"<p>and {len(accounts) - _MOST_ACCOUNTS} more kinds of accelerator</p>"
     yield from (f"<p>{escape(note)}</p>" for note in view.ledger.notes)
@@ -121,7 +136,7 @@ def _tables(view: PlanView) -> Iterator[str]:
         shares = [f"{other} ({placement.relation(c.name, other)})" for other in placement.sharers(c.name)]
         dot = f'<svg class="dot"><rect class="f{colour(at)}" width="12" height="12" rx="3"/></svg>{escape(c.name)}'
         rows.append((dot, c.render(), f"{c.world_size:,}", ", ".join(shares) or "none"))
-    yield "<h2>Where each component is</h2>\n" + _table(("component", "placement", ">ranks", "shares with"), rows)
+    yield "<h2>Where each component is</h2>\n" + table(("component", "placement", ">ranks", "shares with"), rows)
     rows = []
     for stage in view.stages:
         moved = [
@@ -132,17 +147,17 @@ def _tables(view: PlanView) -> Iterator[str]:
         rows.append((stage.name, *map(stage.word, stage.held), "; ".join(moved) or "nothing moves"))
     note = "<p>In brackets: resident without being needed in this stage. Releases come first, then all wait.</p>"
     header: tuple[str, ...] = ("stage", *(c.name for c in view.components), "moves on entry")
-    yield f"<h2>Residency by stage</h2>\n{note}\n" + _table(header, rows)
+    yield f"<h2>Residency by stage</h2>\n{note}\n" + table(header, rows)
     if rows := [(t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport) for t in view.transfers]:
         header = ("what", "from \u2192 to", "how much", "pairs of ranks by transport")
-        yield "<h2>Routes</h2>\n" + _table(header, rows)
+        yield "<h2>Routes</h2>\n" + table(header, rows)
     if rows := [(name, t.because, t.items, t.tensors) for name, t in view.transports.items()]:
-        yield _table(("transport", "because", "items go by", "device tensors by"), rows)
+        yield table(("transport", "because", "items go by", "device tensors by"), rows)
     if rows := [(c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels]:
-        yield "<h2>Channels</h2>\n" + _table(("name", ">capacity", "on", "because"), rows)
+        yield "<h2>Channels</h2>\n" + table(("name", ">capacity", "on", "because"), rows)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table. `>` before a heading sets its column to the right, `!` before a cell marks it; SVG stays."""
 
     def cell(tag: str, text: str, heading: str) -> str:

@@ -1,0 +1,50 @@
+"""`python -m rlplace.report RUN [--diff OTHER] [--out FILE]`: the page of a run, or of two side by side.
+
+Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no run with iterations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplace.checkpoints import write_whole
+from rlplace.errors import OutputError, ProblemsError
+from rlplace.report.page import render_comparison, render_report
+from rlplace.report.record import read_run
+
+WRITTEN, FAILED, WRONG = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write what one command line asks for and print where; return the exit code."""
+    about = "Writes a run, or two of them side by side, as one HTML page."
+    parser = argparse.ArgumentParser(prog="python -m rlplace.report", description=about, allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="RUN/report.html, or RUN/diff.html")
+    try:
+        options = parser.parse_args(argv)
+        run, other = read_run(options.run), None if options.diff is None else read_run(options.diff, "--diff")
+        text = render_report(run) if other is None else render_comparison(run, other)
+        out = options.out or run.folder / ("report.html" if other is None else "diff.html")
+        try:
+            write_whole(out, text)
+        except OSError as error:
+            raise OutputError.of(out, error, "--out", "a file") from error
+    except ProblemsError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except OutputError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except SystemExit as done:  # of argparse
+        return done.code if isinstance(done.code, int) else WRONG
+    print(out)
+    return WRITTEN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""A run as one HTML page that stands alone, or two of them side by side; from the files of their folders."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rlplace.placement.machines.topology import Ranges
+from rlplace.placement.show.html import document, table, tiles
+from rlplace.placement.show.svg import PALETTE, style
+from rlplace.report.charts import STYLE, Line, chart, number
+from rlplace.report.record import RunRecord
+from rlplace.report.timeline import LOOK
+from rlplace.report.utilisation import SYNC, bottleneck
+from rlplace.units import show_bytes
+
+_LOOK = (
+    f"{style(len(PALETTE))}<style>{LOOK}{STYLE}.plan svg{{margin-bottom:12px}}details{{margin:12px 0}}"
+    ".charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(290px,1fr));gap:12px}summary{cursor:pointer}"
+    ".chart{width:100%;background:var(--card);border:1px solid var(--line);border-radius:12px;padding:6px}</style>"
+)
+_STAGES = ("sync", "rollout", "infer", "learn", "moves", "evaluate")
+_SHARES = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
+# Headings of curves, and the ends of the names of metrics below them.
+_CURVES: Mapping[str, Sequence[str]] = {
+    "Return": ("/mean_return", "env/return", "actor/reward", "eval/reward", "/length_learned", "/episode_length"),
+    "Losses": ("_loss", "/entropy", "/grad_norm", "/explained_variance", "/clip_fraction"),
+    "KL": ("/approx_kl", "/kl_reference", "/mismatch", "/mismatch_max", "/mismatch_kl"),
+    "Speed": ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
+}
+_AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
+_CHANNEL = ("channel", "from → to", ">items", ">most at once", ">taking waited", ">putting waited", ">oldest, versions")
+_MOST_ROWS = 64
+
+Rows = Iterable[Sequence[str]]
+
+
+def render_report(run: RunRecord) -> str:
+    """Return the page of one run."""
+    summary, state = run.summary, _state(run)
+    look = {"failed": "tight", "ended early": "unknown"}.get(state, "fits")
+    config, plan_text = (
+        f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>"
+        for name, text in (("config.yaml", run.config), ("plan.txt", run.plan_text))
+    )
+    return document(
+        f"{run.name}: report",
+        [
+            _LOOK,
+            f'<h1>{escape(run.name)}<span class="verdict {look}">{state}</span></h1>',
+            f"<p>{escape(_machines(run))}</p>",
+            tiles(_tiles(run)),
+            *(f"<p>{escape(line)}</p>" for line in _lines(run)),
+            f'<h2>Last iteration</h2>\n<div class="plan">{run.timeline}</div>',
+            *_section(
+                "Accelerators by stage",
+                ("stage", ">seconds", ">moves into it", ">accelerators at work", ">planned"),
+                _uses(run),
+            ),
+            *_accelerators(run),
+            *_section("Seconds by part", ("part", ">whole run", ">one iteration"), _parts(run)),
+            *_section(
+                "Seconds of an iteration, predicted and measured",
+                _AGAINST,
+                _against(summary.get("predicted", {}).get("seconds", {}), _seconds),
+                f"From {escape(summary.get('predicted', {}).get('from', ''))}; measured is a median.",
+            ),
+            *_section(
+                "Memory of one accelerator", _AGAINST, _against(_memory(summary), lambda size: show_bytes(int(size)))
+            ),
+            *_curves({run.name: run}),
+            *_section("Transfers", ("metric", ">one iteration", ">whole run"), _transfers(run)),
+            *_section("Channels", _CHANNEL, _channels(summary)),
+            *_section("Faults", ("iteration", "stage", "what", "why", ">lost"), _faults(summary)),
+            *_section("Left out, for it was not finite", ("metric", ">count"), _skipped(summary)),
+            f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>{plan_text}',
+            f"<h2>Config</h2>\n{config}",
+            *_section("Machine and versions", ("", ""), _made_with(summary)),
+        ],
+    )
+
+
+def render_comparison(left: RunRecord, right: RunRecord) -> str:
+    """Return the page of two runs: numbers side by side, changed keys of the config, curves of both in one chart."""
+    names = [run.name if left.name != right.name else run.folder.name for run in (left, right)]
+    if names[0] == names[1]:
+        names = [str(run.folder) for run in (left, right)]
+    head = ("", *(f">{name}" for name in names), ">ratio")
+    keys = [run.keys() for run in (left, right)]
+    changed = [
+        (key, *(of.get(key, "not set") for of in keys))
+        for key in dict.fromkeys([*keys[0], *keys[1]])
+        if keys[0].get(key) != keys[1].get(key)
+    ]
+    pictures = "".join(f"<h3>{escape(n)}</h3>{run.timeline}" for n, run in zip(names, (left, right), strict=True))
+    return document(
+        f"{names[0]} and {names[1]}",
+        [
+            _LOOK,
+            f"<h1>{escape(names[0])} and {escape(names[1])}</h1>",
+            *(f"<p>{escape(f'{run.folder}: {_state(run)}; {_machines(run)}')}</p>" for run in (left, right)),
+            *_section("Numbers", head, _side_by_side(left, right)),
+            *(_section("Changed keys of the config", ("key", *names), changed) or ["<p>The same config.</p>"]),
+            *_curves(dict(zip(names, (left, right), strict=True))),
+            f'<h2>Last iteration</h2>\n<div class="plan">{pictures}</div>',
+        ],
+    )
+
+
+def _section(title: str, header: Sequence[str], rows: Rows, note: str = "") -> list[str]:
+    """Return a heading and a table; nothing without rows."""
+    found = list(rows)
+    if not found:
+        return []
+    more = f"<p>and {len(found) - _MOST_ROWS} more</p>" if len(found) > _MOST_ROWS else ""
+    return [f"<h2>{title}</h2>\n" + f"<p>{note}</p>\n" * bool(note) + table(header, found[:_MOST_ROWS]) + more]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s"
+
+
+def _state(run: RunRecord) -> str:
+    summary, keys = run.summary, run.keys()
+    if not summary.get("policy"):
+        return "failed"
+    if summary["iterations"] >= int(keys["runner.total_iterations"]):
+        return "finished"
+    goal, reached = keys.get("runner.stop_at_return", "null"), summary.get("return_last")
+    return "goal reached" if goal != "null" and reached is not None and reached >= float(goal) else "ended early"
+
+
+def _machines(run: RunRecord) -> str:
+    return run.plan_text.partition("\n")[0].removeprefix("plan: ")
+
+
+def _score(summary: Mapping[str, Any]) -> str:
+    return "return" if "env_steps" in summary else "reward"
+
+
+def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
+    summary, usage = run.summary, run.summary.get("utilisation", {})
+    first, last = (summary[key] for key in ("return_first", "return_last"))
+    if last is not None:
+        yield number(last), f"{_score(summary)}, from {number(first)} in the first iteration"
+    if (held_out := summary.get("eval_last")) is not None:
+        yield number(held_out), f"reward of held-out prompts, from {number(summary['eval_first'])}"
+    yield _seconds(summary["wall_s"]), f"start {_seconds(summary['start_s'])}, training {_seconds(summary['train_s'])}"
+    steps = "env_steps" if "env_steps" in summary else "answers"
+    made = f"{summary[steps]:,} in {summary['iterations']:,} iterations"
+    yield f"{number(summary[f'{steps}_per_s'])} / s", f"{steps.replace('_', ' ')}: {made}"
+    if usage:
+        shares = ", ".join(f"{name} {usage['shares'][key]:.0%}" for key, name in _SHARES.items() if key != "busy")
+        yield f"{usage['shares']['busy']:.0%} at work", f"{shares}; {usage['accelerator_hours']:.3g} accelerator hours"
+
+
+def _lines(run: RunRecord) -> Iterator[str]:
+    """Say where the policy is, and what the latest iterations waited for."""
+    for key in ("policy", "checkpoint"):
+        if run.summary.get(key):
+            yield f"{key}: {run.summary[key]}"
+    if whole := run.metrics.get("time/iteration_s"):
+        last = whole.iterations[-1]
+        latest = {name: series.recent for name, series in run.metrics.items() if series.iterations[-1] == last}
+        yield f"bottleneck of an iteration: {bottleneck(latest, run.plan['schedule']['active'])}"
+
+
+def _uses(run: RunRecord) -> Rows:
+    for stage, row in run.summary.get("utilisation", {}).get("stages", {}).items():
+        planned = row["planned_at_work"]
+        at_work = "" if stage == SYNC else f"{row['at_work']:.1f}"
+        yield (
+            stage,
+            _seconds(row["seconds"]),
+            _seconds(row["moves_s"]),
+            at_work,
+            "" if planned is None else str(planned),
+        )
+
+
+def _accelerators(run: RunRecord) -> list[str]:
+    """Fold accelerators with the same components into one row."""
+    by_number = run.summary.get("utilisation", {}).get("by_accelerator", {})
+    users = defaultdict[int, list[str]](list)
+    for component, row in run.plan["components"].items():
+        for a in {a for rank in row["ranks"] for a in rank["accelerators"]}:
+            users[a].append(component)
+    folds = defaultdict[tuple[str, ...], list[int]](list)
+    for text in by_number:
+        folds[tuple(users[int(text)])].append(int(text))
+    stages = list(dict.fromkeys(stage for row in by_number.values() for stage in row))
+
+    def cells(numbers: Sequence[int]) -> Iterator[str]:
+        for stage in stages:
+            busy = [by_number[str(a)][stage]["busy_s"] for a in numbers]
+            whole = [sum(by_number[str(a)][stage].values()) or 1.0 for a in numbers]
+            shares = sorted({f"{b / w:.0%}" for b, w in zip(busy, whole, strict=True)}, key=lambda s: float(s[:-1]))
+            mean, spread = sum(busy) / len(busy), shares[0] + (f" to {shares[-1]}" if len(shares) > 1 else "")
+            yield f"{_seconds(mean)}, {spread}"
+            yield _seconds(sum(whole) / len(whole) - mean)
+
+    rows = [
+        (str(Ranges.of(range(a, a + 1) for a in numbers)), ", ".join(names), *cells(numbers))
+        for names, numbers in folds.items()
+    ]
+    heads = [f">{stage} {what}" for stage in stages for what in ("at work", "idle")]
+    note = "Of one accelerator on average, and its share from the least to the most busy; moves and sync are above."
+    return _section("Accelerators", ("accelerators", "components", *heads), rows, note)
+
+
+def _parts(run: RunRecord) -> Rows:
+    for part, seconds in sorted(
+        run.summary["seconds"].items(), key=lambda item: (item[0].startswith("start_"), -item[1])
+    ):
+        series = None if part.startswith("start_") else run.metrics.get(f"time/{part}_s")
+        yield part.replace("_", " ", 1), _seconds(seconds), _seconds(series.recent) if series else ""
+
+
+def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
+    held = summary.get("memory", {})
+    return {
+        f"{component} {word}": of for component, row in held.items() for word, of in row.items() if any(of.values())
+    }
+
+
+def _against(rows: Mapping[str, Mapping[str, float]], show: Callable[[float], str]) -> Rows:
+    for name, of in rows.items():
+        predicted, measured = of["predicted"], of["measured"]
+        yield name, show(predicted), show(measured), f"{measured / predicted:.2f}" if predicted else ""
+
+
+def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
+    """Draw a chart for each metric, with a line for each run; of one run also its stages and shares together."""
+    metrics = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
+    together = list[str]()
+    if len(runs) == 1:
+        (run,) = runs.values()
+        for title, names in (
+            ("seconds of an iteration", {f"time/{stage}_s": stage for stage in _STAGES}),
+            ("shares of the accelerators' time", {f"util/{key}_share": name for key, name in _SHARES.items()}),
+        ):
+            there = [(label, run.metrics[name]) for name, label in names.items() if name in run.metrics]
+            if there:
+                together.append(chart(title, [Line(label, at, series) for at, (label, series) in enumerate(there)]))
+    for title, ends in _CURVES.items():
+        found = [name for end in ends for name in metrics if name.endswith(end)]
+        charts = [
+            chart(
+                name,
+                [Line(label, at, r.metrics[name]) for at, (label, r) in enumerate(runs.items()) if name in r.metrics],
+            )
+            for name in dict.fromkeys(found)
+        ]
+        charts += together if title == "Speed" else []
+        if charts:
+            yield f'<h2>{title}</h2>\n<div class="charts">{"".join(charts)}</div>'
+    for label, run in runs.items():
+        if not run.metrics:
+            yield f"<p>{escape(label)} has no curves: its runner.sinks have no jsonl.</p>"
+
+
+def _transfers(run: RunRecord) -> Rows:
+    for name, series in run.metrics.items():
+        if name.endswith("_bytes"):
+            yield name, show_bytes(int(series.recent)), show_bytes(int(sum(series.values)))
+        elif name.endswith("_gb_per_s"):
+            yield name, f"{number(series.recent)} GB/s", ""
+
+
+def _channels(summary: Mapping[str, Any]) -> Rows:
+    for name, seen in summary.get("waits", {}).items():
+        putting, taking = ("+".join(seen[side]) for side in ("producers", "consumers"))
+        counts = (f"{seen['items']:,}", f"{seen['high_water_items']:,}")
+        waits = (_seconds(seen["consumer_wait_s"]), _seconds(seen["producer_wait_s"]))
+        yield name, f"{putting} → {taking}", *counts, *waits, str(seen["staleness_max"])
+
+
+def _faults(summary: Mapping[str, Any]) -> Rows:
+    for event in summary.get("faults", {}).get("events", []):
+        lost = _seconds(event["recovery_s"] + event["redone_s"])
+        yield str(event["iteration"]), event["stage"], event["what"], event["why"], lost
+
+
+def _skipped(summary: Mapping[str, Any]) -> Rows:
+    for name, count in summary.get("skipped", {}).get("counts", {}).items():
+        yield name, f"{count:,}"
+
+
+def _made_with(summary: Mapping[str, Any]) -> Rows:
+    for name, value in (*summary.get("machine", {}).items(), *summary.get("versions", {}).items()):
+        yield name, str(value)
+
+
+def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
+    of = [_numbers(run) for run in (left, right)]
+    for name in dict.fromkeys([*of[0], *of[1]]):
+        values = [numbers.get(name) for numbers in of]
+        shown = ["" if value is None else number(value) for value in values]
+        ratio = f"{values[1] / values[0]:.2f}" if values[0] and values[1] is not None else ""
+        yield name, *shown, ratio
+
+
+def _numbers(run: RunRecord) -> dict[str, float]:
+    summary, usage = run.summary, run.summary.get("utilisation", {})
+    found = {f"{_score(summary)}, last": summary["return_last"], "held out, last": summary.get("eval_last")}
+    found |= {name.replace("_", " "): summary[name] for name in ("iterations", "wall_s", "start_s", "train_s")}
+    found |= {name.replace("_", " "): value for name, value in summary.items() if name.endswith("_per_s")}
+    found |= {f"share {name}": usage["shares"][key] for key, name in _SHARES.items() if usage}
+    found |= {f"{part.replace('_', ' ', 1)} s": seconds for part, seconds in summary["seconds"].items()}
+    found |= {f"{name} bytes": of["measured"] for name, of in _memory(summary).items()}
+    return {name: value for name, value in found.items() if value is not None}

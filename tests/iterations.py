@@ -1,10 +1,13 @@
-"""Iterations as a run keeps them, made up."""
+"""Iterations as a run keeps them, made up; and what a trace of any is."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 from rlplace.placement.language.slots import Slot
 from rlplace.report.calls import IterationCalls, RankCall, StageTime
@@ -12,6 +15,7 @@ from rlplace.report.utilisation import Usage
 from rlplace.stopwatch import CallRecord, Spans
 
 BEGAN_S = 1_800_000_000.0
+_REQUIRED = {"ph": str, "name": str, "pid": int, "tid": int}
 STAGES = ("sync", 0.0, 0.1), ("rollout", 0.1, 0.7), ("learn", 0.7, 1.0)
 
 
@@ -71,3 +75,26 @@ def iteration(accelerators: int, laps: int = 8, index: int = 4, each_node: int =
     usage.iteration_ended(1.0)
     made.uses = usage.last
     return made
+
+
+def read_trace(text: str) -> list[dict[str, Any]]:
+    """The events, checked: complete, numbers whole, each inside of the one around it on its thread."""
+    events = json.loads(text)["traceEvents"]
+    for event in events:
+        assert {name: type(event[name]) for name in _REQUIRED} == _REQUIRED
+        assert event["ph"] in ("M", "X")
+        if event["ph"] == "X":
+            assert isinstance(event["ts"], int)
+            assert isinstance(event["dur"], int)
+            assert event["dur"] >= 0
+    spans_of = [e for e in events if e["ph"] == "X"]
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in spans_of} <= named
+    for _, thread in itertools.groupby(spans_of, key=lambda e: (e["pid"], e["tid"])):
+        around: list[int] = []
+        for event in thread:
+            while around and around[-1] <= event["ts"]:
+                around.pop()
+            assert event["ts"] + event["dur"] <= min(around, default=event["ts"] + event["dur"])
+            around.append(event["ts"] + event["dur"])
+    return events

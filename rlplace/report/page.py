@@ -119,6 +119,8 @@ def _section(title: str, header: Sequence[str], rows: Rows, note: str = "") -> l
 
 
 def _seconds(value: float) -> str:
+    if 0 < value < 1e-3:
+        return f"{1e6 * value:.3g} µs"
     return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s"
 
 
@@ -149,7 +151,7 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield number(held_out), f"reward of held-out prompts, from {number(summary['eval_first'])}"
     yield _seconds(summary["wall_s"]), f"start {_seconds(summary['start_s'])}, training {_seconds(summary['train_s'])}"
     steps = "env_steps" if "env_steps" in summary else "answers"
-    made = f"{summary[steps]:,} in {summary['iterations']:,} iterations"
+    made = f"{summary[steps]:,} in {summary['iterations']:,} iteration{'s' * (summary['iterations'] != 1)}"
     yield f"{number(summary[f'{steps}_per_s'])} / s", f"{steps.replace('_', ' ')}: {made}"
     if usage:
         shares = ", ".join(f"{name} {usage['shares'][key]:.0%}" for key, name in _SHARES.items() if key != "busy")
@@ -190,24 +192,19 @@ def _accelerators(run: RunRecord) -> list[str]:
     folds = defaultdict[tuple[str, ...], list[int]](list)
     for text in by_number:
         folds[tuple(users[int(text)])].append(int(text))
-    stages = list(dict.fromkeys(stage for row in by_number.values() for stage in row))
-
-    def cells(numbers: Sequence[int]) -> Iterator[str]:
-        for stage in stages:
+    rows = list[tuple[str, ...]]()
+    for names, numbers in folds.items():
+        whom = (str(Ranges.of(range(a, a + 1) for a in numbers)), ", ".join(names))
+        for stage in by_number[str(numbers[0])]:
             busy = [by_number[str(a)][stage]["busy_s"] for a in numbers]
-            whole = [sum(by_number[str(a)][stage].values()) or 1.0 for a in numbers]
-            shares = sorted({f"{b / w:.0%}" for b, w in zip(busy, whole, strict=True)}, key=lambda s: float(s[:-1]))
-            mean, spread = sum(busy) / len(busy), shares[0] + (f" to {shares[-1]}" if len(shares) > 1 else "")
-            yield f"{_seconds(mean)}, {spread}"
-            yield _seconds(sum(whole) / len(whole) - mean)
-
-    rows = [
-        (str(Ranges.of(range(a, a + 1) for a in numbers)), ", ".join(names), *cells(numbers))
-        for names, numbers in folds.items()
-    ]
-    heads = [f">{stage} {what}" for stage in stages for what in ("at work", "idle")]
-    note = "Of one accelerator on average, and its share from the least to the most busy; moves and sync are above."
-    return _section("Accelerators", ("accelerators", "components", *heads), rows, note)
+            idle = [by_number[str(a)][stage]["idle_s"] for a in numbers]
+            shares = [f"{b / ((b + i) or 1.0):.0%}" for b, i in sorted(zip(busy, idle, strict=True))]
+            share = shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
+            rows.append((*whom, stage, *(_seconds(sum(each) / len(numbers)) for each in (busy, idle)), share))
+            whom = ("", "")
+    note = "Of one accelerator, on average; the share is from the least to the most busy. Moves and sync are above."
+    header = ("accelerators", "components", "stage", ">at work", ">idle", ">share at work")
+    return _section("Accelerators", header, rows, note)
 
 
 def _parts(run: RunRecord) -> Rows:

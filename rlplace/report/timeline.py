@@ -64,7 +64,7 @@ def render_timeline(
     name: str = "",
     scale: float = 1.0,
 ) -> str:
-    """Draw the last iteration in which something was learned; where generation runs ahead, the one before it.
+    """Draw the last iteration in which something was learned; where generation runs ahead, the first.
 
     `iterations`: the last ones, at least one. `components`: in the order of the plan. `scale`: what a second counts.
     Returns a self-contained SVG document.
@@ -74,7 +74,8 @@ def render_timeline(
     every = math.ceil(len(accelerators) / _MOST_ROWS) or 1
     rows = accelerators[::every]
     bottom = _TOP + len(rows) * (_LANE + _GAP)
-    height, total = bottom + 62, shown.seconds * scale
+    legend, end = _legend(components, bottom + 46)
+    height, total = end + 16, shown.seconds * scale
     words = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
     shares = shares_of(shown.uses, accelerators, shown.seconds) if accelerators else {}
     shares_text = ", ".join(f"{share:.0%} {words[name]}" for name, share in shares.items())
@@ -98,15 +99,15 @@ def render_timeline(
         parts.append(f'<text class="soft" x="{_LEFT - 12}" y="{y + 15}" text-anchor="end">{number}</text>')
         for bar, lane, lanes in _lanes(bars[number], components):
             parts += _draw(bar, y + lane * _LANE / lanes, _LANE / lanes, column)
-    return "\n".join([*parts, *_legend(components, bottom + 46), "</svg>", ""])
+    return "\n".join([*parts, *legend, "</svg>", ""])
 
 
 def _choose(iterations: Sequence[IterationCalls]) -> IterationCalls:
-    """Calls that run ahead are known when the iteration that learns from them is over."""
+    """Where generation runs ahead, the calls of an iteration come home with those that learn from them."""
     learned = [iteration for iteration in iterations if iteration.learned] or list(iterations)
     offsets, last = clock_offsets(iterations), learned[-1]
     ahead = any(call.record.began_s + offsets[call.slot.node] < last.began_s for call in last.calls)
-    return learned[-2] if ahead and len(learned) > 1 else last
+    return learned[0] if ahead else last
 
 
 def _bars(
@@ -214,10 +215,14 @@ def _ticks(total: float, bottom: float) -> Iterator[str]:
         yield f'<text class="soft" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{n * step:.3g} s</text>'
 
 
-def _legend(components: Sequence[str], y: float) -> Iterator[str]:
-    x = float(_LEFT)
+def _legend(components: Sequence[str], y: int) -> tuple[list[str], int]:
+    """Return the legend, and y of its last line."""
+    parts, x = list[str](), float(_LEFT)
     looks = [(f"f{colour(at)}", component) for at, component in enumerate(components)]
     for look, text in (*looks, ("f0 wait", "waits"), ("moves", "moves"), ("sync", "sync"), ("idle", "idle")):
-        yield f'<rect class="{look}" x="{x:.1f}" y="{y - 11:.1f}" width="14" height="14" rx="4"/>'
-        yield f'<text class="soft" x="{x + 20:.1f}" y="{y:.1f}">{escape(text)}</text>'
+        if x + 20 + width_of(text) > WIDTH - 8:
+            x, y = float(_LEFT), y + _LANE
+        parts.append(f'<rect class="{look}" x="{x:.1f}" y="{y - 11}" width="14" height="14" rx="4"/>')
+        parts.append(f'<text class="soft" x="{x + 20:.1f}" y="{y}">{escape(text)}</text>')
         x += 40 + width_of(text)
+    return parts, y

@@ -17,6 +17,7 @@ from rlplace.config.read import read_config
 from rlplace.report import live
 from rlplace.train import main
 from tests.e2e.training import INLINE, ROOT, Finished, placed, train
+from tests.iterations import read_trace
 from tests.screen import Screen
 
 ONE_EACH = (*INLINE, *placed("0", "0", "1"))
@@ -50,6 +51,30 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) 
     summary = run.summary()
     assert (summary["iterations"], summary["env_steps"]) == (3, 768)
     assert f"files      {run.folder}" in run.out
+
+
+def test_a_run_ends_with_a_page_a_picture_and_a_trace_of_it(run: Finished) -> None:
+    assert run.folder is not None
+    page, picture = ((run.folder / name).read_text(encoding="utf-8") for name in ("report.html", "timeline.svg"))
+    assert picture in page
+    assert '<span class="verdict fits">finished</span>' in page
+    assert "bottleneck of an iteration: " in page
+    events = [e for e in read_trace((run.folder / "trace.json").read_text(encoding="utf-8")) if e["ph"] == "X"]
+    assert [e["name"] for e in events if e["name"].startswith("iteration")] == [f"iteration {n}" for n in (1, 2, 3)]
+    assert {"sync", "rollout", "learn", "move full", "push_weights", "sim", "minibatch"} <= {e["name"] for e in events}
+    assert sum(e["name"] == "sim" for e in events) > 3 * 16, "each step is a lap"
+
+
+def test_a_run_that_fails_has_a_page_of_what_it_did(tmp_path: Path) -> None:
+    poisoned = ("env.id=tests.gyms:Poisoned-v0", "+env.kwargs.what=reward", "+env.kwargs.at=5")
+    asked = ("algorithm.rollout_steps=4", "runner.total_iterations=3")
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, *poisoned, *asked)
+    assert run.code == 1
+    assert run.folder is not None
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert '<span class="verdict tight">failed</span>' in page
+    assert "64 in 1 iteration<" in page
+    assert "iteration 1: " in page
 
 
 def test_time_is_accounted_for(run: Finished) -> None:

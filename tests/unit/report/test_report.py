@@ -131,8 +131,8 @@ def test_many_accelerators_are_folded_by_their_components(tmp_path: Path) -> Non
     text = render_report(read_run(make_run(tmp_path / "run", accelerators=512)))
     assert len(text) < 1_500_000
     rows = Page(text).rows
-    assert ["0-255", "actor, env", "1.25 s, 50% to 60%", "1 s"] in rows
-    assert ["256-511", "actor, rollout", "1.75 s, 60% to 67%", "1 s"] in rows
+    assert ["0-255", "actor, env", "learn", "1.25 s", "1 s", "50% to 60%"] in rows
+    assert ["256-511", "actor, rollout", "learn", "1.75 s", "1 s", "60% to 67%"] in rows
 
 
 def test_a_run_without_curves_or_pictures_still_has_a_page(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_components_that_are_at_work_at_once_divide_the_row() -> None:
     assert found == {("env rank 0", 118), ("rollout rank 0", 129), ("actor rank 0", 118), ("rollout rank 0", 145)}
 
 
-def test_it_is_the_last_iteration_that_learned_or_the_one_before_where_generation_runs_ahead() -> None:
+def test_it_is_the_last_iteration_that_learned_or_the_first_where_generation_runs_ahead() -> None:
     first, second, evaluated = iteration(2, index=0), iteration(2, index=1), iteration(2, index=2)
     for made in (second, evaluated):
         made.began_s += 1.0

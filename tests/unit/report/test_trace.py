@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from typing import Any
-
 import pytest
 
 from rlplace.report import trace
 from rlplace.report.calls import IterationCalls
 from rlplace.report.trace import render_trace
-from tests.iterations import call, iteration, slot, spans
-
-REQUIRED = {"ph": str, "name": str, "pid": int, "tid": int}
-
-
-def read(text: str) -> list[dict[str, Any]]:
-    """The events, checked: complete, numbers whole, each inside of the one around it on its thread."""
-    events = json.loads(text)["traceEvents"]
-    for event in events:
-        assert {name: type(event[name]) for name in REQUIRED} == REQUIRED
-        assert event["ph"] in ("M", "X")
-        if event["ph"] == "X":
-            assert isinstance(event["ts"], int)
-            assert isinstance(event["dur"], int)
-            assert event["dur"] >= 0
-    spans_of = [e for e in events if e["ph"] == "X"]
-    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert {(e["pid"], e["tid"]) for e in spans_of} <= named
-    for _, thread in itertools.groupby(spans_of, key=lambda e: (e["pid"], e["tid"])):
-        around: list[int] = []
-        for event in thread:
-            while around and around[-1] <= event["ts"]:
-                around.pop()
-            assert event["ts"] + event["dur"] <= min(around, default=event["ts"] + event["dur"])
-            around.append(event["ts"] + event["dur"])
-    return events
+from tests.iterations import call, iteration, read_trace, slot, spans
 
 
 def test_nodes_are_processes_ranks_are_threads_and_laps_are_inside_of_calls() -> None:
-    events = read(render_trace([iteration(4, each_node=2)]))
+    events = read_trace(render_trace([iteration(4, each_node=2)]))
     names = {(e["name"], e["pid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     assert sorted(names.values()) == ["driver", "node 0", "node 1"]
     threads = {e["args"]["name"]: (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
@@ -63,7 +34,7 @@ def test_laps_that_would_cross_are_cut_and_calls_follow_each_other() -> None:
         call(at, "run", "rollout", 0.2, 0.4, spans(0.2, ("sim", 0.3), ("wait", 0.4)), spans(0.25, ("put", 0.35))),
         call(at, "move off", "rollout", 0.3999995, 0.5),  # its clock was read again
     ]
-    events = [e for e in read(render_trace([made])) if e["ph"] == "X" and e["pid"] == 1]
+    events = [e for e in read_trace(render_trace([made])) if e["ph"] == "X" and e["pid"] == 1]
     assert [(e["name"], e["ts"], e["dur"]) for e in events] == [
         ("run", 200_000, 200_000),
         ("sim", 200_000, 100_000),
@@ -75,10 +46,10 @@ def test_laps_that_would_cross_are_cut_and_calls_follow_each_other() -> None:
 
 def test_of_too_many_laps_the_longest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST_LAPS", 10)
-    events = [e for e in read(render_trace([iteration(4, laps=100)])) if e["ph"] == "X"]
+    events = [e for e in read_trace(render_trace([iteration(4, laps=100)])) if e["ph"] == "X"]
     calls_and_stages = 4 * 5 + 4
     assert calls_and_stages < len(events) <= calls_and_stages + 10
 
 
 def test_a_run_without_a_whole_iteration_has_an_empty_trace() -> None:
-    assert {e["ph"] for e in read(render_trace(list[IterationCalls]()))} == {"M"}
+    assert {e["ph"] for e in read_trace(render_trace(list[IterationCalls]()))} == {"M"}

@@ -53,7 +53,7 @@ def render_report(run: RunRecord) -> str:
             f"<p>{escape(_machines(run))}</p>",
             tiles(_tiles(run)),
             *(f"<p>{escape(line)}</p>" for line in _lines(run)),
-            f'<h2>Last iteration</h2>\n<div class="plan">{run.timeline}</div>',
+            f'<h2>Timeline</h2>\n<div class="plan">{run.timeline}</div>',
             *_section(
                 "Accelerators by stage",
                 ("stage", ">seconds", ">moves into it", ">accelerators at work", ">planned"),
@@ -77,7 +77,7 @@ def render_report(run: RunRecord) -> str:
             *_section("Left out, for it was not finite", ("metric", ">count"), _skipped(summary)),
             f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>{plan_text}',
             f"<h2>Config</h2>\n{config}",
-            *_section("Machine and versions", ("", ""), _made_with(summary)),
+            *_section("Machine and versions", ("what", "is"), _made_with(summary)),
         ],
     )
 
@@ -88,7 +88,7 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
     if names[0] == names[1]:
         names = [str(run.folder) for run in (left, right)]
     head = ("", *(f">{name}" for name in names), ">ratio")
-    keys = [run.keys() for run in (left, right)]
+    keys = [left.keys, right.keys]
     changed = [
         (key, *(of.get(key, "not set") for of in keys))
         for key in dict.fromkeys([*keys[0], *keys[1]])
@@ -104,7 +104,7 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
             *_section("Numbers", head, _side_by_side(left, right)),
             *(_section("Changed keys of the config", ("key", *names), changed) or ["<p>The same config.</p>"]),
             *_curves(dict(zip(names, (left, right), strict=True))),
-            f'<h2>Last iteration</h2>\n<div class="plan">{pictures}</div>',
+            f'<h2>Timeline</h2>\n<div class="plan">{pictures}</div>',
         ],
     )
 
@@ -125,7 +125,7 @@ def _seconds(value: float) -> str:
 
 
 def _state(run: RunRecord) -> str:
-    summary, keys = run.summary, run.keys()
+    summary, keys = run.summary, run.keys
     if not summary.get("policy"):
         return "failed"
     if summary["iterations"] >= int(keys["runner.total_iterations"]):

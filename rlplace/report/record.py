@@ -6,7 +6,7 @@ import dataclasses
 import json
 import statistics
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ class RunRecord:
 
     folder: Path
     config: str  # YAML
+    keys: Mapping[str, str]  # the same by dotted key, each value on one line
     plan: Mapping[str, Any]
     plan_text: str
     plan_picture: str
@@ -49,38 +50,30 @@ class RunRecord:
     def name(self) -> str:
         return str(self.plan["config"])
 
-    @property
-    def components(self) -> Sequence[str]:
-        return list(self.plan["components"])
-
-    def keys(self) -> dict[str, str]:
-        """Return the config as dotted keys and values on one line."""
-        return dict(_flat("", yaml.safe_load(self.config)))
-
 
 def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     """Read the folder of a run that is over. Raises ConfigError, of `key`, where it is none or nothing was trained."""
     try:
-        config, plan = (folder / CONFIG).read_text(encoding="utf-8"), json.loads(_text(folder / PLAN))
-    except (OSError, ValueError) as error:
+        config, plan = _text(folder / CONFIG), _mapping(folder / PLAN)
+        keys = dict(_flat("", yaml.safe_load(config)))
+        pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
+        plan_picture, timeline, plan_text = (_text(file) if file.is_file() else "" for file in pictures)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         runs = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{PLAN}"))
-        why = f"a run has {CONFIG} and {PLAN}: {error}"
-        raise _wrong(
-            key, "not-a-run", "is not the folder of a run", folder, why, str(runs[-1]) if runs else ""
-        ) from error
+        why, fix = f"a run has {CONFIG} and {PLAN}: {error}", str(runs[-1]) if runs else ""
+        raise _wrong(key, "not-a-run", "is not the folder of a run", folder, why, fix) from error
     try:
-        summary = json.loads(_text(folder / SUMMARY))
+        summary = _mapping(folder / SUMMARY)
     except (OSError, ValueError) as error:
         why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
         raise _wrong(key, "run-without-iterations", "the run has no end", folder, why) from error
-    if not summary["iterations"]:
+    if not summary.get("iterations"):
         why = "it ended before the first iteration was over"
         raise _wrong(key, "run-without-iterations", "nothing was trained in this run", folder, why)
-    pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
-    plan_picture, timeline, plan_text = (_text(file) if file.is_file() else "" for file in pictures)
     return RunRecord(
         folder=folder,
         config=config,
+        keys=keys,
         plan=plan,
         plan_text=plan_text,
         plan_picture=plan_picture,
@@ -92,6 +85,13 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8")
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    found = json.loads(_text(file))
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} is no JSON object")
+    return found
 
 
 def _metrics(file: Path, key: str) -> dict[str, Series]:

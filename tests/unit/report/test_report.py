@@ -171,9 +171,14 @@ def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.Ca
     run, cut = make_run(tmp_path / "runs" / "one"), make_run(tmp_path / "cut")
     empty, begun = make_run(tmp_path / "empty", iterations=0), make_run(tmp_path / "begun")
     (begun / "summary.json").unlink()
+    odd, torn = make_run(tmp_path / "odd"), make_run(tmp_path / "torn")
+    (odd / "plan.json").write_text("[]")
+    (torn / "config.yaml").write_text("runner: {total")
     (cut / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2, "x"')
     codes = {run.parent: "not-a-run", empty: "run-without-iterations", begun: "run-without-iterations"}
-    for folder, code in (codes | {cut: "broken-metrics", tmp_path / "nowhere": "not-a-run"}).items():
+    for folder, code in (
+        codes | {cut: "broken-metrics", tmp_path / "nowhere": "not-a-run", odd: "not-a-run", torn: "not-a-run"}
+    ).items():
         with pytest.raises(ConfigError) as refused:
             read_run(folder)
         assert refused.value.codes == (code,)

@@ -23,7 +23,7 @@ from torch.distributions import Normal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rlplace.algo.packing import Rows
+from rlplace.algo.minibatches import Rows
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, Spaces

@@ -155,9 +155,8 @@ def _show(job: Prepared, form: str) -> None:
     from rlplace.foresight.show import prediction_record, render_prediction
 
     if not can_predict(job.config):
-        raise _wrong(
-            "bad-option", "profile", "seconds are predicted of jobs with simulators only", job.config.profile, ""
-        )
+        what = f"seconds are predicted of jobs that can run, and this one lacks {', '.join(job.config.missing)}"
+        raise _wrong("bad-option", "profile", what, job.config.profile, "")
     profile = find_profile(job.config, job.plan)
     assert profile is not None, "the config names one"
     prediction = predict(job.config, job.plan, job.case, profile)

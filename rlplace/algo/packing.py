@@ -1,6 +1,6 @@
-"""Which samples form an optimizer step, which rank takes which of them, and in which micro-batches.
+"""Which samples of a language model form an optimizer step, which rank takes which of them, in which micro-batches.
 
-Simulator samples are cut into minibatches of equal size. Those of a language model are packed by their lengths::
+::
 
     samples of an iteration ── optimizer_steps ──▶ samples of a step ── pack ──▶ rank 0: [ 3 7 1 ][ 4 9 ]
                                by number            balanced by tokens           rank 1: [ 0 5 ][ 2 8 6 ]
@@ -14,57 +14,13 @@ of its step is the same however the step is packed.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
-
-
-# ── simulator samples ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """One rank's block of the job's rows; a sample is a (step, row) pair."""
-
-    steps: int
-    total: int  # rows of the job
-    first: int
-    count: int  # rows of this rank, possibly 0
-
-
-def iteration_generator(seed: int, iteration: int) -> torch.Generator:
-    """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
-    # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
-    return torch.Generator().manual_seed(random.Random(f"{seed}/{iteration}").getrandbits(32))
-
-
-def minibatches(
-    rows: Rows, number: int, generator: torch.Generator, sound: Tensor | None = None
-) -> Iterator[tuple[Tensor, int]]:
-    """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
-
-    A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and its samples over all
-    ranks. All ranks draw the same order: membership does not depend on how rows are spread. Of fewer samples than
-    `number`, each is a part. `sound`: [steps * total] bool, the samples that count; None: all do.
-    """
-    order = torch.randperm(rows.steps * rows.total, generator=generator)
-    order = order if sound is None else order[sound[order]]
-    step, row = order // rows.total, order % rows.total - rows.first
-    mine = (row >= 0) & (row < rows.count)
-    counts = [len(part) for part in order.tensor_split(min(number, len(order)))]
-    own = [int(part.sum()) for part in mine.split(counts)]
-    yield from zip((step * rows.count + row)[mine].split(own), counts, strict=True)
-
-
-# ── samples of language models ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class Packing(NamedTuple):

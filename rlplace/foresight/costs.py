@@ -12,7 +12,17 @@ from rlplace.foresight.profile import ACCELERATOR, ASSUMED, Point, Profile, mean
 
 # The share of a lap that does not depend on its size, where a single size was measured: a policy of small batches is
 # bound by calls, a simulator steps one environment after another.
-_FIXED = {"sim": 0.1, "policy": 0.8, "minibatch": 0.5, "estimate": 0.5}
+_FIXED = {
+    "sim": 0.1,
+    "policy": 0.8,
+    "minibatch": 0.5,
+    "estimate": 0.5,
+    "prefill": 0.5,
+    "decode": 0.8,
+    "micro_batch": 0.2,
+    "score": 0.2,
+    "infer": 0.2,
+}
 _FIXED_ELSE = 1.0
 _NEAR = 1.2  # sizes that differ by less are one point: minibatches of a rank differ by chance
 
@@ -43,13 +53,13 @@ class Costs:
         self._found: dict[tuple[str, float, bool], Cost] = {}
         self._points = {name: gathered(curve.points) for name, curve in profile.costs.items()}
 
-    def of(self, name: str, size: float = 0.0, *, least: bool = False) -> Cost:
-        """Return what a lap takes; nothing where it is not known. `least`: of a lap that waited for nobody."""
+    def of(self, name: str, size: float = 0.0, *, least: bool = False, laps: float = 1.0) -> Cost:
+        """Return what laps take; nothing where it is not known. `least`: of laps that waited for nobody."""
         key = (name, size, least)
         if (found := self._found.get(key)) is None:
             found = self._found[key] = self._of(name, size, least)
-        self.spent[name] += found.cpu_s
-        return found
+        self.spent[name] += found.cpu_s * laps
+        return found if laps == 1.0 else found.times(laps)
 
     @property
     def spread(self) -> float:

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
+from rlplace.foresight.learners import CriticRank, LmActorRank, ScorerRank
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Rank, Site, make_groups
 from rlplace.foresight.simulators import EnvRank, PolicyActorRank, RolloutRank
+from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
@@ -20,6 +23,14 @@ from rlplace.report.utilisation import StageUse
 
 _ITERATIONS = 3  # the first begins with everything off
 _SIMULATORS: Mapping[str, type[Rank]] = {"actor": PolicyActorRank, "env": EnvRank, "rollout": RolloutRank}
+_TEXT: Mapping[str, type[Rank]] = {  # by role
+    "actor": LmActorRank,
+    "critic": CriticRank,
+    "env": TextEnvRank,
+    "reference": ScorerRank,
+    "reward": ScorerRank,
+    "rollout": TextRolloutRank,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +50,16 @@ class Prediction:
 
 
 def can_predict(config: Config) -> bool:
-    """Return whether `predict` knows what the job's ranks do: of simulators."""
-    return config.kind == "mlp"
+    """Return whether `predict` knows what the job's ranks do."""
+    return config.kind == "mlp" or not config.missing
 
 
 def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
     """Run iterations of the plan on a logical clock, timed by the profile."""
     costs, cores = Costs(profile), int(profile.machine.get("cores", 1))
-    site = Site(config, plan, costs, cores)
-    groups = make_groups(site, {component: _SIMULATORS[component] for component in plan.placement.components})
+    site_of, kinds = (Site, _SIMULATORS) if config.kind == "mlp" else (TextSite, _TEXT)
+    site = site_of(config, plan, costs, cores)
+    groups = make_groups(site, {component: kinds[role_of(component)] for component in plan.placement.components})
     count = _ITERATIONS + 2 * plan.schedule.needs.ahead
     runner = dataclasses.replace(config.runner, total_iterations=count + plan.schedule.needs.ahead + 1)
     loop = make_loop(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 Process = Generator[Any, Any, None]  # yields Work, Sleep or Event
 _LEAST_S = 1e-9  # work below it is done
 TURN_S = 0.003  # the base slice of the scheduler of Linux on few cores
+_MOST_TURNS = 64  # of one work: turns of long ones are longer
 
 
 class Work(NamedTuple):
@@ -116,19 +117,21 @@ class World:
 class _Thread:
     """A thread that computes or waits for a processor."""
 
-    __slots__ = ("left_s", "process", "since", "thread", "turn")
+    __slots__ = ("began", "ending", "left_s", "process", "since", "thread", "turn", "turn_s")
 
     def __init__(self, thread: Process, process: Hashable, seconds: float) -> None:
         self.thread, self.process, self.left_s = thread, process, seconds
-        self.since = 0.0  # when its turn began
-        self.turn = 0  # counts its turns
+        self.turn_s = max(TURN_S, seconds / _MOST_TURNS)
+        self.began = self.since = 0.0  # when its turn, and the work in it, began
+        self.turn = 0  # counts its turns, and what it was given to do in them
+        self.ending = False  # the turn, whose end is due, since others wait
 
 
 class Cores:
     """The processors of a node, or a device that computes for several: first come, first served, a turn at a time.
 
-    A thread keeps its processor until its work is done, or for TURN_S where others wait. Of a process one thread
-    computes at a time, as of an interpreter.
+    A thread keeps its processor until it has nothing more to do, or for a turn where others wait. Of a process one
+    thread computes at a time, as of an interpreter.
     """
 
     def __init__(self, world: World, count: int) -> None:
@@ -142,8 +145,24 @@ class Cores:
         if seconds < _LEAST_S:
             self._world.resume(thread)
             return
-        self._waiting.append(_Thread(thread, process, seconds))
+        held = self._running.get(process)
+        if held is None or held.thread is not thread:
+            self._waiting.append(_Thread(thread, process, seconds))
+        elif self._waiting and self._world.now >= held.began + held.turn_s:
+            self._free_from(held)
+            self._waiting.append(_Thread(thread, process, seconds))
+        else:
+            self._compute(held, seconds)
         self._begin()
+
+    def _compute(self, thread: _Thread, seconds: float) -> None:
+        thread.left_s, thread.since, thread.turn = seconds, self._world.now, thread.turn + 1
+        thread.ending = False
+        self._world.at(self._world.now + seconds, partial(self._end, thread, thread.turn))
+
+    def _free_from(self, thread: _Thread) -> None:
+        del self._running[thread.process]
+        self._free += 1
 
     def _begin(self) -> None:
         """Give free processors to those who wait, and those who have one an end of their turn where others wait."""
@@ -151,12 +170,13 @@ class Cores:
             self._waiting.remove(chosen)
             self._free -= 1
             self._running[chosen.process] = chosen
-            chosen.since, chosen.turn = self._world.now, chosen.turn + 1
-            self._world.at(self._world.now + chosen.left_s, partial(self._end, chosen, chosen.turn))
+            chosen.began = self._world.now
+            self._compute(chosen, chosen.left_s)
         if self._waiting:
             for thread in self._running.values():
-                ends = max(self._world.now, thread.since + TURN_S)
-                if ends < thread.since + thread.left_s:
+                ends = max(self._world.now, thread.began + thread.turn_s)
+                if not thread.ending and ends < thread.since + thread.left_s:
+                    thread.ending = True
                     self._world.at(ends, partial(self._end, thread, thread.turn))
 
     def _end(self, thread: _Thread, turn: int) -> None:
@@ -165,16 +185,22 @@ class Cores:
             return
         left_s = thread.left_s - (self._world.now - thread.since)
         if left_s > _LEAST_S and not self._waiting:
+            thread.ending = False
             return
         self.busy_s += self._world.now - thread.since
-        thread.left_s = left_s
-        del self._running[thread.process]
-        self._free += 1
+        thread.left_s, thread.turn = left_s, thread.turn + 1
         if left_s > _LEAST_S:
+            self._free_from(thread)
             self._waiting.append(thread)
-        else:
+            self._begin()
+        else:  # it keeps its processor if it has more to do now
             self._world.resume(thread.thread)
-        self._begin()
+            self._world.at(self._world.now, partial(self._release, thread, thread.turn))
+
+    def _release(self, thread: _Thread, turn: int) -> None:
+        if thread.turn == turn and self._running.get(thread.process) is thread:
+            self._free_from(thread)
+            self._begin()
 
 
 class Barrier:
@@ -206,7 +232,7 @@ class Channel:
 
     def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
         """Wait for room, then put."""
-        while self._held >= self._capacity:
+        while self.full:
             self._putters.append(room := Event(self._world))
             yield room
         self._held += 1
@@ -227,6 +253,10 @@ class Channel:
         """Take an item; None where there is none."""
         items = self._items.get(key)
         return self._take(items) if items else None
+
+    @property
+    def full(self) -> bool:
+        return self._held >= self._capacity
 
     def _take(self, items: deque[Any]) -> Any:
         self._held -= 1

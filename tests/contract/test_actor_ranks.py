@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal
 
-from rlplace.algo.packing import iteration_generator
+from rlplace.algo.minibatches import iteration_generator
 from rlplace.models.mlp import ActorCritic, DiscreteOutput, PolicyOutput, build_policy, logprob
 from rlplace.trajectory import Trajectory
 from rlplace.workers.training.ranks import Ranks

@@ -10,6 +10,7 @@ import pytest
 from rlplace.foresight.profile import read_profile
 from rlplace.plan import main as plan
 from rlplace.train import main as train
+from tests.e2e.language import INLINE, tiny
 
 JOB = ("--config-name", "halfcheetah_2core", "cluster.launcher=inline", "env.id=Pendulum-v1", "env.total_num_envs=4")
 
@@ -71,3 +72,21 @@ def test_what_is_no_profile_of_this_job_is_refused(
     assert status == 2
     assert f"[{code}]" in err
     assert text in err
+
+
+def test_a_run_with_a_language_model_is_predicted_from_lengths_and_sizes_that_it_has_measured(
+    model: Path, tmp_path: Path
+) -> None:
+    output = (f"runner.output_dir={tmp_path}", "runner.total_iterations=4", "runner.sinks=[jsonl]")
+    assert train(["--config-name", "hybrid_grpo_llm", *tiny(model), *INLINE, *output]) == 0
+    folder = next(tmp_path.glob("*/*/"))
+    profile = read_profile((folder / "profile.json").read_text(), file="profile.json")
+    sizes = {part: [point.size for point in profile.costs[part].points] for part in profile.costs}
+    assert max(sizes["rollout.generate/decode"]) <= 32
+    assert min(sizes["actor.learn/micro_batch"]) > 32  # tokens
+    assert {"rollout.generate/prefill", "actor.learn/exchange", "actor.learn/step", "env.run/reward"} <= set(sizes)
+    assert len(profile.samples["rollout.answer_tokens"]) == len(profile.samples["env.turns"]) == 2 * 32
+    assert {1.0} == set(profile.samples["env.turns"])
+    predicted = json.loads((folder / "summary.json").read_text())["predicted"]["seconds"]
+    assert {"iteration", "rollout", "learn", "sync"} <= set(predicted)
+    assert predicted["rollout"]["predicted"] > 0.0 < predicted["learn"]["predicted"]

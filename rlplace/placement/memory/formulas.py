@@ -215,7 +215,7 @@ def policy_samples(widths: Sequence[int], samples: int) -> int:
 
 def policy_order(samples: int, ranks: int) -> int:
     """n x (16 + 34 x ranks): the order of an epoch, of all ranks, and whose each sample is.
-    Source: rlplace.algo.packing.
+    Source: rlplace.algo.minibatches.
     Accuracy: upper bound.
     """
     return samples * (16 + 34 * ranks)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from rlplace.config.schema import Config
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
@@ -136,7 +137,7 @@ class PolicyActor(Actor):
     config: SimulatorArguments
 
     def setup(self) -> None:
-        from rlplace.algo.packing import Rows
+        from rlplace.algo.minibatches import Rows
         from rlplace.models.mlp import build_policy
         from rlplace.workers.training.policy_learner import PolicyLearner
         from rlplace.workers.training.trained_model import TrainedPolicy
@@ -251,7 +252,7 @@ class LmActor(Actor):
 
     def infer(self, iteration: int, version: int) -> Metrics:
         """Wait for all groups; keep what the algorithm asks of the weights of `version` for their response tokens."""
-        asked = self._asked()
+        asked = asked_of(self.config.config)
         if not asked:
             return {}
         with self._computing("infer", Residency.WEIGHTS):
@@ -264,18 +265,6 @@ class LmActor(Actor):
         if self.context.rank == 0:
             self._inferred = found
         return watch.metrics("actor")
-
-    def _asked(self) -> frozenset[Target]:
-        """Return what is to be inferred by its own weights before the first step of an iteration."""
-        config, algorithm = self.config.config, self.config.config.algorithm
-        asked: set[Target] = set()
-        if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
-            asked.add("old")
-        if config.reference.share_actor:
-            asked.add("reference")
-        if config.critic.on_actor:
-            asked.add("values")
-        return frozenset(asked)
 
     def compute_advantages(self, iteration: int) -> Metrics:
         """Gather all scores of `iteration` on rank 0 and put the returns. Needs no accelerator, is no collective."""
@@ -543,6 +532,19 @@ class _Inferred:
     groups: Groups  # all on rank 0, none on the others
     shard: SampleShard
     values: Tensor  # [M], of all ranks' samples
+
+
+def asked_of(config: Config) -> frozenset[Target]:
+    """Return what the actor is to infer by its own weights before the first step of an iteration."""
+    algorithm = config.algorithm
+    asked: set[Target] = set()
+    if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
+        asked.add("old")
+    if config.reference.share_actor:
+        asked.add("reference")
+    if config.critic.on_actor:
+        asked.add("values")
+    return frozenset(asked)
 
 
 # ── the parts of an iteration of a language model ─────────────────────────────────────────────────────────────────────

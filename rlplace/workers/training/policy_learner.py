@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rlplace.algo.advantages import gae
 from rlplace.algo.losses import PPO_MEANS, Clip, StepSamples, ppo_slopes
+from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
-from rlplace.algo.packing import Rows, iteration_generator, minibatches
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
 from rlplace.models.mlp_passes import Passes

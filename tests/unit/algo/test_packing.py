@@ -11,7 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlplace.algo.packing import Rows, fit, iteration_generator, minibatches, optimizer_steps, pack, pack_steps, spread
+from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
+from rlplace.algo.packing import fit, optimizer_steps, pack, pack_steps, spread
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
 

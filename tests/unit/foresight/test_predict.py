@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
-from rlplace.config import compose
-from rlplace.foresight.predict import Prediction, predict
-from rlplace.foresight.profile import ACCELERATOR, PROCESSOR, Curve, Point, Profile
-from rlplace.prepare import prepare_composed
+from rlplace.foresight.profile import ACCELERATOR
+from tests.foreseen import MS, PLACE, timed
 
-PLACE = "cluster.component_placement."
 APART = (PLACE + "actor=0", PLACE + "env=1", PLACE + "rollout=2")
 STEPS = 32  # of configs/hybrid_ppo
-MS = 0.001
-
-
-def timed(
-    costs: Mapping[str, float],
-    *words: str,
-    config: str = "hybrid_ppo",
-    cores: int = 8,
-    sizes: Mapping[str, float] | None = None,
-    on: str = PROCESSOR,
-) -> Prediction:
-    """Predict a shipped config with `words`; a lap takes so many milliseconds, of any size or growing from `sizes`."""
-    curves = {}
-    for name, ms in costs.items():
-        points = [(0.0, ms)]
-        if sizes and name in sizes:
-            points = [(size, ms * size / sizes[name]) for size in (sizes[name], 2 * sizes[name])]
-        curves[name] = Curve(
-            points=tuple(Point(size=s, laps=1, cpu_s=v * MS, least_cpu_s=v * MS, blocked_s=0.0) for s, v in points),
-            on=on,
-        )
-    profile = Profile(machine={"cores": cores}, versions={}, subjects={}, costs=curves)
-    (composed,) = compose.with_hydra(["--config-name", config, *words])
-    job = prepare_composed(composed)
-    return predict(job.config, job.plan, job.case, profile)
 
 
 def test_simulator_and_policy_take_turns_with_one_stage_group_and_overlap_with_two() -> None:

@@ -116,3 +116,19 @@ def test_a_world_in_which_nothing_is_due_says_so_and_one_that_is_late_stops_at_t
     assert world.now == 4.0
     assert not world.run(never)
     assert world.now == 10.0
+
+
+def test_a_thread_with_more_to_do_keeps_its_processor_for_its_turn(world: World) -> None:
+    cores, log = Cores(world, 1), dict[str, float]()
+
+    def talkative() -> Process:
+        for lap in range(6):
+            yield from computing(world, cores, "many", TURN_S / 4, log)
+            log[f"lap {lap}"] = round(world.now, 6)
+
+    world.spawn(talkative())
+    world.spawn(computing(world, cores, "other", TURN_S, log))
+    ended(world)
+    assert log["lap 3"] == TURN_S
+    assert log["other"] == 2 * TURN_S
+    assert log["lap 4"] == pytest.approx(2 * TURN_S + TURN_S / 4, abs=1e-6)

@@ -1,0 +1,287 @@
+"""What the ranks that score and learn in a job with language models do with their time: actor, critic, scorers.
+
+Rank 0 takes samples for all ranks of a group, which pack them by their tokens as the real ones do and meet in every
+micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlplace.algo.packing import Packing, pack, pack_steps
+from rlplace.config.schema import FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.foresight.ranks import Body
+from rlplace.foresight.text import Group, TextRank
+from rlplace.foresight.world import Sleep
+from rlplace.metrics import Metrics
+from rlplace.placement.flow import block_edges
+from rlplace.stopwatch import Stopwatch
+from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, samples_for, scores_of
+from rlplace.workers.roles.actor import asked_of, parts_of
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # of `workers.training.ranks`
+
+
+def looks() -> Iterator[float]:
+    """Yield the pauses between two looks of a rank for what rank 0 has."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class JoinedRank(TextRank):
+    """Base: ranks with collectives."""
+
+    _scattered = 0  # things that rank 0 has handed to all
+
+    def scatter(self, value: object = None) -> Body:
+        """Return what rank 0 gives, once all ranks have it."""
+        given = self.site.given(self.component, self._scattered)
+        self._scattered += 1
+        if self.slot.rank == 0:
+            given.value = value
+            given.there.set()
+        elif not given.there.happened:
+            since, at_s = self.world.now, 0.0
+            yield given.there
+            for pause_s in looks():
+                if since + at_s >= self.world.now:
+                    break
+                at_s += pause_s
+            yield Sleep(since + at_s - self.world.now)
+        yield from self.barrier.meet()
+        return given.value
+
+    def score(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
+        """Make a pass over all samples without gradients."""
+        for picks in packing.ranks[self.slot.rank]:
+            yield from self.part(watch, "score", sum(tokens[i] for i in picks), method, "infer")
+            yield from self.barrier.meet()
+        yield from self.exchange(method, watch)
+
+    def exchange(self, method: str, watch: Stopwatch) -> Body:
+        yield from self.part(watch, "exchange", self.ranks, method, "learn")
+        yield from self.barrier.meet()
+
+
+class TrainedRank(JoinedRank):
+    """Base of what learns."""
+
+    @property
+    def budget(self) -> int:
+        block = self.job.block_of(self.component)
+        assert isinstance(block, TrainedConfig), "it learns"
+        return block.token_budget
+
+    def pack(self, tokens: Sequence[int]) -> Packing:
+        """Pack a pass over all samples."""
+        return pack(tokens, self.ranks, self.budget)
+
+    def steps(self, tokens: Sequence[int], iteration: int) -> tuple[Packing, ...]:
+        """Pack the optimizer steps of an iteration."""
+        algorithm = self.job.algorithm
+        return pack_steps(
+            tokens,
+            epochs=algorithm.epochs,
+            train_batch=algorithm.train_batch,
+            seed=f"{self.job.runner.seed} {iteration}",
+            ranks=self.ranks,
+            token_budget=self.budget,
+        )
+
+    def differentiate(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
+        methods = dict.fromkeys((method, "learn", "accumulate"))
+        for picks in packing.ranks[self.slot.rank]:
+            yield from self.part(watch, "micro_batch", sum(tokens[i] for i in picks), *methods)
+            yield from self.barrier.meet()
+
+    def update(self, packings: Sequence[Packing], tokens: Sequence[int], watch: Stopwatch) -> Body:
+        for packing in packings:
+            yield from self.differentiate("learn", packing, tokens, watch)
+            yield from self.step(watch)
+
+    def step(self, watch: Stopwatch) -> Body:
+        yield from self.exchange("learn", watch)
+        yield from self.part(watch, "step", 0, "learn")
+
+
+class LmActorRank(TrainedRank):
+    """As `LmActor`."""
+
+    _groups: list[Group] | None = None  # on rank 0, of the iteration
+    _experience: tuple[int, ...] | None = None  # on rank 0: tokens of all samples, whose advantages are computed
+
+    def infer(self, iteration: int, version: int) -> Body:
+        asked = asked_of(self.job)
+        if not asked:
+            return dict[str, Metrics]()
+        watch, inner = self.watch("infer_wait", "infer"), self.watch()
+        tokens = tokens_of((yield from self._take(None))) if self.slot.rank == 0 else None
+        tokens = yield from self.scatter(tokens)
+        yield from self.part(watch, "infer_wait", 0, "infer")
+        for _ in range(("reference" in asked) + bool(asked - {"reference"})):
+            yield from self.score("infer", self.pack(tokens), tokens, inner)
+        watch.lap("infer")
+        yield from self.lap("infer", "rest")
+        return watch.metrics("actor")
+
+    def compute_advantages(self, iteration: int) -> Body:
+        if self.slot.rank == 0:
+            self._experience = yield from self._gather(None)
+            yield from self.lap("compute_advantages", "rest")
+        return dict[str, Metrics]()
+
+    def accumulate(self, iteration: int, version: int) -> Body:
+        watch, inner = self.watch("accumulate_wait", "accumulate"), self.watch()
+        arriving, self._groups, held = self.site.job.prompts, [], 0
+        while True:
+            wave: tuple[int, ...] | None = None
+            while self.slot.rank == 0 and wave is None and arriving:
+                group = yield from self.site.channels[SAMPLES].get()
+                arriving, size = arriving - 1, sum(group.tokens)
+                if self._groups and held + size > self.budget * self.ranks:
+                    wave, self._groups, held = tokens_of(self._groups), [], 0
+                self._groups.append(group)
+                held += size
+            wave = yield from self.scatter(wave)
+            yield from self.part(watch, "accumulate_wait", 0, "accumulate", "learn")
+            if wave is None:
+                return watch.metrics("actor")
+            yield from self.differentiate("accumulate", self.pack(wave), wave, inner)
+            watch.lap("accumulate")
+
+    def learn(self, iteration: int, version: int) -> Body:
+        watch, inner = self.watch("wait", "learn"), self.watch()
+        algorithm = self.job.algorithm
+        for part in parts_of(self.site.job):
+            tokens: tuple[int, ...] | None = None
+            if self.slot.rank == 0:
+                tokens = self._experience or (yield from self._gather(part))
+                self._groups = self._experience = None
+            tokens = yield from self.scatter(tokens)
+            yield from self.part(watch, "wait", 0, "learn")
+            assert tokens is not None, "rank 0 gives some"
+            if algorithm.accumulate_early:
+                yield from self.differentiate("learn", self.pack(tokens), tokens, inner)
+                yield from self.step(inner)
+            else:
+                packings = self.steps(tokens, iteration)
+                if algorithm.tis_cap is not None and len(packings) > 1 and "old" not in asked_of(self.job):
+                    for packing in packings[: len(packings) // algorithm.epochs]:
+                        yield from self.score("learn", packing, tokens, inner)
+                yield from self.update(packings, tokens, inner)
+            watch.lap("learn")
+        yield from self.lap("learn", "rest")
+        return watch.metrics("actor")
+
+    def refresh(self, iteration: int, version: int) -> Body:
+        if self.site.job.refreshes(iteration):
+            yield from self.lap("refresh", "rest")
+            self.site.push(REFERENCE_WEIGHTS, version)[1].set()
+        return dict[str, Metrics]()
+
+    def _take(self, part: int | None) -> Body:
+        """Take all groups of the iteration, or `part` more of them."""
+        if self._groups is None:
+            self._groups = []
+            for _ in range(part or self.site.job.prompts):
+                self._groups.append((yield from self.site.channels[SAMPLES].get()))
+        return self._groups
+
+    def _gather(self, part: int | None) -> Body:
+        """Take groups and their scores, put the returns; return the tokens of all samples."""
+        tokens = tokens_of((yield from self._take(part)))
+        for scorer in self.site.job.scorers:
+            scored = 0
+            while scored < len(tokens):
+                scored += yield from self.site.channels[scores_of(scorer)].get()
+        if "critic" in self.site.job.ranks:
+            for _ in range(self.site.job.prompts):
+                yield from self.site.channels[RETURNS].put(None)
+        return tokens
+
+
+class CriticRank(TrainedRank):
+    """As `Critic`."""
+
+    _inferred: tuple[int, ...] = ()  # tokens of all samples
+
+    def infer(self, iteration: int, version: int) -> Body:
+        watch, inner = self.watch("infer_wait", "infer"), self.watch()
+        groups: list[Group] = []
+        while self.slot.rank == 0 and len(groups) < self.site.job.prompts:
+            groups.append((yield from self.site.channels[samples_for("critic")].get()))
+        self._inferred = yield from self.scatter(tokens_of(groups))
+        yield from self.part(watch, "infer_wait", 0, "infer")
+        yield from self.score("infer", self.pack(self._inferred), self._inferred, inner)
+        watch.lap("infer")
+        yield from self.lap("infer", "rest")
+        for group in groups:
+            yield from self.site.channels[scores_of("critic")].put(len(group.tokens))
+        return watch.metrics("critic")
+
+    def learn(self, iteration: int, version: int) -> Body:
+        watch, inner = self.watch("wait", "learn"), self.watch()
+        for _ in range(self.site.job.prompts if self.slot.rank == 0 else 0):
+            yield from self.site.channels[RETURNS].get()
+        yield from self.scatter()
+        yield from self.part(watch, "wait", 0, "learn")
+        yield from self.update(self.steps(self._inferred, iteration), self._inferred, inner)
+        watch.lap("learn")
+        yield from self.lap("learn", "rest")
+        return watch.metrics("critic")
+
+
+class ScorerRank(JoinedRank):
+    """As `Scorer`: a reference or reward, which is a model, a function or an endpoint."""
+
+    def infer(self, iteration: int, version: int) -> Body:
+        watch, block = self.watch("infer", "wait"), self.job.block_of(self.component)
+        assert isinstance(block, FrozenConfig), "it is not trained"
+        model = not isinstance(block, RewardConfig) or block.kind == "model"
+        sharded = model and block.sharded and self.ranks > 1
+        first, stop = block_edges(self.site.job.prompts, self.ranks)[self.slot.rank :][:2]
+        due = self.site.job.prompts if sharded else stop - first
+        while due:
+            batches: list[list[int]] = []
+            if not sharded or self.slot.rank == 0:
+                taken = yield from self._take(due)
+                yield from self.part(watch, "wait", 0, "infer")
+                due, tokens = due - len(taken), tokens_of(taken)
+                packed = pack(tokens, self.ranks if sharded else 1, block.token_budget if model else sum(tokens)).ranks
+                shares = [[[tokens[i] for i in picks] for picks in share] for share in packed]
+                batches = shares[0]
+            if sharded:
+                due, shares = yield from self.scatter((due, shares) if self.slot.rank == 0 else None)
+                batches = shares[self.slot.rank]
+            if model:
+                yield from self.part(watch, "wait", 0, "infer")
+            for batch in batches:
+                yield from self.part(watch, "infer", sum(batch), "infer")
+                if sharded:
+                    yield from self.barrier.meet()
+                if batch:
+                    yield from self.site.channels[scores_of(self.component)].put(len(batch))
+                    yield from self.part(watch, "wait", 0, "infer")
+        yield from self.lap("infer", "rest")
+        return watch.metrics(self.component)
+
+    def refresh(self, iteration: int, version: int) -> Body:
+        if self.site.job.refreshes(iteration):
+            yield self.site.push(REFERENCE_WEIGHTS, version)[1]
+            yield from self.lap("refresh", "rest")
+        return dict[str, Metrics]()
+
+    def _take(self, due: int) -> Body:
+        """Return all groups that are there, one at least."""
+        channel = self.site.channels[samples_for(self.component)]
+        taken: list[Group] = [(yield from channel.get())]
+        while len(taken) < due and (group := channel.get_nowait()) is not None:
+            taken.append(group)
+        return taken
+
+
+def tokens_of(groups: Sequence[Group]) -> tuple[int, ...]:
+    """Return the tokens of each of their samples, in the order of the groups."""
+    return tuple(tokens for group in sorted(groups) for tokens in group.tokens)

@@ -1,0 +1,365 @@
+"""What the ranks that generate in a job with language models do with their time: env and rollout.
+
+::
+
+    env ── requests ──▶ any rollout rank with room: reads the prompt, decodes ── completions ──▶ env ── samples ──▶
+
+Between two answers that begin or end, all steps of an engine cost the same: they are spent at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlplace.config.schema import Config
+from rlplace.foresight.costs import Cost, Costs
+from rlplace.foresight.ranks import Body, Rank, Site
+from rlplace.foresight.world import Barrier, Event
+from rlplace.metrics import Metric, Metrics
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.plan import Plan
+from rlplace.stopwatch import Stopwatch
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, WEIGHTS, WorkerArguments, samples_for
+
+_LOOKS = 16  # of an engine for a later turn of a conversation, while it decodes to its next end of an answer
+_END = object()  # of an iteration
+
+
+class Request(NamedTuple):
+    """Of all samples of a group in the first turn, of one in later ones."""
+
+    iteration: int
+    env: int
+    group: int
+    first: int
+    samples: int
+    turn: int
+    tokens: int  # of the prompt
+
+
+class Answer(NamedTuple):
+    request: Request
+    sample: int
+    tokens: int
+
+
+class Group(NamedTuple):
+    """What is put when all samples of a group are there: tokens of each, prompts included."""
+
+    number: int
+    tokens: tuple[int, ...]
+
+
+class Lengths:
+    """Lengths of prompts, answers and conversations, the same in every placement.
+
+    In each iteration they are the quantiles of what was measured, in an order that follows from its number.
+    """
+
+    def __init__(self, config: Config, costs: Costs) -> None:
+        self._costs, algorithm = costs, config.algorithm
+        self._prompts, self._each = algorithm.prompts or 1, algorithm.samples_per_prompt
+        self._longest_answer, self._longest = algorithm.max_new_tokens, algorithm.longest
+        self._longest_prompt, self._turns = algorithm.max_prompt_length, config.text_env.max_turns
+
+    def prompt(self, iteration: int, group: int) -> int:
+        drawn = self._drawn("env.prompt_tokens", self._longest_prompt, self._prompts, iteration, 0)
+        return min(drawn[group % self._prompts], self._longest - 1)
+
+    def turns(self, iteration: int, group: int, sample: int) -> int:
+        """Return the answers of an episode."""
+        return (
+            min(self._turns, self._of("env.turns", self._turns, iteration, group, sample, 0)) if self._turns > 1 else 1
+        )
+
+    def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
+        """Return the tokens that the task adds after an answer."""
+        return self._of("env.reply_tokens", self._longest_prompt, iteration, group, sample, turn)
+
+    def answer(self, request: Request, sample: int) -> int:
+        drawn = self._of(
+            "rollout.answer_tokens", self._longest_answer, request.iteration, request.group, sample, request.turn
+        )
+        return max(1, min(drawn, self._longest_answer, self._longest - request.tokens))
+
+    def _of(self, name: str, unknown: int, iteration: int, group: int, sample: int, turn: int) -> int:
+        drawn = self._drawn(name, unknown, self._prompts * self._each, iteration, turn)
+        return drawn[(group * self._each + sample) % len(drawn)]
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a prediction
+    def _drawn(self, name: str, unknown: int, count: int, iteration: int, turn: int) -> Sequence[int]:
+        measured = sorted(self._costs.profile.samples.get(name, ()))
+        if not measured:
+            self._costs.missing.setdefault(name, unknown)
+            return [unknown] * count
+        drawn = [round(measured[int((place + 0.5) / count * len(measured))]) for place in range(count)]
+        random.Random(f"{name} {iteration} {turn}").shuffle(drawn)
+        return drawn
+
+
+class TextSite(Site):
+    """What the ranks of a predicted run with language models share."""
+
+    def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
+        super().__init__(config, plan, costs, cores)
+        placement = plan.placement
+        self.job = WorkerArguments(config=config, ranks={c: placement.world_size(c) for c in placement.components})
+        self.lengths = Lengths(config, costs)
+        self.untaken = 0  # groups of the iteration that no engine has begun
+        self.open = 0  # conversations that will ask for another turn
+        self._given: dict[tuple[str, int], _Given] = {}
+
+    def given(self, component: str, number: int) -> _Given:
+        """Return what rank 0 of a component hands to all its ranks as the `number`th thing."""
+        return self._given.setdefault((component, number), _Given(self))
+
+
+class _Given:
+    """A value that rank 0 has for all. The others look for it now and then, as `Ranks.wait_for_rank_0` does."""
+
+    def __init__(self, site: Site) -> None:
+        self.there = Event(site.world)
+        self.value: object = None
+
+
+class TextRank(Rank):
+    """Base: what all ranks of these jobs share."""
+
+    site: TextSite
+
+    def __init__(self, site: Site, slot: Slot) -> None:
+        assert isinstance(site, TextSite), "its ranks draw lengths"
+        super().__init__(site, slot)
+
+    @property
+    def ranks(self) -> int:
+        return self.plan.placement.world_size(self.component)
+
+    @property
+    def barrier(self) -> Barrier:
+        return self.site.barrier(self.component)
+
+    def cost(self, part: str, size: float, *methods: str, laps: float = 1.0) -> Cost:
+        """Return what laps take, by the first method of which they were measured."""
+        names = [f"{method}/{part}" for method in methods]
+        known = next((name for name in names if f"{self.component}.{name}" in self.costs.profile.costs), names[0])
+        return self.costs.of(f"{self.component}.{known}", size, laps=laps)
+
+    def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
+        """Spend a lap and count it."""
+        yield from self.spend(self.cost(part, size, *methods))
+        watch.lap(part, size)
+
+
+class TextEnvRank(TextRank):
+    """As `TextEnvWorker`."""
+
+    def run(self, iteration: int) -> Body:
+        groups, samples = self.site.job.groups(self.slot.rank), self.job.algorithm.samples_per_prompt
+        readers = [SAMPLES, *map(samples_for, self.site.job.scorers)]
+        return (yield from self._play(iteration, groups, samples, readers))
+
+    def evaluate(self, iteration: int) -> Body:
+        return (yield from self._play(iteration, self.site.job.held_out(self.slot.rank), 1, ()))
+
+    def _play(self, iteration: int, groups: Sequence[int], samples: int, readers: Sequence[str]) -> Body:
+        """Ask while there is room, take answers as they come, put whole groups; as `Pass.through`."""
+        watch, lengths, rank = self.watch("sim", "reward", "wait", "put"), self.site.lengths, self.slot.rank
+        requests = self.site.channels[REQUESTS]
+        left, whole = deque(groups), {group: list[int]() for group in groups}
+        to_ask, due, ended = deque[Request](), 0, 0
+        self.site.untaken += len(whole)
+        while whole:
+            if left and not to_ask:
+                group = left.popleft()
+                prompt = lengths.prompt(iteration, group)
+                to_ask.append(Request(iteration, rank, group, 0, samples, 0, prompt))
+                self.site.open += sum(lengths.turns(iteration, group, sample) > 1 for sample in range(samples))
+                yield from self.part(watch, "sim", 0, "run")
+            if to_ask and not (due and requests.full):
+                yield from requests.put(to_ask[0])
+                due += to_ask.popleft().samples
+                yield from self.part(watch, "put", 0, "run")
+                continue
+            answer = yield from self._take(watch)
+            if answer is _END:
+                ended += 1
+                continue
+            due -= 1
+            yield from self.part(watch, "sim", 0, "run")
+            following = self._following(answer)
+            if following is not None:
+                to_ask.append(following)
+                yield from self.part(watch, "reward", 0, "run")
+                continue
+            for _ in ("submitted", "graded"):
+                yield from self.part(watch, "reward", 0, "run")
+            group = answer.request.group
+            whole[group].append(answer.request.tokens + answer.tokens)
+            if len(whole[group]) == samples:
+                for channel in readers:
+                    yield from self.site.channels[channel].put(Group(group, tuple(whole[group])))
+                del whole[group]
+                yield from self.part(watch, "put", 0, "run")
+        yield from self._end(watch, ended)
+        return self._metrics(watch)
+
+    def _take(self, watch: Stopwatch) -> Body:
+        """Return the next answer; _END where another env rank has all of its own."""
+        answer = yield from self.site.channels[COMPLETIONS].get(str(self.slot.rank))
+        yield from self.part(watch, "wait", 0, "run")
+        return answer
+
+    def _following(self, answer: Answer) -> Request | None:
+        """Return the request for the next turn; None where the episode is over."""
+        asked, sample, lengths = answer.request, answer.sample, self.site.lengths
+        if asked.turn + 1 >= lengths.turns(asked.iteration, asked.group, sample):
+            return None
+        tokens = asked.tokens + answer.tokens + lengths.reply(asked.iteration, asked.group, sample, asked.turn)
+        if tokens >= self.job.algorithm.longest:
+            self.site.open -= 1
+            return None
+        return asked._replace(first=sample, samples=1, turn=asked.turn + 1, tokens=tokens)
+
+    def _end(self, watch: Stopwatch, ended: int) -> Body:
+        """Tell env rank 0; there, wait for all and tell the engines."""
+        yield from self.spend(self.cost("rest", 0, "run"))
+        if self.slot.rank:
+            yield from self.site.channels[COMPLETIONS].put(_END, "0")
+        else:
+            while ended < self.ranks - 1:
+                yield from self._take(watch)
+                ended += 1
+            for _ in range(self.site.job.ranks["rollout"]):
+                yield from self.site.channels[REQUESTS].put(_END)
+        yield from self.part(watch, "put", 0, "run")
+
+    def _metrics(self, watch: Stopwatch) -> Metrics:
+        seconds = watch.seconds["sim"] + watch.seconds["reward"]
+        return {**watch.metrics("env"), "env/sim_s": Metric(seconds, "max")}
+
+
+class TextRolloutRank(TextRank):
+    """As `TextRolloutWorker` with its engine."""
+
+    def __init__(self, site: Site, slot: Slot) -> None:
+        super().__init__(site, slot)
+        self._active: list[tuple[int, int, Answer]] = []  # a heap: the step in which it ends, its number
+        self._waiting = deque[Answer]()  # begun by no step
+        self._steps = self._begun = 0
+        self._held = -1  # newest version of the weights
+        answers = self.site.job.prompts * self.job.algorithm.samples_per_prompt
+        self._share = math.ceil(answers / self.ranks)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._active) + len(self._waiting)
+
+    @property
+    def _room(self) -> bool:
+        return self.in_flight < min(self._share, self.job.text_rollout.step_sequences)
+
+    def pull_weights(self, version: int) -> Body:
+        if version <= self._held:
+            return dict[str, Metrics]()
+        self._held = version
+        return (yield from super().pull_weights(version))
+
+    def generate(self, iteration: int) -> Body:
+        watch = self.watch("prefill", "decode", "wait", "put")
+        tokens = yield from self._answer_all(watch)
+        yield from self.spend(self.cost("rest", 0, "generate"))
+        seconds = watch.seconds["prefill"] + watch.seconds["decode"]
+        return {
+            **watch.metrics("rollout"),
+            "rollout/policy_s": Metric(seconds, "max"),
+            "rollout/tokens": Metric(tokens, "sum"),
+        }
+
+    def _answer_all(self, watch: Stopwatch) -> Body:
+        """Answer until the iteration ends; return how many tokens that were."""
+        tokens, asking = 0, True
+        while asking or self.in_flight:
+            if asking:
+                asking = yield from self._take(watch)
+            if not self.in_flight:
+                continue
+            yield from self._update(watch)
+            yield from (self._begin(watch) if self._waiting else self._decode(watch, asking))
+            ended = []
+            while self._active and self._active[0][0] <= self._steps:
+                ended.append(heapq.heappop(self._active)[2])
+            for answer in ended:
+                yield from self.spend(self.cost("put", len(ended), "generate", laps=1 / len(ended)))
+                yield from self.site.channels[COMPLETIONS].put(answer, str(answer.request.env))
+                tokens += answer.tokens
+            if ended:
+                watch.lap("put")
+        return tokens
+
+    def _take(self, watch: Stopwatch) -> Body:
+        """Begin requests while there is room; wait for one if none is in flight. False when the iteration ends."""
+        requests = self.site.channels[REQUESTS]
+        while self._room:
+            item = requests.get_nowait() if self.in_flight else (yield from requests.get())
+            if item is None:
+                break
+            if not self.in_flight:
+                yield from self.part(watch, "wait", 0, "generate")
+            if item is _END:
+                return False
+            self._count(item)
+            for sample in range(item.first, item.first + item.samples):
+                self._waiting.append(Answer(item, sample, self.site.lengths.answer(item, sample)))
+        return True
+
+    def _count(self, request: Request) -> None:
+        """Note what still may be asked while answers are in flight."""
+        self.site.untaken -= request.turn == 0
+        turns = self.site.lengths.turns(request.iteration, request.group, request.first)
+        self.site.open -= request.turn > 0 and request.turn + 1 == turns
+
+    def _update(self, watch: Stopwatch) -> Body:
+        """Load weights that were pushed meanwhile."""
+        while self._held >= 0 and self.site.push(WEIGHTS, self._held + 1)[1].happened:
+            self._held += 1
+            known = f"{self.component}.generate/update" in self.costs.profile.costs
+            yield from self.spend(self.cost(*(("update", 0, "generate") if known else ("rest", 0, "pull_weights"))))
+            watch.lap("update")
+
+    def _begin(self, watch: Stopwatch) -> Body:
+        """Make a step that reads prompts. vLLM decodes in the same pass."""
+        room, read = self.job.text_rollout.step_sequences - len(self._active), 0
+        mixed = self.job.text_rollout.engine == "vllm"
+        if self._active and not mixed:
+            yield from self.part(watch, "decode", len(self._active), "generate")
+        self._steps += 1
+        before: Request | None = None
+        while self._waiting and room:
+            answer = self._waiting.popleft()
+            if answer.request is not before:
+                before = answer.request
+                read += before.tokens
+                if not mixed:
+                    yield from self.part(watch, "prefill", before.tokens, "generate")
+            heapq.heappush(self._active, (self._steps + answer.tokens - 1, self._begun, answer))
+            self._begun, room = self._begun + 1, room - 1
+        if mixed:
+            yield from self.part(watch, "prefill", min(read, self.job.text_rollout.step_tokens), "generate")
+
+    def _decode(self, watch: Stopwatch, asking: bool) -> Body:
+        """Make the steps up to the next end of an answer, fewer where a request may come that there is room for."""
+        steps = self._active[0][0] - self._steps
+        if asking and self._room and self.site.untaken:
+            steps = 1
+        elif asking and self._room and self.site.open:
+            steps = max(1, steps // _LOOKS)
+        yield from self.spend(self.cost("decode", len(self._active), "generate", laps=steps))
+        watch.lap("decode", len(self._active))
+        self._steps += steps

@@ -1,0 +1,109 @@
+"""Predicted iterations of jobs with language models whose work takes round numbers, against sums done by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplace.foresight.predict import Prediction
+from tests.foreseen import MS, PLACE, timed
+
+GRPO = ("rollout.engine=transformers", "runner.eval_every=0", PLACE + "actor=0", PLACE + "env=1")
+ENGINE = {"rollout.generate/prefill": 2.0, "rollout.generate/decode": 1.0}
+
+
+def generated(
+    prompts: int,
+    samples: int,
+    tokens: tuple[float, ...],
+    *words: str,
+    costs: dict[str, float] | None = None,
+    **drawn: float,
+) -> Prediction:
+    """Predict GRPO whose answers have so many tokens; `drawn`: the same number for all of another distribution."""
+    sizes = (f"algorithm.prompts={prompts}", f"algorithm.samples_per_prompt={samples}", "algorithm.max_new_tokens=64")
+    others = {"env." + name: (value,) for name, value in ({"prompt_tokens": 6.0} | drawn).items()}
+    answers = {"rollout.answer_tokens": tokens, **others}
+    return timed(ENGINE | (costs or {}), *GRPO, *sizes, *words, config="hybrid_grpo_llm", samples=answers)
+
+
+def test_an_engine_reads_each_prompt_once_and_decodes_all_answers_in_flight_at_once() -> None:
+    found = generated(1, 8, (10.0,), PLACE + "rollout=2")
+    assert found.numbers["time/rollout_s"] == pytest.approx((2 + 9) * MS)
+    assert found.numbers["rollout/tokens"] == 80
+    more = generated(4, 2, (10.0,), PLACE + "rollout=2")
+    # A token of the first group is made while the three other prompts are read.
+    assert more.numbers["time/rollout_s"] == pytest.approx((2 + 1 + 3 * 2 + 9) * MS)
+    assert more.numbers["rollout/policy_s"] == pytest.approx(more.numbers["time/rollout_s"])
+
+
+def test_the_longest_answer_of_the_engines_ends_generation() -> None:
+    found = generated(2, 1, (10.0, 30.0), PLACE + "rollout=1-2")
+    assert found.numbers["time/rollout_s"] == pytest.approx((2 + 29) * MS)
+    assert found.numbers["rollout/wait_s"] == pytest.approx(20 * MS)
+    alone = generated(2, 1, (10.0, 30.0), PLACE + "rollout=2", "rollout.step_sequences=1")
+    assert alone.numbers["time/rollout_s"] == pytest.approx((2 + 29 + 2 + 9) * MS)
+
+
+@pytest.mark.parametrize("learn", [5.0, 60.0])
+def test_of_generation_and_learning_the_longer_one_is_the_iteration_one_version_apart(learn: float) -> None:
+    costs = {"actor.learn/micro_batch": learn}
+    words = (PLACE + "rollout=2",)
+    turns = generated(1, 8, (40.0,), *words, costs=costs)
+    assert turns.seconds == pytest.approx((2 + 39 + learn) * MS)
+    ahead = generated(1, 8, (40.0,), *words, "algorithm.max_staleness=1", costs=costs)
+    assert ahead.seconds == pytest.approx(max(2 + 39, learn) * MS)
+
+
+def test_gradients_of_whole_groups_are_made_while_others_are_generated() -> None:
+    costs = {"actor.learn/micro_batch": 10.0, "actor.learn/step": 1.0}
+    words = (PLACE + "rollout=2", "rollout.step_sequences=4", "actor.token_budget=64")
+    turns = generated(3, 4, (10.0,), *words, costs=costs)
+    assert turns.numbers["time/rollout_s"] == pytest.approx(3 * 11 * MS)
+    assert turns.numbers["time/learn_s"] == pytest.approx((3 * 10 + 1) * MS)
+    early = generated(3, 4, (10.0,), *words, "algorithm.accumulate_early=true", costs=costs)
+    # A group is learned when the next is there, the last one in learn.
+    assert early.numbers["time/rollout_s"] == pytest.approx((3 * 11 + 10) * MS)
+    assert early.numbers["time/learn_s"] == pytest.approx((10 + 1) * MS)
+
+
+def test_a_conversation_takes_its_turns_one_after_another() -> None:
+    found = generated(1, 1, (10.0,), PLACE + "rollout=2", "env.max_turns=3", turns=2.0, reply_tokens=4.0)
+    assert found.numbers["time/rollout_s"] == pytest.approx(2 * (2 + 9) * MS)
+    assert found.numbers["rollout/tokens"] == 20
+
+
+def test_ranks_share_micro_batches_by_tokens_and_meet_in_each() -> None:
+    costs, place = {"actor.learn/micro_batch": 10.0, "actor.learn/exchange": 1.0}, (PLACE + "rollout=2",)
+    words = ("actor.token_budget=32", *place)
+    one = generated(4, 2, (10.0,), *words, costs=costs)  # samples of 16 tokens, two in a micro-batch
+    assert one.numbers["time/learn_s"] == pytest.approx((4 * 10 + 1) * MS)
+    two = generated(4, 2, (10.0,), *words, PLACE + "actor=0-1", PLACE + "env=2", costs=costs)
+    assert two.numbers["time/learn_s"] == pytest.approx((2 * 10 + 1) * MS)
+
+
+def test_scorers_take_turns_where_they_share_accelerators() -> None:
+    work = {"reference.infer/infer": 3.0, "reward.infer/infer": 5.0}
+    work |= {"critic.infer/score": 7.0, "actor.infer/score": 11.0}
+    sizes = ("algorithm.prompts=2", "algorithm.samples_per_prompt=2")
+    whole = ("actor.token_budget=8192", "critic.token_budget=8192")
+
+    def infer_s(**placed: int) -> float:
+        words = (*sizes, *whole, *(f"{PLACE}{component}={at}" for component, at in placed.items()))
+        return timed(work, *words, config="rlhf_tiny").numbers["time/infer_s"]
+
+    assert infer_s(actor=0, reference=0, reward=0, critic=0) == pytest.approx((3 + 5 + 7 + 11) * MS)
+    assert infer_s(actor=0, reference=1, reward=2, critic=1) == pytest.approx((max(3, 5, 11) + 7) * MS)
+
+
+def test_long_answers_are_spent_from_one_end_of_an_answer_to_the_next() -> None:
+    tokens = tuple(float(n) for n in range(1, 61))
+    found = generated(8, 16, tokens, PLACE + "rollout=2")
+    calls = [call for call in found.calls.calls if call.name == "generate"]
+    laps = sum(len(spans.ends) for call in calls for spans in call.record.spans)
+    assert laps < 3 * 64
+
+
+def test_lengths_that_were_not_measured_are_the_longest_there_can_be_and_that_is_told() -> None:
+    found = timed(ENGINE, *GRPO, PLACE + "rollout=2", "algorithm.max_new_tokens=20", config="hybrid_grpo_llm")
+    assert {"rollout.answer_tokens", "env.prompt_tokens"} <= set(found.costs.missing)
+    assert found.numbers["rollout/tokens"] == 64 * 20

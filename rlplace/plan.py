@@ -157,7 +157,7 @@ def _show(job: Prepared, form: str) -> None:
     if not can_predict(job.config):
         what = f"seconds are predicted of jobs that can run, and this one lacks {', '.join(job.config.missing)}"
         raise _wrong("bad-option", "profile", what, job.config.profile, "")
-    profile = find_profile(job.config, job.plan)
+    profile = find_profile(job.config, job.plan, job.case)
     assert profile is not None, "the config names one"
     prediction = predict(job.config, job.plan, job.case, profile)
     if form == "json":

@@ -360,7 +360,7 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
         profile = observed.profile()
         write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
     if measured and can_predict(job.config):
-        given = find_profile(job.config, job.plan)
+        given = find_profile(job.config, job.plan, job.case)
         prediction = predict(job.config, job.plan, job.case, given or profile)
         ended["predicted"] = {"from": "a profile that was given" if given else "this run's own profile"}
         ended["predicted"]["seconds"] = compare_seconds(prediction, measured)

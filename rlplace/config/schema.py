@@ -494,7 +494,8 @@ class Config:
     )
     resume_allow: tuple[str, ...] = knob("keys that may differ from those of the run that is resumed", ())
     profile: str | None = knob(
-        "predict seconds from this profile.json (several: with commas), or from that of the last run: last", None
+        "predict seconds from this profile.json (several: with commas); last: that of the newest run; published: rates",
+        None,
     )
     dry_run: bool = knob("print the plan and stop", False)
 

@@ -8,18 +8,22 @@ from rlplace.config.schema import Config
 from rlplace.errors import ConfigError
 from rlplace.foresight.observe import machine, subjects, versions
 from rlplace.foresight.profile import Profile, read_profile
+from rlplace.foresight.published import published_profile
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
-FILE, LAST = "profile.json", "last"
+FILE, LAST, PUBLISHED = "profile.json", "last", "published"
 
 
-def find_profile(config: Config, plan: Plan) -> Profile | None:
+def find_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile | None:
     """Return what the key `profile` names, several files merged; None where it names none.
 
     Raises ConfigError for a file that is no profile, `last` without a run, and a profile of other simulators or models.
     """
     if config.profile is None:
         return None
+    if config.profile == PUBLISHED:
+        return published_profile(config, plan, case)
     folder = Path(config.runner.output_dir)
     if config.profile == LAST:
         files = sorted(folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime)[-1:]
@@ -63,7 +67,9 @@ def _require_same(profile: Profile, config: Config, plan: Plan) -> None:
 
 def foreign(profile: Profile) -> list[str]:
     """Return how the profile's machine and versions differ from what is here, for a prediction to say."""
-    notes = []
+    notes: list[str] = []
+    if not profile.versions:
+        return ["nothing was measured: the rates are published ones, and what software reaches of them is assumed"]
     here, there = machine(), profile.machine
     differ = [name for name in ("processor", "cores") if there.get(name) != here[name]]
     if differ:

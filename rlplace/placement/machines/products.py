@@ -23,6 +23,11 @@ def products() -> Mapping[str, int]:
 
 def memory_of(product: str) -> int:
     """Return the bytes that CUDA gives of one, by a name as people, nvidia-smi or Ray write it; 0: not known."""
+    return products().get(known_name(product), 0)
+
+
+def known_name(product: str) -> str:
+    """Return the name by which tables know a product, without spaces."""
     words = [word for word in re.split("[^a-z0-9]+", product.lower()) if word]
     words = [f"{word}b" if re.fullmatch("[0-9]+g", word) else word for word in words]  # Ray labels A100-40G
-    return products().get("".join(w for w in words if w not in _MAKER | _SOCKETS | _KINDS), 0)
+    return "".join(w for w in words if w not in _MAKER | _SOCKETS | _KINDS)

@@ -200,7 +200,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             sync = DeviceSync.receiving(plan.deliveries)
             rows = _answered(plan, rollout) if policy.weights else 0
             return PolicyRolloutDemand(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync, rows=rows)
-        case TextRolloutConfig() as engine if (model := _model(config, None, component)) is not None:
+        case TextRolloutConfig() as engine if (model := model_of(config, None, component)) is not None:
             if engine.gpu_memory_utilization == "auto" and engine.kv_cache_memory is None:
                 engine = dataclasses.replace(engine, gpu_memory_utilization=1.0)
             answers = (config.algorithm.prompts or 0) * config.algorithm.samples_per_prompt
@@ -221,9 +221,9 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 minibatch=minibatch,
                 copied=True,
             )
-        case TrainedConfig() as trained if (model := _model(config, trained.language_model, component)) is not None:
+        case TrainedConfig() as trained if (model := model_of(config, trained.language_model, component)) is not None:
             return _training(config, trained, model, plan)
-        case FrozenConfig() as frozen if (model := _model(config, frozen.model, component)) is not None:
+        case FrozenConfig() as frozen if (model := model_of(config, frozen.model, component)) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
             return ScoringDemand(
                 model=model,
@@ -293,7 +293,7 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
     return dataclasses.replace(trained, sync=DeviceSync.sending(deliveries), sent=sent)
 
 
-def _model(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
+def model_of(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
     """The component's own model, else the actor's, with the head of its role; engines generate with the actor's."""
     keys = config.model if own is None else own
     if keys is None:

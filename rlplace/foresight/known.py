@@ -12,6 +12,7 @@ from rlplace.foresight.published import published_profile
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
+NOTHING_MEASURED = "from published rates, of which an assumed share is reached; only what accelerators do is counted"
 FILE, LAST, PUBLISHED = "profile.json", "last", "published"
 
 
@@ -69,7 +70,7 @@ def foreign(profile: Profile) -> list[str]:
     """Return how the profile's machine and versions differ from what is here, for a prediction to say."""
     notes: list[str] = []
     if not profile.versions:
-        return ["nothing was measured: the rates are published ones, and what software reaches of them is assumed"]
+        return [NOTHING_MEASURED]
     here, there = machine(), profile.machine
     differ = [name for name in ("processor", "cores") if there.get(name) != here[name]]
     if differ:

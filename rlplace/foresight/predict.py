@@ -38,6 +38,7 @@ class Prediction:
     """An iteration that was run on a logical clock."""
 
     numbers: Mapping[str, float]  # its metrics, named as those of a run; seconds
+    active: Mapping[str, Sequence[str]]  # stage -> the components that run in it
     uses: Sequence[StageUse]  # of the last iteration
     calls: IterationCalls  # of the last iteration
     queues: Mapping[str, int]  # channel -> most items at any time
@@ -67,6 +68,7 @@ def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> P
     names = dict.fromkeys(name for numbers in found for name in numbers)
     return Prediction(
         numbers={name: statistics.fmean(numbers.get(name, 0.0) for numbers in found) for name in names},
+        active=plan.schedule.active,
         uses=loop.usage.last,
         calls=loop.log.iterations[-1],
         processors={

@@ -69,7 +69,7 @@ def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
         costs=costs | {"driver/ray_call": _curve([(0, _CALL_S)], PROCESSOR)},
         samples={
             "rollout.answer_tokens": tuple(longest * share for share in _ENDED),
-            "rollout.prompt_tokens": (float(config.algorithm.max_prompt_length),),
+            "env.prompt_tokens": (float(config.algorithm.max_prompt_length),),
         },
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.foresight.known import foreign
+from rlplace.foresight.known import NOTHING_MEASURED, foreign
 from rlplace.foresight.predict import Prediction
+from rlplace.report.utilisation import bottleneck
 
 NINE_OF_TEN = 1.64  # standard deviations to both sides
 _STAGES = ("rollout", "infer", "learn", "sync", "moves")
-_NOTED = 6
+_NOTED, _BUSY = 6, 0.9
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:
@@ -25,31 +26,20 @@ def stage_seconds(numbers: Mapping[str, float]) -> dict[str, float]:
     return {stage: seconds for stage, seconds in found.items() if seconds is not None}
 
 
-def bottleneck(prediction: Prediction) -> str:
-    """Say in one sentence what limits an iteration."""
-    seconds = stage_seconds(prediction.numbers)
-    whole = seconds.pop("iteration")
-    longest = max(seconds, key=seconds.__getitem__)
+def limit(prediction: Prediction) -> str:
+    """Say in one line what limits an iteration."""
+    text = f"bottleneck {bottleneck(prediction.numbers, prediction.active)}"
     node, share = max(prediction.processors.items(), key=lambda pair: pair[1])
-    if share >= 0.9:
-        where = f" of node {node}" if len(prediction.processors) > 1 else ""
-        return f"the processors{where} are at work {share:.0%} of the time; {longest} is {seconds[longest] / whole:.0%}"
-    work = {
-        name.partition("/")[0]: value
-        for name, value in prediction.numbers.items()
-        if name in ("env/sim_s", "rollout/policy_s") and longest == "rollout"
-    }
-    if work:
-        busiest = max(work, key=work.__getitem__)
-        share = work[busiest] / seconds[longest]
-        return f"rollout is {seconds[longest] / whole:.0%} of an iteration; {busiest} works in {share:.0%} of it"
-    return f"{longest} is {seconds[longest] / whole:.0%} of an iteration"
+    where = f" of node {node}" if len(prediction.processors) > 1 else ""
+    return f"{text}; processors{where} at work {share:.0%}" if share >= _BUSY else text
 
 
 def notes(prediction: Prediction) -> list[str]:
     """Say what the prediction rests on that was not measured here."""
     costs = prediction.costs
     told = foreign(costs.profile)
+    if told == [NOTHING_MEASURED]:
+        return told
     for what, names in (
         ("not measured, counted as nothing", costs.missing),
         ("of other sizes than were measured", costs.stretched),
@@ -66,9 +56,10 @@ def render_prediction(prediction: Prediction) -> str:
     """Write the seconds of an iteration as a chapter of a plan."""
     low, high = interval(prediction)
     seconds = stage_seconds(prediction.numbers)
-    lines = [f"an iteration takes {seconds.pop('iteration'):.3g} s, nine of ten {low:.3g} to {high:.3g} s"]
+    varies = f", nine of ten {low:.3g} to {high:.3g} s" if high > low else ""
+    lines = [f"an iteration takes {seconds.pop('iteration'):.3g} s{varies}"]
     lines.append(", ".join(f"{stage} {value:.3g} s" for stage, value in seconds.items()))
-    lines += [bottleneck(prediction), *notes(prediction)]
+    lines += [limit(prediction), *notes(prediction)]
     return "\n".join(["seconds: predicted from the profile", *(f"  {line}" for line in lines)])
 
 
@@ -79,7 +70,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         "seconds": stage_seconds(prediction.numbers),
         "low_s": low,
         "high_s": high,
-        "bottleneck": bottleneck(prediction),
+        "bottleneck": limit(prediction),
         "queues": dict(prediction.queues),
         "notes": notes(prediction),
     }

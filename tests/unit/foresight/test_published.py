@@ -6,7 +6,7 @@ import pytest
 
 from rlplace.config import compose
 from rlplace.errors import ConfigError
-from rlplace.foresight.known import find_profile, foreign
+from rlplace.foresight.known import NOTHING_MEASURED, find_profile, foreign
 from rlplace.foresight.profile import ACCELERATOR, ASSUMED, Profile, read_profile
 from rlplace.foresight.published import published, published_profile
 from rlplace.placement.machines.products import products
@@ -57,9 +57,7 @@ def test_the_rates_are_those_of_the_slowest_accelerator_and_say_that_nothing_was
     found = job(*GRPO_8B, "cluster=8xH100")
     profile = find_profile(found.config, found.plan, found.case)
     assert profile is not None
-    assert foreign(profile) == [
-        "nothing was measured: the rates are published ones, and what software reaches of them is assumed"
-    ]
+    assert foreign(profile) == [NOTHING_MEASURED]
     assert set(published()) == set(products()), "what has a known memory has known rates"
 
 

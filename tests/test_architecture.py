@@ -30,7 +30,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("prepare",),
     ("resume",),
     ("node_loss",),
-    ("export", "plan", "profile", "train"),
+    ("export", "plan", "profile", "search", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
@@ -86,6 +86,7 @@ WITHOUT = {
     "ray": PLANNER | {"workers.roles.env"},
     "torch": DRIVER
     | {
+        "search",
         "workers.roles.actor",
         "workers.roles.env",
         "workers.roles.reward",

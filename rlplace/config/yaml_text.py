@@ -125,3 +125,66 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
     got = text.splitlines()[second - 1].strip()
     what, why, fix = "stands twice in its block", "a key has one value", f"remove line {first} or line {second}"
     return ConfigError.of("bad-yaml", key, what, got, why, fix, source=Source(file=file, line=second))
+
+
+def with_values(text: str, values: Mapping[str, object]) -> str:
+    """Return a YAML text with other values at these paths of keys, and all comments; None removes a key.
+
+    What the text does not have is added to the end of the nearest block that it has.
+    """
+    for path, value in values.items():
+        text = _with_value(text, path, value)
+    return text
+
+
+def _with_value(text: str, path: str, value: object) -> str:
+    spans = dict(_spans(_composed(text), ""))
+    if path in spans:
+        start, first, last = spans[path]
+        if value is None:
+            begin, end = text.rfind("\n", 0, start) + 1, text.find("\n", last)
+            return text[:begin] + (text[end + 1 :] if end >= 0 else "")
+        written, behind = quote(value, inside=_in_flow(text, start), exact=True), text[last:]
+        if gap := re.match(" +(?=#)", behind):  # the comment stays in its column, if there is room
+            behind = " " * max(2, last - first + len(gap[0]) - len(written)) + behind[len(gap[0]) :]
+        return text[:first] + written + behind
+    if value is None:
+        return text
+    above = path
+    while above and above not in spans:
+        above = above.rpartition(".")[0]
+    rest = path.removeprefix(above).removeprefix(".")
+    inside = [span for key, span in spans.items() if key.startswith(f"{above}." if above else "")]
+    if above and (not inside or text[spans[above][1]] == "{"):  # an empty block, or one in braces
+        raise ValueError(f"{above} has no lines to add {rest} to")
+    at = text.find("\n", max((last for _, _, last in inside), default=0))
+    column = min((start - text.rfind("\n", 0, start) - 1 for start, _, _ in inside), default=0)
+    block: object = value
+    names = [rest] if above.endswith("component_placement") else rest.split(".")
+    for name in reversed(names):
+        block = {name: block}
+    assert isinstance(block, Mapping)
+    at = len(text) if at < 0 else at + 1
+    return text[:at] + ("" if text[:at].endswith("\n") or not at else "\n") + to_yaml(block, " " * column) + text[at:]
+
+
+def _in_flow(text: str, start: int) -> bool:
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    return line.count("{") > line.count("}")
+
+
+def _spans(node: yaml.Node | None, path: str) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Return for every key where it begins, and where its value begins and ends."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        below = f"{path}.{key.value}" if path else str(key.value)
+        yield below, (key.start_mark.index, value.start_mark.index, _end(value))
+        yield from _spans(value, below)
+
+
+def _end(node: yaml.Node) -> int:
+    """Return where a value ends, without the comments behind it."""
+    parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
+    parts += node.value if isinstance(node, yaml.SequenceNode) else []
+    if parts and not getattr(node, "flow_style", False):
+        return max(_end(part) for part in parts)
+    return int(node.end_mark.index)

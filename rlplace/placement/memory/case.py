@@ -158,7 +158,7 @@ def _with_lines(
     from rlplace.placement.plan import make_plan  # which needs the models of this room
 
     for path, value in lines.items():
-        config = _replaced(config, path.split("."), value)
+        config = replaced(config, path.split("."), value)
     try:
         plan = make_plan(config, topology)
         case = memory_case(plan, config, spaces, measured)
@@ -170,13 +170,14 @@ def _with_lines(
     return None if isinstance(heads, int) and heads % slices else case
 
 
-def _replaced(block: Any, path: Sequence[str], value: object) -> Any:
+def replaced(block: Any, path: Sequence[str], value: object) -> Any:
+    """Return a config, or a block of one, with another value at this path of keys."""
     name, below = path[0], path[1:]
     if isinstance(block, Mapping):  # lines of components and rewards have names of their own, with dots
         rest = ".".join(path)
         name, below = (name, below) if name in block and below else (rest, ())
-        return {**block, name: _replaced(block[name], below, value) if below else value}
-    return dataclasses.replace(block, **{name: _replaced(getattr(block, name), below, value) if below else value})
+        return {**block, name: replaced(block[name], below, value) if below else value}
+    return dataclasses.replace(block, **{name: replaced(getattr(block, name), below, value) if below else value})
 
 
 def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> Demand | None:

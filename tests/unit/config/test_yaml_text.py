@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.config.yaml_text import to_yaml
+from rlplace.config.yaml_text import to_yaml, with_values
 
 WORDS = st.text(max_size=12) | st.text(alphabet="-+._:, ean01", max_size=4)
 KEYS = WORDS.filter(lambda text: not re.fullmatch(r"[-+]?[0-9][0-9_]*", text))  # a line of a placement may be 0 or "0"
@@ -34,3 +34,56 @@ def test_only_texts_that_some_reader_takes_for_something_else_are_quoted() -> No
 def test_texts_that_are_numbers_to_a_reader_stay_texts(text: str) -> None:
     mapping = {"a": text, "b": {"placement": "0-3", "c": text, "d": [text, {"e": text}], "f": 8}}
     assert yaml.safe_load(to_yaml(mapping)) == mapping
+
+
+CONFIG = """\
+# A job.
+cluster:
+  component_placement:   # where
+    actor: 0-7           # trains
+    env, rollout: 0-3
+  allow_resident: []     # who stays
+env: {id: A, enable_offload: true}  # simulates
+runner:
+  # how long
+  total_iterations: 3
+
+# the end
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "changed"),
+    [
+        ({"cluster.component_placement.actor": "0-1"}, {"    actor: 0-1           # trains"}),
+        ({"cluster.component_placement.actor": {"accelerators": "0-1", "process": "shared"}},
+         {"    actor: {accelerators: 0-1, process: shared}  # trains"}),
+        ({"cluster.allow_resident": ["env"]}, {"  allow_resident: [env]  # who stays"}),
+        ({"env.enable_offload": False}, {"env: {id: A, enable_offload: false}  # simulates"}),
+        ({"cluster.component_placement.env, rollout": None, "cluster.component_placement.reward.math": 3},
+         {"    reward.math: 3"}),
+        ({"runner.seed": 1}, {"  seed: 1"}),
+        ({"rollout.pipeline_stage_num": 2, "rollout.engine": "torch"},
+         {"rollout:", "  pipeline_stage_num: 2", "  engine: torch"}),
+        ({"no.such": None}, set()),
+    ],
+)  # fmt: skip
+def test_values_change_on_their_lines(values: dict[str, object], changed: set[str]) -> None:
+    made = with_values(CONFIG, values)
+    assert {*made.splitlines()} - {*CONFIG.splitlines()} == changed
+    read = yaml.safe_load(made)
+    for path, value in values.items():
+        block, _, name = path.partition("component_placement.")
+        at = read
+        for key in block.rstrip(".").split(".") if not name else ["cluster", "component_placement", name]:
+            at = at.get(key) if key in at or value is None else at[key]
+            if at is None:
+                break
+        assert at == value
+    comments = [line.partition("#")[2] for line in CONFIG.splitlines() if "#" in line]
+    assert [line.partition("#")[2] for line in made.splitlines() if "#" in line] == comments
+
+
+def test_a_block_in_braces_takes_no_new_line() -> None:
+    with pytest.raises(ValueError, match="env has no lines to add seed to"):
+        with_values(CONFIG, {"env.seed": 1})

@@ -1,0 +1,315 @@
+"""What a search has found, in words, as plain values and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rlplace.config.yaml_text import to_yaml
+from rlplace.foresight.predict import Prediction, predict
+from rlplace.foresight.profile import Curve, Profile
+from rlplace.foresight.search import Answer, Found, Search
+from rlplace.foresight.show import limit, stage_seconds
+from rlplace.placement.show.svg import FONT, PALETTE
+from rlplace.units import show_bytes
+
+COSTS, FACTOR, _STEPS = 8, 4.0, 6
+_STAGES = ("rollout", "infer", "learn", "sync", "moves")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """By which factor a cost would have to change for a runner-up to be the better plan."""
+
+    cost: str
+    share: float  # of the processor seconds of the best plan
+    less: float | None  # None: not above 1 / FACTOR
+    more: float | None  # None: not below FACTOR
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """An answer with all that is told of it."""
+
+    name: str  # of the config
+    search: Search
+    answer: Answer
+    front: Sequence[Found]  # no plan is better in seconds, accelerators and free memory at once
+    turns: Sequence[Turn]
+    seconds: float  # that the search took
+    notes: Sequence[str] = ()
+
+    @property
+    def best(self) -> Found:
+        assert self.answer.best is not None, "an empty space is an error"
+        return self.answer.best
+
+
+def pareto(found: Sequence[Found]) -> list[Found]:
+    """Return the plans that no other beats in seconds, accelerators or free memory without losing in another."""
+
+    def beats(one: Found, other: Found) -> bool:
+        mine, its = ((f.seconds, f.used, -(f.margin_bytes or 0)) for f in (one, other))
+        return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))
+
+    kept = [f for f in found if not any(beats(other, f) for other in found)]
+    alike = {(f.seconds, f.used, f.margin_bytes): f for f in reversed(kept)}
+    return sorted(alike.values(), key=lambda f: (f.used, f.seconds))
+
+
+def turns(
+    search: Search, best: Found, others: Sequence[Found], objective: Callable[[Found, float], float]
+) -> Iterator[Turn]:
+    """Bisect each of the costs that take most of the processors for the factor at which one of `others` is as good."""
+    spent = best.prediction.costs.spent
+    whole = sum(spent.values()) or 1.0
+    for cost in sorted((c for c in spent if spent[c]), key=lambda c: -spent[c])[:COSTS]:
+
+        def lead(factor: float, cost: str = cost) -> float:
+            scaled = _scaled(search.profile, cost, factor)
+            ours, *theirs = (objective(f, _again(search, f, scaled).seconds) for f in (best, *others))
+            return min(theirs) - ours
+
+        yield Turn(cost=cost, share=spent[cost] / whole, less=_flip(lead, 1 / FACTOR), more=_flip(lead, FACTOR))
+
+
+def _flip(lead: Callable[[float], float], far: float) -> float | None:
+    """Return the factor between 1 and `far` at which the lead is lost, None where it is not."""
+    if lead(far) >= 0.0:
+        return None
+    near = 1.0
+    for _ in range(_STEPS):
+        middle = (near * far) ** 0.5
+        near, far = (middle, far) if lead(middle) >= 0.0 else (near, middle)
+    return far
+
+
+def _scaled(profile: Profile, cost: str, factor: float) -> Profile:
+    curve = profile.costs[cost]
+    points = tuple(
+        dataclasses.replace(
+            p, cpu_s=p.cpu_s * factor, least_cpu_s=p.least_cpu_s * factor, blocked_s=p.blocked_s * factor
+        )
+        for p in curve.points
+    )
+    costs = {**profile.costs, cost: Curve(points=points, source=curve.source)}
+    return dataclasses.replace(profile, costs=costs)
+
+
+def _again(search: Search, found: Found, profile: Profile) -> Prediction:
+    return predict(search.space.config_of(found.layout), found.plan, found.case, profile)
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def describe(found: Found) -> str:
+    """Write a plan on one line."""
+    placement, layout = found.plan.placement, found.layout
+    parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]
+    if layout.mode.groups:
+        parts.append(f"{layout.mode.groups} stage group{'s' * (layout.mode.groups > 1)}")
+    if layout.mode.shared:
+        parts.append("env and rollout in one process")
+    if layout.stays:
+        parts.append(f"{', '.join(layout.stays)} stay{'s' * (len(layout.stays) == 1)}")
+    return "; ".join(parts)
+
+
+def _unlike(found: Found, best: Found) -> str:
+    """Write what differs from the best plan."""
+    same = describe(best).split("; ")
+    return "; ".join(part for part in describe(found).split("; ") if part not in same) or "fewer stay"
+
+
+def why_slower(best: Found, other: Found) -> str:
+    """Say which stage of `other` takes longer than that of the best, and what limits it."""
+    ours, theirs = stage_seconds(best.prediction.numbers), stage_seconds(other.prediction.numbers)
+    longer = {s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in _STAGES}
+    stage = max(longer, key=longer.__getitem__)
+    if longer[stage] <= 0.0:
+        return "it uses more accelerators"
+    share = max(other.prediction.processors.values(), default=0.0)
+    busy = f"; processors at work {share:.0%}" if share >= 0.9 else ""
+    return f"{longer[stage]:.2g} s more in {stage}{busy}"
+
+
+def render_text(result: Result) -> str:
+    """Write what was found as a page of text."""
+    answer, best = result.answer, result.best
+    lines = [f"search: {result.name}, {result.search.space.plan.topology.describe()}", ""]
+    lines += [f"best: {best.seconds:.3g} s an iteration on {_accelerators(best)}; {_proof(answer)}"]
+    current = answer.current
+    if current is None:
+        lines.append("the config's own plan does not hold, see above")
+    elif current.value <= best.value * (1 + 1e-9):
+        lines.append("the config's own plan is as good")
+    else:
+        lines.append(f"{current.seconds / best.seconds:.3g} times as fast as the config: {current.seconds:.3g} s")
+    lines += [f"  {describe(best)}", f"  {limit(best.prediction)}", "", *_stage_table(result), ""]
+    if changes := result.search.space.changes(best.layout):
+        lines += ["keys that change", *(f"  {line}" for line in to_yaml(nested(changes)).splitlines()), ""]
+    if others := answer.found[1:]:
+        lines.append("the runners-up")
+        rows = []
+        for other in others:
+            loses = f"+{other.value / best.value - 1:.1%}"
+            rows.append((f"{other.seconds:.3g} s", loses, why_slower(best, other), _unlike(other, best)))
+        lines += [*_table(rows), ""]
+    lines.append("seconds, accelerators, free memory: nothing is better in all three")
+    lines += [*_table([(f"{f.seconds:.3g} s", str(f.used), _margin(f), describe(f)) for f in result.front]), ""]
+    if result.turns:
+        lines.append("what would make a runner-up the better plan: a cost, times")
+        lines += [*_table([(t.cost, f"{t.share:.0%} of the work", _factors(t)) for t in result.turns]), ""]
+    return "\n".join([*lines, *_counted(result), *result.notes])
+
+
+def _proof(answer: Answer) -> str:
+    if answer.proven:
+        return "proven: under the profile no plan takes less (gap 0 %)"
+    return f"no plan is below {answer.bound:.3g} (gap {answer.gap:.1%})"
+
+
+def _accelerators(found: Found) -> str:
+    return f"{found.used} accelerator{'s' * (found.used != 1)}"
+
+
+def _margin(found: Found) -> str:
+    return "not known" if found.margin_bytes is None else show_bytes(found.margin_bytes)
+
+
+def _stage_table(result: Result) -> list[str]:
+    columns = {"best": result.best} | ({"config": result.answer.current} if result.answer.current else {})
+    seconds = [stage_seconds(found.prediction.numbers) for found in columns.values()]
+    rows = [(stage, *(f"{column.get(stage, 0.0):.4f}" for column in seconds)) for stage in seconds[0]]
+    return _table([("seconds", *columns), *rows])
+
+
+def _factors(turn: Turn) -> str:
+    found = [f"{factor:.2f}" for factor in (turn.less, turn.more) if factor is not None]
+    return " or ".join(found) or f"nothing between 1/{FACTOR:g} and {FACTOR:g}"
+
+
+def _counted(result: Result) -> list[str]:
+    counts = result.answer.counts
+    told = [f"{counts[name]} {name}" for name in counts if counts[name]]
+    lines = [f"counted: {', '.join(told)}; {result.seconds:.1f} s"]
+    if result.answer.refused:
+        lines.append("  refused: " + ", ".join(f"{code} {n}" for code, n in sorted(result.answer.refused.items())))
+    if result.answer.lacking:
+        names = ", ".join(sorted(result.answer.lacking))
+        lines.append(f"  without costs: the profile lacks {names}, and with it the profile of a run that needs them")
+    return lines
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return [("  " + "   ".join(f"{t:<{w}}" for t, w in zip(row, widths, strict=True))).rstrip() for row in rows]
+
+
+def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as blocks, as YAML has them; the names of components keep their dots."""
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        if value is None:
+            continue
+        block = "cluster.component_placement."
+        path = ["cluster", "component_placement", key[len(block) :]] if key.startswith(block) else key.split(".")
+        at = found
+        for name in path[:-1]:
+            at = at.setdefault(name, {})
+        at[path[-1]] = value
+    return found
+
+
+# ── plain values, and a picture ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def render_json(result: Result) -> dict[str, Any]:
+    """Return what was found as plain values."""
+    answer, best = result.answer, result.best
+
+    def record(found: Found) -> dict[str, Any]:
+        return {
+            "seconds": found.seconds,
+            "value": found.value,
+            "stages": stage_seconds(found.prediction.numbers),
+            "accelerators": found.used,
+            "free_bytes": found.margin_bytes,
+            "bottleneck": limit(found.prediction),
+            "placement": found.plan.placement.canonical(),
+            "changes": result.search.space.changes(found.layout),
+        }
+
+    return {
+        "config": result.name,
+        "objective": answer.objective,
+        "best": record(best),
+        "current": None if answer.current is None else record(answer.current),
+        "bound": answer.bound,
+        "gap": answer.gap,
+        "proven": answer.proven,
+        "runners_up": [
+            record(f) | {"loses": f.value / best.value - 1, "why": why_slower(best, f)} for f in answer.found[1:]
+        ],
+        "front": [record(f) for f in result.front],
+        "sensitivity": [dataclasses.asdict(turn) for turn in result.turns],
+        "counts": dict(answer.counts),
+        "refused": dict(answer.refused),
+        "lacking": dict(answer.lacking),
+        "search_s": result.seconds,
+        "notes": list(result.notes),
+    }
+
+
+_WIDTH, _ROW, _LEFT = 960, 44, 24
+
+
+def render_svg(result: Result) -> str:
+    """Draw the seconds of the stages of the best plan, of the config's and of the runners-up, below each other."""
+    shown = {f"{'best' if at == 0 else f'runner-up {at}'}": f for at, f in enumerate(result.answer.found)}
+    if result.answer.current is not None and result.answer.current.value > result.best.value:
+        shown["config"] = result.answer.current
+    longest = max(found.seconds for found in shown.values())
+    scale = (_WIDTH - 2 * _LEFT - 90) / longest
+    fill = [colours[0] for colours in PALETTE]
+    body: list[str] = []
+    for row, (name, found) in enumerate(shown.items()):
+        y, x = 64 + row * _ROW, float(_LEFT)
+        body.append(f'<text x="{x:.0f}" y="{y}">{escape(f"{name}: {describe(found)}")}</text>')
+        seconds = stage_seconds(found.prediction.numbers)
+        for at, stage in enumerate(_STAGES):
+            width = seconds.get(stage, 0.0) * scale
+            title = f"<title>{stage} {seconds.get(stage, 0.0):.4f} s</title>"
+            body.append(
+                f'<rect x="{x:.1f}" y="{y + 6}" width="{width:.1f}" height="14" fill="{fill[at]}">{title}</rect>'
+            )
+            x += width
+        body.append(f'<text x="{x + 6:.0f}" y="{y + 18}">{found.seconds:.3g} s</text>')
+    legend = itertools.chain.from_iterable(
+        (
+            f'<rect x="{_LEFT + 110 * at}" y="30" width="10" height="10" fill="{fill[at]}"/>',
+            f'<text x="{_LEFT + 16 + 110 * at}" y="40">{stage}</text>',
+        )
+        for at, stage in enumerate(_STAGES)
+    )
+    style = (
+        f"text{{font:12px {FONT};fill:#1f2328}}@media(prefers-color-scheme:dark){{text{{fill:#e6edf3}}"
+        ".page{fill:#0d1117}}.page{fill:#fff}"
+    )
+    head = f"{escape(result.name)}: {_proof(result.answer)}"
+    height = 76 + len(shown) * _ROW
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}">',
+            f"<style>{style}</style>",
+            f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
+            f'<text x="{_LEFT}" y="20" font-weight="bold">{head}</text>',
+            *legend,
+            *body,
+            "</svg>",
+        ]
+    )

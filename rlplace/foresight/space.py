@@ -1,0 +1,268 @@
+"""The plans that a search chooses among, and the lines of the config that each changes.
+
+A component has an interval of accelerators, one rank on each. Intervals lie within a node, at a multiple of their size
+or at its end, or they are whole nodes. Accelerators of a node that are used alike are equal, and so are such nodes:
+of places that differ in nothing else, the first is tried::
+
+    actor 0-3, env 0-1      the same as      actor 0-3, env 2-3      or      actor 4-7, env 4-5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from rlplace.config.schema import Config
+from rlplace.errors import ConfigError, did_you_mean
+from rlplace.foresight.bounds import Mode, Size, Sizes, Spread
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.machines.pools import WHOLE_CLUSTER
+from rlplace.placement.machines.topology import Ranges, show_range
+from rlplace.placement.memory.case import replaced
+from rlplace.placement.plan import Plan
+
+GROUPS = (1, 2, 4)  # stage groups
+_PLACEMENT = "cluster.component_placement"
+Cells = tuple[tuple[int, ...], ...]  # node -> accelerator -> the components there, as bits
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One plan of a space."""
+
+    mode: Mode
+    sizes: Sizes  # of every component
+    starts: Mapping[str, int]  # free component -> its first accelerator
+    stays: tuple[str, ...] = ()  # free components that stay on accelerators which others need
+
+
+class Space:
+    """The plans of a job in which some components are free."""
+
+    def __init__(
+        self, config: Config, plan: Plan, *, fixed: Collection[str] = (), accelerators: Collection[int] = ()
+    ) -> None:
+        """`fixed`: components that stay as they are. `accelerators`: how many a plan may use; none given: any.
+
+        Raises ConfigError for names that are no component and numbers of accelerators that the cluster does not have.
+        """
+        placement = plan.placement
+        for name in fixed:
+            if name not in placement.components:
+                near = did_you_mean(name, placement.components)
+                why = "components are " + ", ".join(placement.components)
+                raise ConfigError.of("bad-option", "fix", "no such component", name, why, f"fix={near or 'actor'}")
+        for count in accelerators:
+            if not 0 < count <= plan.topology.num_accelerators:
+                why, fix = (
+                    f"the cluster has {plan.topology.describe()}",
+                    f"accelerators={plan.topology.num_accelerators}",
+                )
+                raise ConfigError.of("bad-option", "accelerators", "there are not so many", str(count), why, fix)
+        self.config, self.plan, self.counts = config, plan, frozenset(accelerators)
+        self.most = max(self.counts, default=plan.topology.num_accelerators)
+        self.free = tuple(c for c in placement.components if c not in fixed and _movable(placement, c))
+        self.nodes = plan.topology.nodes
+        self._bits = {c: 1 << at for at, c in enumerate(placement.components)}
+        self.now = Mode(plan.stage_groups, plan.row_routes.direct)
+
+    @cached_property
+    def modes(self) -> tuple[Mode, ...]:
+        """Return what may hold for all components; what it is now first."""
+        pair = {"env", "rollout"}
+        shared = (False, True) if pair <= {*self.free} else (self.now.shared,)
+        groups = GROUPS if "rollout" in self.free else (self.now.groups,)
+        found = (Mode(g, s) for g, s in itertools.product(groups, shared))
+        return tuple(dict.fromkeys([self.now, *found]))
+
+    def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:
+        """Return the sizes that each component may have: its ranks divide the rows, or it is as it is now."""
+        rows = self.config.simulator_env.total_num_envs
+        found: dict[str, tuple[Size, ...]] = {}
+        for component in self.plan.placement.components:
+            now = self._size_now(component)
+            if component not in self.free:
+                found[component] = (now,)
+                continue
+            whole = rows if component == "actor" else rows // mode.groups
+            fitting = [n for n in self._lengths if whole % n == 0]
+            if mode == self.now and now.accelerators <= self.most:
+                fitting.append(now.accelerators)
+            found[component] = tuple(Size(n, n) for n in sorted({*fitting}))
+        if rows % mode.groups or rows % (mode.groups * min(size.ranks for size in found["env"])):
+            return dict.fromkeys(found, ())
+        return found
+
+    @cached_property
+    def _lengths(self) -> tuple[int, ...]:
+        """Return the lengths of intervals: up to a node, and whole nodes."""
+        each = max(node.accelerators for node in self.nodes)
+        alike = sum(node.accelerators == each for node in self.nodes)
+        found = [*range(1, each + 1), *(each * n for n in range(2, alike + 1))]
+        return tuple(n for n in found if n <= self.most)
+
+    def _size_now(self, component: str) -> Size:
+        placement = self.plan.placement
+        return Size(len(placement.accelerators(component)), placement.world_size(component))
+
+    @cached_property
+    def empty(self) -> Cells:
+        """Return the accelerators with the components that are not free."""
+        fixed = {
+            number: sum(
+                bit
+                for c, bit in self._bits.items()
+                if c not in self.free and number in self.plan.placement.accelerators(c)
+            )
+            for number in self.plan.placement.topology.all
+        }
+        return tuple(tuple(fixed[number] for number in node.numbers) for node in self.nodes)
+
+    def places(self, cells: Cells, component: str, length: int) -> Iterator[tuple[int, Cells]]:
+        """Return the first accelerator of each interval that differs from others, and the accelerators with it."""
+        bit, seen = self._bits[component], set[object]()
+        for start, touched in self._intervals(length):
+            covered = tuple(
+                (self._alike[node], tuple(sorted(Counter(cells[node][first:stop]).items())), tuple(sorted(cells[node])))
+                for node, first, stop in touched
+            )
+            key = tuple(sorted(covered)) if len(covered) > 1 else covered
+            if key in seen:
+                continue
+            seen.add(key)
+            after = list(cells)
+            for node, first, stop in touched:
+                row = cells[node]
+                after[node] = (*row[:first], *(here | bit for here in row[first:stop]), *row[stop:])
+            yield start, tuple(after)
+
+    def again(self, cells: Cells, component: str, other: str) -> Cells:
+        """Return the accelerators with `component` where the `other` is."""
+        bit, there = self._bits[component], self._bits[other]
+        return tuple(tuple(here | bit if here & there else here for here in row) for row in cells)
+
+    def _intervals(self, length: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
+        """Return the intervals of a length: first accelerator, and (node, begin, end) of each part."""
+        each = max(node.accelerators for node in self.nodes)
+        found: list[tuple[int, list[tuple[int, int, int]]]] = []
+        if length > each:
+            count, full = length // each, [node for node in self.nodes if node.accelerators == each]
+            for at in dict.fromkeys([*range(0, len(full) - count + 1, count), len(full) - count]):
+                run = full[at : at + count]
+                if run[-1].rank - run[0].rank == count - 1:
+                    found.append((run[0].first, [(node.rank, 0, each) for node in run]))
+            return found
+        for node in self.nodes:
+            last = node.accelerators - length
+            for at in dict.fromkeys([*range(0, last + 1, length), last]) if last >= 0 else ():
+                found.append((node.first + at, [(node.rank, at, at + length)]))
+        return found
+
+    @cached_property
+    def _alike(self) -> tuple[int, ...]:
+        """Return a number for each node; equal nodes have the same. The driver makes its node unlike the others."""
+        kinds: dict[object, int] = {}
+        return tuple(
+            kinds.setdefault((n.rank == 0, n.kind, n.alike, n.host_memory_bytes), len(kinds)) for n in self.nodes
+        )
+
+    def spread(self, layout: Layout) -> Spread:
+        """Return how many ranks of each component each node has."""
+        found: dict[str, Mapping[int, int]] = {}
+        for component, size in layout.sizes.items():
+            if component not in layout.starts:
+                found[component] = Counter(self.plan.placement.locations(component).node)
+                continue
+            window = range(layout.starts[component], layout.starts[component] + size.accelerators)
+            parts = self.plan.topology.parts(window)
+            found[component] = {node.rank: len(part) // size.each for node, part in parts}
+        return found
+
+    def stays(self, cells: Cells) -> list[tuple[str, ...]]:
+        """Return which free components may stay on accelerators that others need."""
+        present = {here for row in cells for here in row}
+        sharing = [c for c in self.free if any(here & self._bits[c] and here != self._bits[c] for here in present)]
+        return [chosen for count in range(len(sharing) + 1) for chosen in itertools.combinations(sharing, count)]
+
+    def used(self, cells: Cells) -> int:
+        return sum(1 for row in cells for here in row if here)
+
+    def current(self) -> Layout:
+        """Return the plan of the config as it is; of a component on several intervals, the first."""
+        placement = self.plan.placement
+        starts = {c: placement.accelerators(c).pieces[0].start for c in self.free}
+        sizes = {c: self._size_now(c) for c in placement.components}
+        allowed = self.config.cluster.allow_resident
+        stays = [c for c in self.free if not self.plan.offload[c] and c in allowed]
+        return Layout(mode=self.now, sizes=sizes, starts=starts, stays=tuple(stays))
+
+    def changes(self, layout: Layout) -> dict[str, Any]:
+        """Return the keys of the config that differ, with their values; None: the line goes."""
+        lines, written = self._lines(layout), self.config.cluster.component_placement
+        changed: dict[str, Any] = {f"{_PLACEMENT}.{name}": None for name in written if name not in lines}
+        for component, line in lines.items():
+            if written.get(component) != line:
+                changed[f"{_PLACEMENT}.{component}"] = line
+        if layout.mode.groups != self.now.groups:
+            changed["rollout.pipeline_stage_num"] = layout.mode.groups
+        sharing = self._sharing(layout)
+        for component in sharing:
+            key = f"{self.config.key_of(component)}.enable_offload"
+            if self.config.block_of(component).enable_offload is (component in layout.stays):
+                changed[key] = component not in layout.stays
+        stays = [c for c in self.config.cluster.allow_resident if c not in sharing or c in layout.stays]
+        stays += [c for c in layout.stays if c not in stays]
+        if stays != [*self.config.cluster.allow_resident]:
+            changed["cluster.allow_resident"] = stays
+        return changed
+
+    def _sharing(self, layout: Layout) -> list[str]:
+        """Return the free components that share accelerators with any other."""
+        placement = self.plan.placement
+        on = {c: placement.accelerators(c) for c in placement.components}
+        on |= {c: Ranges.of([range(at, at + layout.sizes[c].accelerators)]) for c, at in layout.starts.items()}
+        return [c for c in self.free if any(on[c] & on[other] for other in on if other != c)]
+
+    def _lines(self, layout: Layout) -> dict[str, Any]:
+        """Return the placement of all components; those that are not free keep their own line where it says as much."""
+        written, plain = self.config.cluster.component_placement, self.plan.placement.canonical()
+        # Lines that name numbers say the same whatever the others do.
+        kept = {c: line for c, line in written.items() if not isinstance(line, Mapping) and "rest" not in str(line)}
+        lines: dict[str, Any] = {}
+        for component in self.plan.placement.components:
+            if component not in layout.starts:
+                lines[component] = kept.get(component, plain[component])
+                continue
+            start, size = layout.starts[component], layout.sizes[component]
+            place = start if size.accelerators == 1 else show_range(range(start, start + size.accelerators))
+            own: dict[str, Any] = {"accelerators": place}
+            if size.each > 1:
+                own["accelerators_per_rank"] = size.each
+            if layout.mode.shared and component in ("env", "rollout"):
+                own["process"] = "shared"
+            lines[component] = own if len(own) > 1 else place
+            if component in kept and len(own) == 1 and plain[component] == str(place):
+                lines[component] = kept[component]
+        return lines
+
+    def config_of(self, layout: Layout) -> Config:
+        """Return the config with the changes of a layout."""
+        config = replaced(self.config, _PLACEMENT.split("."), self._lines(layout))
+        for key, value in self.changes(layout).items():
+            if not key.startswith(_PLACEMENT):
+                value = tuple(value) if isinstance(value, list) else value
+                config = replaced(config, key.split("."), value)
+        assert isinstance(config, Config)
+        return config
+
+
+def _movable(placement: HybridComponentPlacement, component: str) -> bool:
+    """Return whether a component is on accelerators of any node, one rank on each."""
+    spec = placement.spec(component)
+    size = len(spec.accelerators)
+    plain = spec.parallel.tensor_parallel_size == 1 and spec.node_group == WHOLE_CLUSTER
+    return plain and size > 0 and spec.world_size == size

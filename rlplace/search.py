@@ -1,0 +1,242 @@
+"""`python -m rlplace.search --config-name hybrid_ppo profile=last`: the placement whose iterations take least.
+
+Exit codes: 0 a plan was found, 2 wrong usage, config, placement or profile, 3 no plan of the space holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplace.config import compose
+from rlplace.config.yaml_text import with_values
+from rlplace.errors import ClusterError, ConfigError, PlacementError, ProblemsError, did_you_mean, suggestion
+from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
+from rlplace.foresight.known import find_profile, foreign
+from rlplace.foresight.predict import predict
+from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
+from rlplace.foresight.space import Space
+from rlplace.prepare import Prepared, planned_only, prepare_composed
+
+FOUND, WRONG, NOTHING_HOLDS = 0, 2, 3
+USAGE = Path(__file__).with_name("search_usage.txt")
+FORMATS = ("text", "json", "svg")
+_WORDS = ("objective", "fix", "accelerators", "seconds")  # that are no keys of a config
+_SECONDS = 60.0
+_NEAREST = 16  # numbers of accelerators that are tried where those asked for have no plan
+_SPECIAL = ("move_", "direct_wait")  # costs that some plans need and others do not
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One command line."""
+
+    words: list[str]  # for Hydra
+    form: str
+    apply: Path | None
+    objective: str
+    fixed: tuple[str, ...]
+    accelerators: tuple[int, ...]
+    seconds: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what one command line asks for; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not {"--help", "-h"}.isdisjoint(words):
+            configs = compose.listed(compose.config_names(), indent="    ")
+            print(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.search", configs=configs), end="")
+            return FOUND
+        return _search(_request(words))
+    except PlacementError as error:
+        print(error, file=sys.stderr)
+        return NOTHING_HOLDS if "empty-space" in error.codes else WRONG
+    except (ProblemsError, ClusterError) as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except SystemExit as done:  # of argparse
+        return done.code if isinstance(done.code, int) else WRONG
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FOUND
+
+
+def _request(words: Sequence[str]) -> Request:
+    """Take the options of a search out of the words. Raises ConfigError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--format", nargs="?", const="", default="text")
+    parser.add_argument("--apply", nargs="?", const="")
+    options, rest = parser.parse_known_args(words)
+    if options.format not in FORMATS:
+        near = did_you_mean(options.format, FORMATS)
+        raise _wrong("--format", "no such format", options.format, "one of " + ", ".join(FORMATS), near)
+    if options.apply == "":
+        raise _wrong("--apply", "to which file?", None, "the config with the changed lines is written there")
+    own = {key: word.partition("=")[2] for word in rest if (key := word.partition("=")[0]) in _WORDS and "=" in word}
+    objective = own.get("objective", OBJECTIVES[0])
+    if objective not in OBJECTIVES:
+        near = did_you_mean(objective, OBJECTIVES)
+        what = "no such objective" + suggestion(near)
+        raise _wrong(
+            "objective", what, objective, "one of " + ", ".join(OBJECTIVES), f"objective={near or OBJECTIVES[0]}"
+        )
+    return Request(
+        words=[word for word in rest if word.partition("=")[0] not in _WORDS],
+        form=options.format,
+        apply=None if options.apply is None else Path(options.apply),
+        objective=objective,
+        fixed=tuple(name.strip() for name in own.get("fix", "").split(",") if name.strip()),
+        accelerators=tuple(_whole(text) for text in own.get("accelerators", "").split(",") if text.strip()),
+        seconds=_positive(own.get("seconds", str(_SECONDS))),
+    )
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise _wrong(
+            "accelerators", "is no whole number", text, "how many accelerators a plan uses", "accelerators=4,8"
+        )
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0.0:
+        raise _wrong("seconds", "is no time above 0", text, "a search ends then with what it has", "seconds=60")
+    return value
+
+
+def _search(request: Request) -> int:
+    jobs = compose.with_hydra(request.words)
+    if len(jobs) != 1:
+        raise _wrong("--multirun", "several configs", None, "a search is of one config", "name one, without a sweep")
+    job = prepare_composed(jobs[0])
+    if job.not_run:
+        print(planned_only(job.not_run), file=sys.stderr)
+    result = _found(request, job)
+    if request.apply is not None:
+        _apply(request, job, result)
+    match request.form:
+        case "json":
+            print(json.dumps(render_json(result), indent=1))
+        case "svg":
+            print(render_svg(result))
+        case _:
+            print(render_text(result))
+    return FOUND
+
+
+def _found(request: Request, job: Prepared) -> Result:
+    """Search, and find out what is told beside the best plan."""
+    if job.config.kind != "mlp":
+        raise _wrong("search", "jobs with simulators are searched", None, "this one has a text task")
+    profile = find_profile(job.config, job.plan, job.case)
+    if profile is None:
+        why, fix = (
+            "a search compares what plans take, as a run has measured it",
+            "profile=last, after a run of this job",
+        )
+        raise ConfigError.of("no-profile", "profile", "is needed", None, why, fix)
+    space = Space(job.config, job.plan, fixed=request.fixed, accelerators=request.accelerators)
+    missing = predict(job.config, job.plan, job.case, profile).costs.missing
+    if lacking := [name for name in missing if not any(part in name for part in _SPECIAL)]:
+        what = f"the profile lacks {', '.join(lacking)}"
+        run = shlex.join(["python", "-m", "rlplace.train", *request.words])
+        why = "each iteration of every plan needs it"
+        raise ConfigError.of(
+            "profile-lacks", "profile", what, job.config.profile, why, f"{run} runner.total_iterations=10"
+        )
+    search, began = Search(space, profile), time.monotonic()
+
+    def over(share: float = 1.0) -> bool:
+        return time.monotonic() - began > request.seconds * share
+
+    answer = search.run(objective=request.objective, over=lambda: over(0.8))
+    best = answer.best
+    if best is None:
+        raise _nothing(request, job, search, answer)
+    seconds = time.monotonic() - began
+    plans = [*answer.all_found]
+    for count in sorted({size.accelerators for s in space.sizes(space.now).values() for size in s}):
+        if count < best.used and not space.counts and not over(0.9):
+            plans += search.run(most=count, keep=1, over=lambda: over(0.9)).all_found
+    found = []
+    if len(answer.found) > 1 and not over(0.9):
+
+        def value(plan: Found, seconds: float) -> float:
+            return seconds * plan.used if request.objective == "accelerator_seconds" else seconds
+
+        found = list(turns(search, best, answer.found[1:], value))
+    return Result(
+        name=job.view.name,
+        search=search,
+        answer=answer,
+        front=pareto(plans),
+        turns=found,
+        seconds=seconds,
+        notes=foreign(profile),
+    )
+
+
+def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) -> PlacementError:
+    """Explain what empties the space, and the nearest relaxation."""
+    counts, reasons = answer.counts, list[str]()
+    if counts["refused by memory"]:
+        reasons.append(f"{counts['refused by memory']} plans do not fit in memory")
+    reasons += [f"{number} are refused: {code}" for code, number in sorted(answer.refused.items())]
+    if answer.lacking:
+        reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")
+    fix = "fewer names in fix=; or no accelerators="
+    if counts["refused by memory"]:
+        fix = "cluster.accelerator.memory larger; or python -m rlplace.plan explains what is short"
+    elif answer.lacking:
+        fix = "profile=<several runs, with commas>, one of which shares accelerators as these plans do"
+    elif request.accelerators:
+        reasons.append(f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators")
+        asked = max(request.accelerators)
+        near = sorted(range(1, job.plan.topology.num_accelerators + 1), key=lambda n: (abs(n - asked), n))[:_NEAREST]
+        spaces = (Space(job.config, job.plan, fixed=request.fixed, accelerators=[n]) for n in near)
+        held = (Search(space, search.profile).run(keep=1).best for space in spaces)
+        fix = next((f"accelerators={best.used}" for best in held if best), fix)
+    return PlacementError.of("empty-space", "search", "no plan holds", None, "\n".join(reasons) or "none is left", fix)
+
+
+def _apply(request: Request, job: Prepared, result: Result) -> None:
+    """Write the config's own text with the changed lines, read it back, and say how to train with it."""
+    assert request.apply is not None
+    line, file = compose.CommandLine.of(request.words), request.apply.with_suffix(".yaml")
+    changes = result.search.space.changes(result.best.layout)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(with_values(line.text, changes), encoding="utf-8")
+    kept = [word for word in line.overrides if not _overruled(word.partition("=")[0], changes)]
+    words = ["--config-dir", str(file.parent), "--config-name", file.stem, *kept]
+    (composed,) = compose.with_hydra(words)
+    applied = prepare_composed(composed)
+    if applied.plan.placement.canonical() != result.best.plan.placement.canonical():
+        why = "the file takes lines from others that it names in defaults, which do not mix with the new ones"
+        raise _wrong("--apply", "the written config has another placement", str(file), why, "apply the lines by hand")
+    run = shlex.join([word for word in words if not word.startswith("profile=")])
+    print(f"wrote {file}: python -m rlplace.train {run}", file=sys.stderr)
+
+
+def _overruled(key: str, changes: Sequence[str] | dict[str, object]) -> bool:
+    return any(key == changed or key.startswith(f"{changed}.") for changed in changes)
+
+
+def _wrong(key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:
+    return ConfigError.of("bad-option", key, what, got, why, fix or "see --help")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

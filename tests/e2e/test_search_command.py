@@ -1,0 +1,85 @@
+"""`python -m rlplace.search`: what it prints and writes, and what wrong input gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from rlplace.foresight.profile import Profile
+from rlplace.plan import main as plan
+from rlplace.search import main as search
+from tests.foresight_profiles import usual_profile
+
+JOB = ("--config-name", "hybrid_ppo")
+
+
+def written(folder: Path, profile: Profile) -> str:
+    file = folder / "profile.json"
+    file.write_text(json.dumps(profile.record()))
+    return f"profile={file}"
+
+
+def test_the_best_plan_is_told_with_its_proof_and_what_is_behind_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = written(tmp_path, usual_profile())
+    assert search([*JOB, profile]) == 0
+    text = capsys.readouterr().out
+    for part in ("proven: under the profile", "times as fast as the config", "keys that change", "runners-up", "times"):
+        assert part in text
+    assert search([*JOB, profile, "--format", "json", "objective=accelerator_seconds", "fix=actor"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["proven"]
+    assert record["gap"] == 0.0
+    assert record["best"]["placement"]["actor"] == "0-7"
+    assert record["best"]["value"] == pytest.approx(record["best"]["seconds"] * record["best"]["accelerators"])
+    values = [record["best"]["value"], *(other["value"] for other in record["runners_up"])]
+    assert values == sorted(values)
+    assert search([*JOB, profile, "--format=svg"]) == 0
+    assert ElementTree.fromstring(capsys.readouterr().out).tag.endswith("svg")
+
+
+def test_the_written_config_has_the_plan_and_the_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, profile = tmp_path / "best.yaml", written(tmp_path, usual_profile())
+    assert search([*JOB, profile, "runner.seed=3", "env.enable_offload=true", "--apply", str(file)]) == 0
+    told = capsys.readouterr().err
+    assert f"--config-dir {tmp_path} --config-name best runner.seed=3\n" in told
+    assert "# simulates" in file.read_text()
+    assert plan(["--config-dir", str(tmp_path), "--config-name", "best"]) == 0
+    capsys.readouterr()
+    assert search(["--config-dir", str(tmp_path), "--config-name", "best", profile]) == 0
+    assert "the config's own plan is as good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        ((), 2, "[no-profile]"),
+        (("{profile}", "objective=second"), 2, "objective=seconds"),
+        (("{profile}", "fix=rolout"), 2, "fix=rollout"),
+        (("{profile}", "accelerators=many"), 2, "is no whole number"),
+        (("{profile}", "seconds=-1"), 2, "is no time above 0"),
+        (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
+        (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),
+        (("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"), 3, "do not fit in memory"),
+        (("{lacking}",), 2, "the profile lacks env.run/sim"),
+        (("{still}", "fix=actor,env,rollout"), 3, "the profile lacks env.move_full/rest"),
+    ],
+)
+def test_wrong_input_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], status: int, told: str
+) -> None:
+    usual = usual_profile()
+    lacks = {"{lacking}": "env.run/sim", "{still}": "env.move", "{profile}": "no cost"}
+    given = []
+    for word in words:
+        if word in lacks:
+            costs = {name: curve for name, curve in usual.costs.items() if not name.startswith(lacks[word])}
+            word = written(tmp_path, dataclasses.replace(usual, costs=costs))
+        given.append(word)
+    assert search([*JOB, *given]) == status
+    assert told in capsys.readouterr().err

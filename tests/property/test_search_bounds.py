@@ -1,0 +1,73 @@
+"""No prediction is below its bound, over random placements and profiles; bounds of sizes are below those of plans."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rlplace.config import compose
+from rlplace.errors import ProblemsError
+from rlplace.foresight.bounds import Bounds, Mode, Size
+from rlplace.foresight.costs import Costs
+from rlplace.foresight.predict import predict
+from rlplace.foresight.space import Layout, Space
+from rlplace.placement.memory.case import memory_case
+from rlplace.placement.plan import make_plan
+from rlplace.prepare import Prepared, prepare_composed
+from tests.foresight_profiles import random_profile
+
+
+def random_layout(rng: random.Random, space: Space) -> Layout:
+    nodes, count = space.plan.topology.nodes, space.plan.topology.num_accelerators
+    mode, sizes, starts = Mode(rng.choice([1, 2, 4]), rng.random() < 0.2), {}, {}
+    for component in ("actor", "env", "rollout"):
+        node = rng.choice(nodes)
+        size = rng.choice([*range(1, node.accelerators + 1), count])
+        sizes[component] = Size(size, size)
+        starts[component] = 0 if size == count else node.first + rng.randint(0, node.accelerators - size)
+    if mode.shared:
+        sizes["rollout"], starts["rollout"] = sizes["env"], starts["env"]
+    stays = tuple(c for c in sizes if rng.random() < 0.3)
+    return Layout(mode=mode, sizes=sizes, starts=starts, stays=stays)
+
+
+def prepared(*words: str) -> Prepared:
+    (composed,) = compose.with_hydra(["--config-name", "hybrid_ppo", "algorithm.rollout_steps=4", *words])
+    return prepare_composed(composed)
+
+
+NODES = "cluster.num_nodes=2", "cluster.accelerators_per_node=4"
+
+
+@pytest.mark.parametrize(
+    ("words", "tries"),
+    [
+        ((), 60),
+        (("cluster.launcher=inline",), 20),
+        (("rollout.merge_requests=true",), 40),
+        (NODES, 40),
+        pytest.param((), 800, marks=pytest.mark.slow),
+        pytest.param((*NODES, "rollout.merge_requests=true"), 400, marks=pytest.mark.slow),
+    ],
+)
+def test_no_prediction_is_below_its_bound(words: tuple[str, ...], tries: int) -> None:
+    job, rng, made = prepared("env.total_num_envs=48", *words), random.Random(len(words) + tries), 0
+    space = Space(job.config, job.plan)
+    while made < tries:
+        layout = random_layout(rng, space)
+        config = space.config_of(layout)
+        try:
+            plan = make_plan(config, job.plan.topology)
+        except ProblemsError:
+            continue
+        made += 1
+        profile = random_profile(rng)
+        bounds = Bounds(config, plan.topology, Costs(profile))
+        seconds = predict(config, plan, memory_case(plan, config), profile).seconds
+        bound = bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout))
+        assert bound <= seconds * (1 + 1e-9), (layout, plan.placement.canonical())
+        several = {c: (size, Size(8, 8)) for c, size in layout.sizes.items()}
+        one = bounds.of_sizes(layout.mode, {c: (size,) for c, size in layout.sizes.items()})
+        assert bounds.of_sizes(layout.mode, several) <= one * (1 + 1e-9)
+        assert one <= bound * (1 + 1e-9)

@@ -53,11 +53,29 @@ SIMULATORS = {
     "env alone": spread("0-1", "0-7", "0-1"),
     "one rollout": spread("0-3", "4-7", "0"),
 }
+# A tiny model of random weights (scripts/get_model tiny, tiny_reward), whose answers nearly all have their full length.
+TINY = ("model@actor.model=tiny", "rollout.engine=transformers", "env.chat=false")
+GRPO = ("--config-name", "hybrid_grpo_llm", *TINY, "runner.eval_every=0", "algorithm.max_new_tokens=48")
+PPO = ("--config-name", "rlhf_tiny", "critic.warmup_iterations=0", "algorithm.max_new_tokens=32")
+LANGUAGE = {
+    "one each, apart": spread("0", "1", "2"),
+    "one version ahead": spread("0", "1", "2", "algorithm.max_staleness=1"),
+    "gradients while generating": spread("0", "1", "2", "algorithm.accumulate_early=true"),
+    "two learn, apart": spread("0-1", "2", "2"),
+    "two engines, one shared": spread("0-1", "0", "1-2"),
+    "three engines": spread("0", "0", "0-2"),
+}
+SCORED = {
+    "all on one": spread("0", "0", "0", f"{PLACE}reference=0", f"{PLACE}critic=0", f"{PLACE}reward=0"),
+    "one engine, apart": spread("0", "0", "2", f"{PLACE}reference=1", f"{PLACE}critic=1", f"{PLACE}reward=1"),
+    "critic apart": spread("0", "0", "0-2", f"{PLACE}critic=2"),
+}
 JOBS = {
     "simulators": [
         Job("InvertedPendulum, 64x64", PENDULUM, SIMULATORS),
         Job("HalfCheetah, 256x256", CHEETAH, {name: SIMULATORS[name] for name in [*SIMULATORS][1::2]}),
     ],
+    "language": [Job("GRPO", GRPO, LANGUAGE), Job("PPO, reference, reward model", PPO, SCORED)],
 }
 
 

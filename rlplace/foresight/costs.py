@@ -20,7 +20,9 @@ _FIXED = {
     "prefill": 0.5,
     "decode": 0.8,
     "micro_batch": 0.2,
+    "sharded_micro_batch": 0.4,
     "score": 0.2,
+    "sharded_score": 0.4,
     "infer": 0.2,
 }
 _FIXED_ELSE = 1.0

@@ -56,9 +56,15 @@ class JoinedRank(TextRank):
     def score(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
         """Make a pass over all samples without gradients."""
         for picks in packing.ranks[self.slot.rank]:
-            yield from self.part(watch, "score", sum(tokens[i] for i in picks), method, "infer")
-            yield from self.barrier.meet()
+            yield from self.forward(watch, "score", sum(tokens[i] for i in picks), method, "infer")
         yield from self.exchange(method, watch)
+
+    def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
+        """Make one pass of the model, in which several ranks exchange weights."""
+        parts = (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
+        yield from self.spend(self.cost(size, *(f"{method}/{name}" for name in parts for method in methods)))
+        watch.lap(part, size)
+        yield from self.barrier.meet()
 
     def exchange(self, method: str, watch: Stopwatch) -> Body:
         yield from self.part(watch, "exchange", self.ranks, method, "learn")
@@ -91,10 +97,8 @@ class TrainedRank(JoinedRank):
         )
 
     def differentiate(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
-        methods = dict.fromkeys((method, "learn", "accumulate"))
         for picks in packing.ranks[self.slot.rank]:
-            yield from self.part(watch, "micro_batch", sum(tokens[i] for i in picks), *methods)
-            yield from self.barrier.meet()
+            yield from self.forward(watch, "micro_batch", sum(tokens[i] for i in picks), method, "learn", "accumulate")
 
     def update(self, packings: Sequence[Packing], tokens: Sequence[int], watch: Stopwatch) -> Body:
         for packing in packings:
@@ -145,7 +149,8 @@ class LmActorRank(TrainedRank):
                 self._groups.append(group)
                 held += size
             wave = yield from self.scatter(wave)
-            yield from self.part(watch, "accumulate_wait", 0, "accumulate", "learn")
+            yield from self.spend(self.cost(0, "accumulate/accumulate_wait", "learn/wait"))
+            watch.lap("accumulate_wait")
             if wave is None:
                 return watch.metrics("actor")
             yield from self.differentiate("accumulate", self.pack(wave), wave, inner)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body, Rank, Site
-from rlplace.foresight.world import Barrier, Event
+from rlplace.foresight.world import Barrier, Event, Sleep
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.plan import Plan
@@ -29,6 +29,7 @@ from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, WEIGHTS, W
 
 _LOOKS = 16  # of an engine for a later turn of a conversation, while it decodes to its next end of an answer
 _END = object()  # of an iteration
+_IN_TURN_S = 0.005  # rewards that take longer are given by other processes
 
 
 class Request(NamedTuple):
@@ -49,6 +50,13 @@ class Answer(NamedTuple):
     tokens: int
 
 
+class Graded(NamedTuple):
+    """A sample that a grader in another process has given its reward."""
+
+    group: int
+    tokens: int
+
+
 class Group(NamedTuple):
     """What is put when all samples of a group are there: tokens of each, prompts included."""
 
@@ -57,7 +65,7 @@ class Group(NamedTuple):
 
 
 class Lengths:
-    """Lengths of prompts, answers and conversations, the same in every placement.
+    """Lengths of prompts, answers and conversations, and the seconds of rewards, the same in every placement.
 
     In each iteration they are the quantiles of what was measured, in an order that follows from its number.
     """
@@ -70,7 +78,7 @@ class Lengths:
 
     def prompt(self, iteration: int, group: int) -> int:
         drawn = self._drawn("env.prompt_tokens", self._longest_prompt, self._prompts, iteration, 0)
-        return min(drawn[group % self._prompts], self._longest - 1)
+        return min(drawn[group % len(drawn)], self._longest - 1)
 
     def turns(self, iteration: int, group: int, sample: int) -> int:
         """Return the answers of an episode."""
@@ -81,6 +89,11 @@ class Lengths:
     def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
         """Return the tokens that the task adds after an answer."""
         return self._of("env.reply_tokens", self._longest_prompt, iteration, group, sample, turn)
+
+    def reward_s(self, iteration: int, group: int, sample: int) -> float:
+        """Return the seconds from an episode's end to its reward."""
+        drawn = self._quantiles("env.reward_s", self._prompts * self._each, iteration, 0)
+        return drawn[(group * self._each + sample) % len(drawn)] if drawn else 0.0
 
     def answer(self, request: Request, sample: int) -> int:
         drawn = self._of(
@@ -94,11 +107,15 @@ class Lengths:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a prediction
     def _drawn(self, name: str, unknown: int, count: int, iteration: int, turn: int) -> Sequence[int]:
-        measured = sorted(self._costs.profile.samples.get(name, ()))
-        if not measured:
+        drawn = [round(value) for value in self._quantiles(name, count, iteration, turn)]
+        if not drawn:
             self._costs.missing.setdefault(name, unknown)
-            return [unknown] * count
-        drawn = [round(measured[int((place + 0.5) / count * len(measured))]) for place in range(count)]
+        return drawn or [unknown]
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def _quantiles(self, name: str, count: int, iteration: int, turn: int) -> Sequence[float]:
+        measured = sorted(self._costs.profile.samples.get(name, ()))
+        drawn = [measured[int((place + 0.5) / count * len(measured))] for place in range(count) if measured]
         random.Random(f"{name} {iteration} {turn}").shuffle(drawn)
         return drawn
 
@@ -145,15 +162,14 @@ class TextRank(Rank):
     def barrier(self) -> Barrier:
         return self.site.barrier(self.component)
 
-    def cost(self, part: str, size: float, *methods: str, laps: float = 1.0) -> Cost:
-        """Return what laps take, by the first method of which they were measured."""
-        names = [f"{method}/{part}" for method in methods]
-        known = next((name for name in names if f"{self.component}.{name}" in self.costs.profile.costs), names[0])
-        return self.costs.of(f"{self.component}.{known}", size, laps=laps)
+    def cost(self, size: float, *names: str, laps: float = 1.0) -> Cost:
+        """Return what laps take, by the first `<method>/<part>` of `names` that was measured."""
+        known = (name for name in names if f"{self.component}.{name}" in self.costs.profile.costs)
+        return self.costs.of(f"{self.component}.{next(known, names[0])}", size, laps=laps)
 
     def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
         """Spend a lap and count it."""
-        yield from self.spend(self.cost(part, size, *methods))
+        yield from self.spend(self.cost(size, *(f"{method}/{part}" for method in methods)))
         watch.lap(part, size)
 
 
@@ -187,31 +203,34 @@ class TextEnvRank(TextRank):
                 due += to_ask.popleft().samples
                 yield from self.part(watch, "put", 0, "run")
                 continue
-            answer = yield from self._take(watch)
-            if answer is _END:
+            item = yield from self._take(watch)
+            if item is _END:
                 ended += 1
                 continue
-            due -= 1
-            yield from self.part(watch, "sim", 0, "run")
-            following = self._following(answer)
-            if following is not None:
-                to_ask.append(following)
+            if isinstance(item, Answer):
+                due -= 1
+                yield from self.part(watch, "sim", 0, "run")
+                following = self._following(item)
+                if following is not None:
+                    to_ask.append(following)
+                    yield from self.part(watch, "reward", 0, "run")
+                    continue
                 yield from self.part(watch, "reward", 0, "run")
+                item = self._submit(item)
+            if item is None:
                 continue
-            for _ in ("submitted", "graded"):
-                yield from self.part(watch, "reward", 0, "run")
-            group = answer.request.group
-            whole[group].append(answer.request.tokens + answer.tokens)
-            if len(whole[group]) == samples:
+            yield from self.part(watch, "reward", 0, "run")
+            whole[item.group].append(item.tokens)
+            if len(whole[item.group]) == samples:
                 for channel in readers:
-                    yield from self.site.channels[channel].put(Group(group, tuple(whole[group])))
-                del whole[group]
+                    yield from self.site.channels[channel].put(Group(item.group, tuple(whole[item.group])))
+                del whole[item.group]
                 yield from self.part(watch, "put", 0, "run")
         yield from self._end(watch, ended)
         return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Return the next answer; _END where another env rank has all of its own."""
+        """Return the next answer, or what is graded; _END where another env rank has all of its own."""
         answer = yield from self.site.channels[COMPLETIONS].get(str(self.slot.rank))
         yield from self.part(watch, "wait", 0, "run")
         return answer
@@ -227,9 +246,23 @@ class TextEnvRank(TextRank):
             return None
         return asked._replace(first=sample, samples=1, turn=asked.turn + 1, tokens=tokens)
 
+    def _submit(self, answer: Answer) -> Graded | None:
+        """Return the graded sample; None where another process grades it, which then hands it over."""
+        asked = answer.request
+        graded = Graded(asked.group, asked.tokens + answer.tokens)
+        seconds = self.site.lengths.reward_s(asked.iteration, asked.group, answer.sample)
+        if seconds < _IN_TURN_S:
+            return graded
+        self.world.spawn(self._grade(graded, seconds))
+        return None
+
+    def _grade(self, graded: Graded, seconds: float) -> Body:
+        yield Sleep(seconds)
+        yield from self.site.channels[COMPLETIONS].put(graded, str(self.slot.rank))
+
     def _end(self, watch: Stopwatch, ended: int) -> Body:
         """Tell env rank 0; there, wait for all and tell the engines."""
-        yield from self.spend(self.cost("rest", 0, "run"))
+        yield from self.spend(self.cost(0, "run/rest"))
         if self.slot.rank:
             yield from self.site.channels[COMPLETIONS].put(_END, "0")
         else:
@@ -274,7 +307,7 @@ class TextRolloutRank(TextRank):
     def generate(self, iteration: int) -> Body:
         watch = self.watch("prefill", "decode", "wait", "put")
         tokens = yield from self._answer_all(watch)
-        yield from self.spend(self.cost("rest", 0, "generate"))
+        yield from self.spend(self.cost(0, "generate/rest"))
         seconds = watch.seconds["prefill"] + watch.seconds["decode"]
         return {
             **watch.metrics("rollout"),
@@ -296,7 +329,7 @@ class TextRolloutRank(TextRank):
             while self._active and self._active[0][0] <= self._steps:
                 ended.append(heapq.heappop(self._active)[2])
             for answer in ended:
-                yield from self.spend(self.cost("put", len(ended), "generate", laps=1 / len(ended)))
+                yield from self.spend(self.cost(len(ended), "generate/put", laps=1 / len(ended)))
                 yield from self.site.channels[COMPLETIONS].put(answer, str(answer.request.env))
                 tokens += answer.tokens
             if ended:
@@ -329,8 +362,7 @@ class TextRolloutRank(TextRank):
         """Load weights that were pushed meanwhile."""
         while self._held >= 0 and self.site.push(WEIGHTS, self._held + 1)[1].happened:
             self._held += 1
-            known = f"{self.component}.generate/update" in self.costs.profile.costs
-            yield from self.spend(self.cost(*(("update", 0, "generate") if known else ("rest", 0, "pull_weights"))))
+            yield from self.spend(self.cost(0, "generate/update", "pull_weights/rest"))
             watch.lap("update")
 
     def _begin(self, watch: Stopwatch) -> Body:
@@ -360,6 +392,6 @@ class TextRolloutRank(TextRank):
             steps = 1
         elif asking and self._room and self.site.open:
             steps = max(1, steps // _LOOKS)
-        yield from self.spend(self.cost("decode", len(self._active), "generate", laps=steps))
+        yield from self.spend(self.cost(len(self._active), "generate/decode", laps=steps))
         watch.lap("decode", len(self._active))
         self._steps += steps

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -258,6 +259,7 @@ class OpenEpisode:
     dialogue: TextEpisode
     answers: list[str] = dataclasses.field(default_factory=list)
     replies: list[str] = dataclasses.field(default_factory=list)
+    submitted_s: float = 0.0  # performance counter, when it went to the grader
 
     def transcript(self) -> Transcript:
         completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
@@ -383,6 +385,7 @@ class Pass:
             self._to_ask.append(following)
             return
         self._grading[place] = self._open.pop(place)
+        episode.submitted_s = time.perf_counter()
         self.watch.draw("turns", len(episode.answers))
         self._grader.submit(Case(group=item.group, sample=item.sample, transcript=episode.transcript()))
         self.watch.lap("reward")
@@ -423,7 +426,9 @@ class Pass:
         weights = {reward.name: reward.weight for reward in self._worker.rewards}
         finished = []
         for case, rewards in self._grader.done(wait=wait):
-            sample = self._grading.pop((case.group, case.sample)).tokens.finish(rewards, weights)
+            episode = self._grading.pop((case.group, case.sample))
+            self.watch.draw("reward_s", time.perf_counter() - episode.submitted_s)
+            sample = episode.tokens.finish(rewards, weights)
             finished.append(dataclasses.replace(sample, transcript=case.transcript))
         self.watch.lap("reward")
         return finished

@@ -108,10 +108,14 @@ class LmLearner:
         with torch.no_grad():
             for picks in micro_batches:
                 found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks))))
-                watch.lap("score", batch.size(picks))
+                watch.lap(self._part("score"), batch.size(picks))
             summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
         watch.lap("exchange", self._ranks.world_size)
         return summed.view(found.shape)
+
+    def _part(self, name: str) -> str:
+        """Name a pass for a stopwatch: with several ranks, each pass exchanges weights."""
+        return f"sharded_{name}" if self._ranks.world_size > 1 else name
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +141,7 @@ class LmLearner:
             for picks in packing.ranks[self._ranks.rank]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
-                watch.lap("micro_batch", sum(lengths.tokens[i] for i in picks))
+                watch.lap(self._part("micro_batch"), sum(lengths.tokens[i] for i in picks))
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
             numbers = self._trainer.sum_over_ranks([*shares], torch.stack([*shares.values()]), iteration)
             watch.lap("exchange", self._ranks.world_size)
@@ -271,7 +275,7 @@ class ActorLearner(LmLearner):
             importance = None if cap is None else importance_weights(behaviour, engine, cap)
             loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
             loss.backward()
-            watch.lap("micro_batch", batch.size(picks))
+            watch.lap(self._part("micro_batch"), batch.size(picks))
             held.shares = {name: held.shares.get(name, 0.0) + part for name, part in parts.items()}
 
     @property

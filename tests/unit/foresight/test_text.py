@@ -72,6 +72,15 @@ def test_a_conversation_takes_its_turns_one_after_another() -> None:
     assert found.numbers["rollout/tokens"] == 20
 
 
+def test_slow_rewards_are_given_while_other_answers_are_generated() -> None:
+    words = (PLACE + "rollout=2", "rollout.step_sequences=1")
+    quick = generated(2, 1, (10.0,), *words, reward_s=0.0001)
+    assert quick.numbers["time/rollout_s"] == pytest.approx(2 * 11 * MS)
+    slow = generated(2, 1, (10.0,), *words, reward_s=0.1)
+    assert slow.numbers["time/rollout_s"] == pytest.approx((2 * 11 + 100) * MS)
+    assert slow.numbers["env/sim_s"] == 0.0
+
+
 def test_ranks_share_micro_batches_by_tokens_and_meet_in_each() -> None:
     costs, place = {"actor.learn/micro_batch": 10.0, "actor.learn/exchange": 1.0}, (PLACE + "rollout=2",)
     words = ("actor.token_budget=32", *place)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlplace.config import compose
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import PROCESSOR, Curve, Point, Profile
-from rlplace.prepare import prepare_composed
+from rlplace.prepare import Prepared, prepare_composed
 
 PLACE = "cluster.component_placement."
 MS = 0.001
@@ -26,6 +26,24 @@ def timed(
 
     `samples`: distributions that lengths are drawn from.
     """
+    job, profile = job_of(config, *words), profile_of(costs, cores=cores, sizes=sizes, samples=samples, on=on)
+    return predict(job.config, job.plan, job.case, profile)
+
+
+def job_of(config: str, *words: str) -> Prepared:
+    (composed,) = compose.with_hydra(["--config-name", config, *words])
+    return prepare_composed(composed)
+
+
+def profile_of(
+    costs: Mapping[str, float],
+    *,
+    cores: int = 8,
+    sizes: Mapping[str, float] | None = None,
+    samples: Mapping[str, Sequence[float]] | None = None,
+    on: str = PROCESSOR,
+) -> Profile:
+    """Return a profile in which a lap takes so many milliseconds."""
     curves = {}
     for name, ms in costs.items():
         points = [(0.0, ms)]
@@ -36,7 +54,4 @@ def timed(
             on=on,
         )
     drawn = {name: tuple(values) for name, values in (samples or {}).items()}
-    profile = Profile(machine={"cores": cores}, versions={}, subjects={}, costs=curves, samples=drawn)
-    (composed,) = compose.with_hydra(["--config-name", config, *words])
-    job = prepare_composed(composed)
-    return predict(job.config, job.plan, job.case, profile)
+    return Profile(machine={"cores": cores}, versions={}, subjects={}, costs=curves, samples=drawn)

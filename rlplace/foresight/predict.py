@@ -13,6 +13,7 @@ from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Rank, Site, make_groups
 from rlplace.foresight.simulators import EnvRank, PolicyActorRank, RolloutRank
 from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
+from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
 from rlplace.overlap import make_loop
 from rlplace.placement.language.spec import role_of
@@ -55,15 +56,22 @@ def can_predict(config: Config) -> bool:
     return config.kind == "mlp" or not config.missing
 
 
-def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
-    """Run iterations of the plan on a logical clock, timed by the profile."""
-    costs, cores = Costs(profile), int(profile.machine.get("cores", 1))
+def open_loop(
+    config: Config, plan: Plan, case: MemoryCase, costs: Costs, *, cores: int, iterations: int
+) -> tuple[Site, Loop]:
+    """Return a world with the ranks of a plan, and the real loop over them; `cores`: of each node."""
     site_of, kinds = (Site, _SIMULATORS) if config.kind == "mlp" else (TextSite, _TEXT)
     site = site_of(config, plan, costs, cores)
     groups = make_groups(site, {component: kinds[role_of(component)] for component in plan.placement.components})
+    runner = dataclasses.replace(config.runner, total_iterations=iterations)
+    return site, make_loop(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
+
+
+def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
+    """Run iterations of the plan on a logical clock, timed by the profile."""
+    costs, cores = Costs(profile), int(profile.machine.get("cores", 1))
     count = _ITERATIONS + 2 * plan.schedule.needs.ahead
-    runner = dataclasses.replace(config.runner, total_iterations=count + plan.schedule.needs.ahead + 1)
-    loop = make_loop(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
+    site, loop = open_loop(config, plan, case, costs, cores=cores, iterations=count + plan.schedule.needs.ahead + 1)
     found = [loop.iteration(index) for index in range(count)][1 + plan.schedule.needs.ahead :]
     names = dict.fromkeys(name for numbers in found for name in numbers)
     return Prediction(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.foresight.predict import Prediction
-from tests.foreseen import MS, PLACE, timed
+from rlplace.foresight.costs import Costs
+from rlplace.foresight.predict import Prediction, open_loop
+from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
 GRPO = ("rollout.engine=transformers", "runner.eval_every=0", PLACE + "actor=0", PLACE + "env=1")
 ENGINE = {"rollout.generate/prefill": 2.0, "rollout.generate/decode": 1.0}
@@ -102,6 +103,18 @@ def test_scorers_take_turns_where_they_share_accelerators() -> None:
 
     assert infer_s(actor=0, reference=0, reward=0, critic=0) == pytest.approx((3 + 5 + 7 + 11) * MS)
     assert infer_s(actor=0, reference=1, reward=2, critic=1) == pytest.approx((max(3, 5, 11) + 7) * MS)
+
+
+def test_held_out_prompts_are_answered_before_those_of_the_iteration() -> None:
+    samples = {"rollout.answer_tokens": (10.0,), "env.prompt_tokens": (6.0,)}
+    words = (*GRPO, PLACE + "rollout=2", "runner.eval_every=1", "runner.eval_prompts=1", "algorithm.max_new_tokens=64")
+    job = job_of("hybrid_grpo_llm", *words, "algorithm.prompts=1", "algorithm.samples_per_prompt=2")
+    _, loop = open_loop(
+        job.config, job.plan, job.case, Costs(profile_of(ENGINE, samples=samples)), cores=8, iterations=2
+    )
+    numbers = loop.iteration(0, evaluate=True)
+    assert numbers["time/evaluate_s"] == pytest.approx(11 * MS)
+    assert numbers["time/rollout_s"] == pytest.approx(11 * MS)
 
 
 def test_long_answers_are_spent_from_one_end_of_an_answer_to_the_next() -> None:

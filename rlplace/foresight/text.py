@@ -366,7 +366,7 @@ class TextRolloutRank(TextRank):
             watch.lap("update")
 
     def _begin(self, watch: Stopwatch) -> Body:
-        """Make a step that reads prompts. vLLM decodes in the same pass."""
+        """Make a step that reads prompts. vLLM decodes in the same pass, and reads many prompts in several."""
         room, read = self.job.text_rollout.step_sequences - len(self._active), 0
         mixed = self.job.text_rollout.engine == "vllm"
         if self._active and not mixed:
@@ -383,7 +383,12 @@ class TextRolloutRank(TextRank):
             heapq.heappush(self._active, (self._steps + answer.tokens - 1, self._begun, answer))
             self._begun, room = self._begun + 1, room - 1
         if mixed:
-            yield from self.part(watch, "prefill", min(read, self.job.text_rollout.step_tokens), "generate")
+            whole, rest = divmod(read, most := self.job.text_rollout.step_tokens)
+            if whole:
+                yield from self.spend(self.cost(most, "generate/prefill", laps=whole))
+            if rest:
+                yield from self.spend(self.cost(rest, "generate/prefill"))
+            watch.lap("prefill", read)
 
     def _decode(self, watch: Stopwatch, asking: bool) -> Body:
         """Make the steps up to the next end of an answer, fewer where a request may come that there is room for."""

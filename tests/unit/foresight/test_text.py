@@ -37,6 +37,14 @@ def test_an_engine_reads_each_prompt_once_and_decodes_all_answers_in_flight_at_o
     assert more.numbers["rollout/policy_s"] == pytest.approx(more.numbers["time/rollout_s"])
 
 
+def test_vllm_reads_all_prompts_in_passes_of_so_many_tokens_and_decodes_meanwhile() -> None:
+    words = (PLACE + "rollout=2", "rollout.engine=vllm")
+    found = generated(4, 2, (10.0,), *words)
+    assert found.numbers["time/rollout_s"] == pytest.approx((2 + 2 + 9) * MS)  # the first prompt, the three others
+    narrow = generated(4, 2, (10.0,), *words, "rollout.step_tokens=8", "rollout.step_sequences=8")
+    assert narrow.numbers["time/rollout_s"] == pytest.approx((2 + 3 * 2 + 9) * MS)  # 18 tokens: 8, 8 and 2
+
+
 def test_the_longest_answer_of_the_engines_ends_generation() -> None:
     found = generated(2, 1, (10.0, 30.0), PLACE + "rollout=1-2")
     assert found.numbers["time/rollout_s"] == pytest.approx((2 + 29) * MS)

@@ -170,9 +170,8 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
     """Overrides come on top of this command line; another config takes over nothing but folders and cluster."""
     if "=" in other:
         return [*words, *shlex.split(other)]
-    flags = compose.CommandLine.of(words).flags
-    folders = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
-    kept = [*(f"{flag}={folder}" for flag, folder in folders.items() if folder), f"--config-name={other}"]
+    kept = [f"--config-dir={folder}" for folder in compose.CommandLine.of(words).folders[:-1]]
+    kept.append(f"--config-name={other}")
     return [*kept, *(word for word in words if word.startswith("cluster="))]
 
 
@@ -226,6 +225,8 @@ def _solve(words: Sequence[str]) -> int:
         near = did_you_mean(got or "", knobs) or next(iter(knobs))
         why = "sizes to solve for are " + ", ".join(knobs)
         raise _wrong("bad-option", "solve", "no such size" if got else "for what?", got, why, f"solve {near}")
+    if len(named) > 1 and compose.CommandLine.of(named[1:]).file.is_file():  # the config, and no component
+        del named[1]
     knob, component = knobs[named[0]], named[1] if len(named) > 1 else None
     code = FITS
     for job in _request(words[len(named) :]).jobs():

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from rlplace.config.read import value_at
-from rlplace.config.yaml_text import line_sources, not_yaml, repeated_key, show
+from rlplace.config.yaml_text import line_sources, named_in_defaults, not_yaml, repeated_key, show
 from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
@@ -52,21 +52,33 @@ class CommandLine:
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> CommandLine:
-        """Raises SystemExit for an unknown flag."""
+        """Read the words; the first that is no override names the config, as `--config-name` does.
+
+        A name that ends in .yaml is a file: its folder is looked in first. Raises SystemExit for an unknown flag.
+        """
         parser = argparse.ArgumentParser(add_help=False)
-        for name, short in (("config-name", "cn"), ("config-dir", "cd"), ("config-path", "cp"), ("package", "p")):
+        for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
             parser.add_argument(f"--{name}", f"-{short}")
+        parser.add_argument("--config-dir", "-cd", action="append", default=[])
         for name, short in (("multirun", "m"), ("run", "r"), ("help", "h")):
             parser.add_argument(f"--{name}", f"-{short}", action="store_true")
         parser.add_argument("--resolve", action="store_true")
         parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
         parser.add_argument("overrides", nargs="*")
         flags = parser.parse_intermixed_args(argv)
-        own = [Path(folder).resolve() for folder in (flags.config_dir, flags.config_path) if folder]
-        name = flags.config_name and flags.config_name.removesuffix(".yaml")
+        own = [Path(folder).resolve() for folder in (*flags.config_dir, flags.config_path) if folder]
+        overrides: list[str] = flags.overrides
+        name: str | None = flags.config_name
+        if name is None and (words := [word for word in overrides if "=" not in word and not word.startswith("~")]):
+            name, overrides = words[0], [word for word in overrides if word != words[0]]
+        if name is not None and name.endswith(".yaml"):
+            file = Path(name)
+            if file.is_file() or (file.parent.is_dir() and file.name != name):
+                own, name = [file.parent.resolve(), *own], file.name
+            name = name.removesuffix(".yaml")
         folders = [*own, CONFIG_DIR]
         root = next((folder for folder in folders if (folder / f"{name}.yaml").is_file()), folders[0])
-        return cls(flags, flags.overrides, name, folders, root)
+        return cls(flags, overrides, name, folders, root)
 
     @property
     def swept(self) -> bool:
@@ -99,7 +111,11 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         near = did_you_mean(line.name or "", names)
         code, what = ("no-config", "no config was named") if line.name is None else ("unknown-config", "no such config")
         why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
-        fix = f"--config-name {near or 'hybrid_ppo'}"
+        fix = near or "hybrid_ppo"
+        if line.name is not None and line.name.endswith(".yml"):
+            what, fix = "the name of a config ends in .yaml", f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
+        elif line.name is None or line.flags.config_name is not None:
+            fix = f"--config-name {fix}"
         raise ConfigError.of(code, "--config-name", what + suggestion(near), line.name, why, fix)
     try:
         own = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath") if line.text else None
@@ -185,9 +201,24 @@ def _join_names(mapping: dict[Any, Any]) -> None:
 
 
 def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[str, Source]:
-    """Find the lines of the keys of config `name`, in the first of the folders that has it."""
+    """Find the lines of the keys of config `name` and of those that it extends, in the first folder that has each."""
+    found: dict[str, Source] = {}
+    for file in _with_parents(places, name):
+        found |= line_sources(file.read_text(encoding="utf-8"), _short(file), prefix)
+    return found
+
+
+def _with_parents(places: Sequence[Path], name: str, below: Collection[str] = ()) -> list[Path]:
+    """List the files of the configs that config `name` names in its `defaults`, theirs before, and its own last."""
     file = next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
-    return line_sources(file.read_text(encoding="utf-8"), _short(file), prefix) if file is not None else {}
+    if file is None or name in below:  # a circle, which Hydra reports
+        return []
+    text, above = file.read_text(encoding="utf-8"), name.rpartition("/")[0]
+    parents = [
+        parent.removeprefix("/") if parent.startswith("/") else f"{above}/{parent}".removeprefix("/")
+        for parent in named_in_defaults(text)
+    ]
+    return [*(each for parent in parents for each in _with_parents(places, parent, (*below, name))), file]
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
@@ -282,6 +313,8 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     """Convert an error of Hydra or OmegaConf to the standard format."""
     if isinstance(error, OverrideParseException):
         return _not_an_override(error.override)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _no_such_part(error, line)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return _not_resolved(error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file)))
     first, _, rest = str(error).strip().partition("\n")
@@ -303,6 +336,27 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     return ConfigError.of("unknown-override", key, what, word, why, fix)
 
 
+def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigError:
+    """Explain a name in `defaults` that no config, cluster or model has."""
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    known = group_names(group, line.folders)
+    near = did_you_mean(name, known)
+    by = re.match(r"In '(.+?)'", str(error))
+    word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
+    got, source = name, None
+    for file in _with_parents(line.folders, by[1] if by else str(line.name))[-1:]:
+        text = file.read_text(encoding="utf-8")
+        for key, place in line_sources(text, _short(file)).items():
+            row = text.splitlines()[(place.line or 1) - 1].strip()
+            if source is None and key.startswith("defaults[") and word.search(row):
+                got, source = row, place
+    what = f"there is no {group or 'config'} {name!r}" + suggestion(near)
+    why = f"{group or 'config'}s that can be named here:\n{listed(known) or 'none'}"
+    fix = word.sub(near, got) if near else "a name that is listed above"
+    code = {CLUSTER: "unknown-cluster", MODEL: "unknown-model"}.get(group, "unknown-config")
+    return ConfigError.of(code, "defaults", what, got, why, fix, source=source)
+
+
 def _not_an_override(word: str) -> ConfigError:
     """Explain an override that Hydra's grammar does not read; quote lists of numbers, such as 0-3,5-7 in braces."""
     quoted = re.sub(r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word)
@@ -311,6 +365,9 @@ def _not_an_override(word: str) -> ConfigError:
         with contextlib.suppress(OverrideParseException):
             OverridesParser.create().parse_overrides([quoted])
             fix = shlex.quote(quoted)
+    if "=" not in word:
+        why, fix = "an override is key=value, and the config is named already", f"{word}=<a value>"
+        return ConfigError.of("bad-config", word, "is no override", word, why, fix)
     what, why = (
         "cannot read the override",
         "inside braces, commas separate entries; a value with a comma is quoted there",

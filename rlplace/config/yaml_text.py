@@ -84,6 +84,15 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
     return found
 
 
+def named_in_defaults(text: str) -> list[str]:
+    """Return the configs that a YAML text extends: the plain names of its `defaults`, without those of groups."""
+    node = _composed(text)
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    lists = [value for key, value in pairs if key.value == "defaults" and isinstance(value, yaml.SequenceNode)]
+    names = [item.value for each in lists for item in each.value if isinstance(item, yaml.ScalarNode)]
+    return [name for name in names if name != "_self_"]
+
+
 def _composed(text: str) -> yaml.Node | None:
     """Compose a text by libyaml, which is ten times as fast; errors are PyYAML's, which have the line."""
     if yaml.__with_libyaml__:

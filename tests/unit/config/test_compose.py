@@ -101,3 +101,92 @@ def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:
 def test_a_written_override_is_one_word_and_has_the_value(value: object) -> None:
     (word,) = shlex.split(override("some.key", value))
     assert OverridesParser.create().parse_override(word).value() == value
+
+
+# ── the config's name or file as a word ──────────────────────────────────────────────────────────────────────────────
+
+EXTENDS = "defaults:\n  - {parent}\n  - _self_\nalgorithm:\n  gamma: {gamma}\n"
+
+
+def extends(folder: Path, parent: str = "hybrid_ppo", gamma: str = "0.9") -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "mine.yaml"
+    file.write_text(EXTENDS.format(parent=parent, gamma=gamma), encoding="utf-8")
+    return file
+
+
+def only_problem(*words: str) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        with_hydra(words)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_the_first_word_that_is_no_override_names_the_config() -> None:
+    (short,) = with_hydra(["algorithm.gamma=0.5", "hybrid_ppo"])
+    (long,) = with_hydra(["--config-name", "hybrid_ppo", "algorithm.gamma=0.5"])
+    assert short == long
+
+
+@pytest.mark.parametrize("word", ["runs/mine.yaml", "--config-name=runs/mine.yaml"])
+def test_a_file_is_a_config_and_its_folder_is_looked_in(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extends(tmp_path / "runs")
+    (tmp_path / "runs" / "cluster").mkdir()
+    (tmp_path / "runs" / "cluster" / "own.yaml").write_text("num_nodes: 3\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (job,) = with_hydra([word, "cluster=own"])
+    assert (job.name, job.mapping["algorithm"]["gamma"], job.mapping["cluster"]["num_nodes"]) == ("mine", 0.9, 3)
+    assert str(job.sources["algorithm.gamma"]) == "runs/mine.yaml:5"
+
+
+def test_a_file_of_the_current_folder_goes_before_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extends(tmp_path / "here", gamma="0.7")
+    extends(tmp_path / "there")
+    monkeypatch.chdir(tmp_path / "here")
+    (job,) = with_hydra(["mine.yaml", "--config-dir", "../there"])
+    assert job.mapping["algorithm"]["gamma"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["hybrid_pppo"], "no such config, did you mean 'hybrid_ppo'?", "hybrid_ppo"),
+        (["--config-name=hybrid_pppo"], "no such config, did you mean 'hybrid_ppo'?", "--config-name hybrid_ppo"),
+        (["mine.yml"], "the name of a config ends in .yaml", "mv mine.yml mine.yaml"),
+        (["hybrid_ppo", "rollout"], "is no override", "rollout=<a value>"),
+        (["--config-name", "hybrid_ppo", "rollout"], "is no override", "rollout=<a value>"),
+    ],
+)
+def test_a_word_that_is_neither_config_nor_override_is_explained(words: list[str], what: str, fix: str) -> None:
+    problem = only_problem(*words)
+    assert (problem.what, problem.fix) == (what, fix)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "code"),
+    [
+        ("hybrid_pppo", "hybrid_ppo", "unknown-config"),
+        ("/cluster: laptopp", "/cluster: laptop", "unknown-cluster"),
+        ("/model@actor.model: smolm2", "/model@actor.model: smollm2", "unknown-model"),
+    ],
+)
+def test_a_misspelt_name_in_defaults_is_told_with_its_line(wrong: str, right: str, code: str, tmp_path: Path) -> None:
+    """Also of the config that a config extends."""
+    file = extends(tmp_path, parent=wrong)
+    (tmp_path / "child.yaml").write_text("defaults: [mine, _self_]\n", encoding="utf-8")
+    for words in (["mine"], ["child"]):
+        problem = only_problem("--config-dir", str(tmp_path), *words)
+        assert (problem.code, problem.got, problem.fix) == (code, f"- {wrong}", f"- {right}")
+        assert str(problem.source) == f"{file}:2"
+
+
+def test_a_reference_into_the_extended_config_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
+    file = extends(tmp_path, gamma="${algorithm.gae_lamda}")
+    problem = only_problem(str(file))
+    assert (str(problem.source), problem.fix) == (f"{file}:5", "gamma: ${algorithm.gae_lambda}")
+    (job,) = with_hydra([str(extends(tmp_path))])
+    assert str(job.sources["algorithm.gae_lambda"]).partition(":")[0].endswith("configs/hybrid_ppo.yaml")

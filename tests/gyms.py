@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 
 
@@ -94,6 +95,14 @@ class DictObservations(Script):
         self.observation_space = Dict({"a": Box(0, 1), "b": Box(0, 1)})  # type: ignore[assignment]
 
 
+class Pixels(Script):
+    """Has the space of a colour image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Box(0, 255, (84, 84, 3), np.uint8)
+
+
 class ManyActions(Script):
     def __init__(self) -> None:
         super().__init__()
@@ -157,6 +166,7 @@ for _name, _class in {
     "Poisoned-v0": Poisoned,
     "DictObservations-v0": DictObservations,
     "ManyActions-v0": ManyActions,
+    "Pixels-v0": Pixels,
     "Counter-v0": Counter,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,
@@ -168,4 +178,5 @@ gymnasium.register(
     "Wrapped-v0",
     entry_point=lambda: gymnasium.wrappers.RescaleObservation(Counter(), np.float64(0.0), np.float64(1.0)),
 )
+gymnasium.register("PixelRow-v0", entry_point=lambda: FlattenObservation(Pixels()))
 gymnasium.register("Limited-v0", entry_point=Script, max_episode_steps=7)

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import shlex
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,20 @@ from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from rlplace.config.read import value_at
-from rlplace.config.yaml_text import line_sources, named_in_defaults, not_yaml, repeated_key, show
-from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggestion
+from rlplace.config.yaml_text import (
+    line_sources,
+    misread_number,
+    named_in_defaults,
+    not_yaml,
+    repeated_key,
+    scalars,
+    show,
+)
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+_TASK = ("env.kind", "env.id", "env.task")  # which simulator or task the arguments below are of
+_ARGUMENT = re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
 
 
@@ -68,17 +78,17 @@ class CommandLine:
         flags = parser.parse_intermixed_args(argv)
         own = [Path(folder).resolve() for folder in (*flags.config_dir, flags.config_path) if folder]
         overrides: list[str] = flags.overrides
-        name: str | None = flags.config_name
-        if name is None and (words := [word for word in overrides if "=" not in word and not word.startswith("~")]):
-            name, overrides = words[0], [word for word in overrides if word != words[0]]
-        if name is not None and name.endswith(".yaml"):
-            file = Path(name)
-            if file.is_file() or (file.parent.is_dir() and file.name != name):
-                own, name = [file.parent.resolve(), *own], file.name
-            name = name.removesuffix(".yaml")
+        config: str | None = flags.config_name
+        if config is None and (words := [word for word in overrides if "=" not in word and not word.startswith("~")]):
+            config, overrides = words[0], [word for word in overrides if word != words[0]]
+        if config is not None and config.endswith(".yaml"):
+            file = Path(config)
+            if file.is_file() or (file.parent.is_dir() and file.name != config):
+                own, config = [file.parent.resolve(), *own], file.name
+            config = config.removesuffix(".yaml")
         folders = [*own, CONFIG_DIR]
-        root = next((folder for folder in folders if (folder / f"{name}.yaml").is_file()), folders[0])
-        return cls(flags, overrides, name, folders, root)
+        root = next((folder for folder in folders if (folder / f"{config}.yaml").is_file()), folders[0])
+        return cls(flags, overrides, config, folders, root)
 
     @property
     def swept(self) -> bool:
@@ -181,6 +191,11 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
     except OmegaConfBaseException as error:
         raise _not_resolved(error, OmegaConf.to_container(job), sources) from error
     assert isinstance(mapping, dict)
+    if resolve:  # a config of ours
+        files = _with_parents(places, name)
+        if misread := [problem for file in files for problem in _misread(file, sources)]:
+            raise ConfigError(misread)
+        _drop(mapping, _of_another_task(files, run.overrides.task))
     _join_names(mapping)
     for key in (key for key in given if "." in key):  # the command line wins over a line `key.below: ...` of the file
         mapping.pop(key, None)
@@ -219,6 +234,56 @@ def _with_parents(places: Sequence[Path], name: str, below: Collection[str] = ()
         for parent in named_in_defaults(text)
     ]
     return [*(each for parent in parents for each in _with_parents(places, parent, (*below, name))), file]
+
+
+def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
+    """Remove these keys, where they are."""
+    for path in paths:
+        above, _, key = path.rpartition(".")
+        if isinstance(block := value_at(mapping, above), dict):
+            block.pop(key, None)
+
+
+def _of_another_task(files: Sequence[Path], overrides: Sequence[str]) -> set[str]:
+    """Find the arguments that belong to a task or simulator which a later file or override replaces by another.
+
+    Returns their paths, such as `env.kwargs.digits`.
+    """
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    steps = [({key: node.value for key, node in scalars(text).items()}, [*line_sources(text, "")]) for text in texts]
+    given: dict[str, str] = {}
+    for word in OverridesParser.create().parse_overrides([*overrides]):
+        key, value = word.key_or_group, None if word.is_delete() else word.value()
+        given |= {f"{key}.{name}": "" for name in value} if isinstance(value, dict) else {key: str(value)}
+    named: dict[str, str] = {}
+    kept: set[str] = set()
+    gone: set[str] = set()
+    for values, keys in [*steps, (given, [*given])]:
+        task = {key: values[key] for key in _TASK if key in values}
+        if any(named.get(key, value) != value for key, value in task.items()):
+            gone, kept = gone | kept, set()
+        named |= task
+        here = {match[0] for key in keys if (match := _ARGUMENT.match(key))}
+        gone, kept = gone - here, kept | here
+    return gone
+
+
+def _misread(file: Path, sources: Mapping[str, Source]) -> Iterator[Problem]:
+    """Report numbers of a file that YAML reads as others, where no later file or override replaces them."""
+    for key, node in scalars(file.read_text(encoding="utf-8")).items():
+        place = Source(file=_short(file), line=node.start_mark.line + 1)
+        value = misread_number(node)
+        explained = ":" in node.value and key.startswith("cluster.component_placement")  # there, as what was meant
+        if value is None or explained or source_of(key, sources) != place:
+            continue
+        leaf = "" if key.endswith("]") else f"{key.rpartition('.')[2]}: "
+        what, base = f"YAML reads {node.value} as {value}", "60" if ":" in node.value else "8"
+        why = f"YAML 1.1 takes digits {'with colons' if base == '60' else 'after a 0'} for a number to the base {base}"
+        plain = str(value) if base == "60" else str(int(node.value.replace("_", "")))
+        fix = f'{leaf}{plain}        (or in quotes, if it is text: "{node.value}")'
+        yield Problem(
+            code="misread-number", key=key, what=what, got=f"{leaf}{node.value}", source=place, why=why, fix=fix
+        )
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:

@@ -157,6 +157,12 @@ def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _listed(item: Any, value: object) -> object:
     if not isinstance(value, (list, tuple)):
+        words = typing.get_args(item) if typing.get_origin(item) is typing.Literal else ()
+        named = [word.strip() for word in value.split(",")] if words and isinstance(value, str) else []
+        if not {*named} <= {*words}:
+            near = [meant for word in named if (meant := meant_word(word, words))]
+            fix = f"[{', '.join(near)}]" if len(near) == len(named) else None
+            raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
         fix = f"[{{{dataclasses.fields(item)[0].name}: ...}}]" if block else f"[{show(value)}]"
         if isinstance(value, str) and "," in value:
@@ -289,7 +295,7 @@ def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: S
 def _as_number(text: str, of: object) -> str | None:
     """Read a text as a number that YAML reads as one: 3e-4 without a point is text in YAML 1.1."""
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
-        return text.strip()
+        return str(int(text))
     if of is float and (percent := re.fullmatch(r"\s*([0-9]{1,2})\s*%\s*", text)):
         return show(int(percent[1]) / 100)
     try:

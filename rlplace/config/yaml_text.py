@@ -19,6 +19,7 @@ _OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text;
     r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|[-+]?\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
     re.IGNORECASE,
 )
+_NOT_DECIMAL = re.compile(r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[1-9][0-9_]*(?::[0-5]?[0-9])+)")
 _WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
 
 
@@ -82,6 +83,32 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
 
     visit(_composed(text), prefix)
     return found
+
+
+def scalars(text: str) -> dict[str, yaml.ScalarNode]:
+    """Map the path of every value of a YAML text that is neither a block nor a list to its node."""
+    found: dict[str, yaml.ScalarNode] = {}
+
+    def visit(node: yaml.Node | None, path: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                visit(value, f"{path}.{key.value}".removeprefix("."))
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                visit(value, f"{path}[{i}]")
+        elif isinstance(node, yaml.ScalarNode):
+            found[path] = node
+
+    visit(_composed(text), "")
+    return found
+
+
+def misread_number(node: yaml.ScalarNode) -> int | None:
+    """Return what YAML 1.1 makes of a plain `010` or `1:30`, 8 and 90; None for a value that is read as it looks."""
+    if node.style not in (None, "") or not _NOT_DECIMAL.fullmatch(node.value):
+        return None
+    value = yaml.safe_load(node.value)
+    return value if isinstance(value, int) else None
 
 
 def named_in_defaults(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import needs
-from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
 
 if TYPE_CHECKING:
     import gymnasium
@@ -25,6 +25,8 @@ _RESERVED = {
     "max_episode_steps": "env.max_episode_steps",
     "disable_env_checker": None,
 }
+_IMAGE_AXES = 3  # height, width and channels, in some order
+_FLATTEN = "gymnasium.wrappers.FlattenObservation"
 
 
 class GymnasiumAdapter:
@@ -131,7 +133,11 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], fix: str 
     problems: list[Problem] = []
     if not isinstance(seen, Box):
         what, why = "shows observations that are not one array", "policies take one array of numbers per step"
-        problems += _unsupported(what, seen, why, fix or _wrap("gymnasium.wrappers.FlattenObservation"))
+        problems += _unsupported(what, seen, why, fix or _wrap(_FLATTEN))
+    elif seen.dtype == "uint8" and len(seen.shape) >= _IMAGE_AXES:
+        what, why = "shows images", "there is no network for images; an MLP takes them as one row of numbers only"
+        ours = one_of(["kwargs: {obs_type: ram}        (of ALE; elsewhere an id that shows a state)", _wrap(_FLATTEN)])
+        problems += _unsupported(what, seen, why, fix or ours)
     if not (isinstance(taken, Discrete) or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
         problems += _unsupported("takes actions no policy gives", taken, why, fix or _wrap("an ActionWrapper"))

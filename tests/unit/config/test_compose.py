@@ -190,3 +190,83 @@ def test_a_reference_into_the_extended_config_has_its_line_and_a_suggestion(tmp_
     assert (str(problem.source), problem.fix) == (f"{file}:5", "gamma: ${algorithm.gae_lambda}")
     (job,) = with_hydra([str(extends(tmp_path))])
     assert str(job.sources["algorithm.gae_lambda"]).partition(":")[0].endswith("configs/hybrid_ppo.yaml")
+
+
+# ── another task than the extended config's ──────────────────────────────────────────────────────────────────────────
+
+PARENT = "env: {task: arithmetic, kwargs: {digits: 1, operations: []}, eval_kwargs: {digits: 2}, chat: false}\n"
+
+
+def env_of(folder: Path, child: str, *overrides: str) -> dict[str, object]:
+    (folder / "parent.yaml").write_text(PARENT, encoding="utf-8")
+    (folder / "child.yaml").write_text(f"defaults: [parent, _self_]\n{child}", encoding="utf-8")
+    (job,) = with_hydra([str(folder / "child.yaml"), *overrides])
+    env: dict[str, object] = job.mapping["env"]
+    return env
+
+
+@pytest.mark.parametrize(
+    ("child", "words", "kwargs"),
+    [
+        ("env: {task: prompts, kwargs: {path: a}}", [], {"path": "a"}),
+        ("env: {task: prompts, kwargs: {path: a, digits: 3}}", [], {"path": "a", "digits": 3}),
+        ("env.task: prompts\nenv.kwargs: {path: a}", [], {}),  # its line is read later, over the block
+        ("", ["env.task=prompts", "env.kwargs.path=a"], {"path": "a"}),
+        ("", ["env.kwargs={path: a}", "env.task=prompts"], {"path": "a"}),
+        ("", ["env.task=prompts", "~env.kwargs", "+env.kwargs={path: a}"], {"path": "a"}),
+        ("env: {kwargs: {path: a}}", ["env.task=prompts"], {}),
+        ("env: {task: arithmetic, kwargs: {digits: 3}}", [], {"digits": 3, "operations": []}),
+        ("", ["env.task=arithmetic", "env.kwargs.digits=3"], {"digits": 3, "operations": []}),
+    ],
+)
+def test_another_task_drops_the_arguments_of_the_one_before(
+    child: str, words: list[str], kwargs: dict[str, object], tmp_path: Path
+) -> None:
+    env = env_of(tmp_path, child, *words)
+    same = "operations" in kwargs
+    assert (env["kwargs"], env["eval_kwargs"]) == (kwargs, {"digits": 2} if same else {})
+    assert env["chat"] is False
+
+
+def test_a_shipped_config_takes_the_task_of_the_guide(tmp_path: Path) -> None:
+    child = "defaults: [hybrid_grpo_llm, _self_]\nenv:\n  task: guess_number\n  kwargs: {most: 20}\n"
+    (tmp_path / "mine.yaml").write_text(child, encoding="utf-8")
+    (job,) = with_hydra([str(tmp_path / "mine.yaml")])
+    assert job.mapping["env"]["kwargs"] == {"most": 20}
+
+
+# ── numbers that YAML reads as others ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("old", "line", "what", "fix"),
+    [
+        ("epochs: 5", "epochs: 010", "YAML reads 010 as 8", 'epochs: 10        (or in quotes, if it is text: "010")'),
+        ("seed: 0", "seed: 1:30", "YAML reads 1:30 as 90", 'seed: 90        (or in quotes, if it is text: "1:30")'),
+        (
+            "hidden: [64, 64]",
+            "hidden: [064, 64]",
+            "YAML reads 064 as 52",
+            '64        (or in quotes, if it is text: "064")',
+        ),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_is_refused(
+    old: str, line: str, what: str, fix: str, tmp_path: Path
+) -> None:
+    problem = refused(tmp_path, old, line)
+    assert (problem.code, problem.what, problem.fix) == ("misread-number", what, fix)
+    number = 1 + SHIPPED[: SHIPPED.index(old)].count("\n")
+    assert str(problem.source).endswith(f"job.yaml:{number}")
+
+
+def test_numbers_that_are_replaced_or_text_are_not_refused(tmp_path: Path) -> None:
+    job = composed(tmp_path, "epochs: 5", "epochs: 010", "algorithm.epochs=4", "env.kwargs.code=010")
+    assert job.mapping["algorithm"]["epochs"] == 4
+    assert composed(tmp_path, "  kwargs: {}", '  kwargs: {code: "010", none: 00, hex: 0x10}').mapping["env"][
+        "kwargs"
+    ] == {
+        "code": "010",
+        "none": 0,
+        "hex": 16,
+    }

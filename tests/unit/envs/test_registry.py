@@ -143,6 +143,15 @@ def test_spaces_no_policy_can_take(name: str) -> None:
     assert (found.code, found.key) == ("unsupported-space", "env.id")
 
 
+def test_images_are_refused_until_they_are_a_row() -> None:
+    """A policy without convolutions takes pixels only if the user says so."""
+    found = problem(config("tests.gyms:Pixels-v0"))
+    assert (found.code, found.key, found.what) == ("unsupported-space", "env.id", "the simulator shows images")
+    assert found.fix is not None
+    assert "gymnasium.wrappers.FlattenObservation" in found.fix
+    assert describe(config("tests.gyms:PixelRow-v0")).observation_shape == (84 * 84 * 3,)
+
+
 def test_a_bug_of_the_simulator_is_not_the_configs() -> None:
     with pytest.raises(ValueError, match="a bug in the simulator") as caught:
         describe(config("tests.gyms:Broken-v0"))

@@ -20,7 +20,7 @@ from rlplace.config.yaml_text import with_values
 from rlplace.errors import ClusterError, ConfigError, PlacementError, ProblemsError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
 from rlplace.foresight.known import find_profile, foreign
-from rlplace.foresight.predict import predict
+from rlplace.foresight.predict import can_predict, predict
 from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
 from rlplace.foresight.space import Space
 from rlplace.prepare import Prepared, planned_only, prepare_composed
@@ -139,8 +139,8 @@ def _search(request: Request) -> int:
 
 def _found(request: Request, job: Prepared) -> Result:
     """Search, and find out what is told beside the best plan."""
-    if job.config.kind != "mlp":
-        raise _wrong("search", "jobs with simulators are searched", None, "this one has a text task")
+    if not can_predict(job.config):
+        raise _wrong("search", "this job is only planned", None, "seconds are predicted of jobs that can run")
     profile = find_profile(job.config, job.plan, job.case)
     if profile is None:
         why, fix = (

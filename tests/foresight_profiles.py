@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from rlplace.foresight.profile import ACCELERATOR, PROCESSOR, Curve, Point, Profile
 
@@ -45,6 +46,51 @@ def random_profile(rng: random.Random) -> Profile:
         there = ACCELERATOR if device and name != "env.run/sim" else PROCESSOR
         costs[name] = Curve(points=tuple(point(size, 10 ** rng.uniform(-5, -2.5)) for size in sizes), on=there)
     return Profile(machine={"cores": rng.choice([1, 2, 3, 8, 32])}, versions={}, subjects={}, costs=costs)
+
+
+_TEXT_SIZED = {
+    "{}.infer/infer": (8, 2048),
+    "{}.infer/score": (8, 2048),
+    "{}.infer/exchange": (1, 4),
+    "{}.learn/micro_batch": (8, 2048),
+    "{}.learn/exchange": (1, 4),
+    "{}.generate/prefill": (4, 64),
+    "{}.generate/decode": (1, 64),
+}
+_TEXT_FLAT = (
+    *(f"{{}}.move_{to}/rest" for to in ("off", "weights", "full")),
+    *("{}/ray_call", "{}/inline_call", "{}.push_weights/rest", "{}.pull_weights/rest", "{}.compute_advantages/rest"),
+    *(f"{{}}.run/{part}" for part in ("sim", "reward", "wait", "put", "rest")),
+    *(f"{{}}.infer/{part}" for part in ("infer_wait", "wait", "rest")),
+    *(f"{{}}.learn/{part}" for part in ("wait", "step", "rest")),
+    *(f"{{}}.generate/{part}" for part in ("wait", "put", "rest", "update")),
+)
+
+
+def random_text_profile(rng: random.Random, components: Sequence[str]) -> Profile:
+    """Make costs of these components and lengths of prompts and answers."""
+    device, costs = rng.random() < 0.5, dict[str, Curve]()
+
+    def curve(sizes: Sequence[float], most: float, on: str = PROCESSOR) -> Curve:
+        drawn = sorted(10 ** rng.uniform(-5, most) for _ in sizes)
+        blocked_s = rng.choice([0.0, rng.uniform(0.0, 0.002)])
+        points = zip(sizes, drawn, strict=True)
+        return Curve(
+            points=tuple(Point(size=x, laps=3, cpu_s=s, least_cpu_s=s, blocked_s=blocked_s) for x, s in points), on=on
+        )
+
+    for component in (*components, "driver"):
+        for name in _TEXT_FLAT:
+            costs[name.format(component)] = curve([0.0], -2.5)
+        for name, (low, high) in _TEXT_SIZED.items():
+            sizes = sorted(rng.uniform(low, high) for _ in range(rng.randint(1, 3)))
+            costs[name.format(component)] = curve(sizes, -2.0, ACCELERATOR if device else PROCESSOR)
+    samples = {
+        "env.prompt_tokens": tuple(float(rng.randint(3, 20)) for _ in range(5)),
+        "rollout.answer_tokens": tuple(float(rng.randint(1, 40)) for _ in range(9)),
+    }
+    cores = rng.choice([1, 2, 8, 32])
+    return Profile(machine={"cores": cores}, versions={}, subjects={}, costs=costs, samples=samples)
 
 
 def usual_profile(cores: int = 2) -> Profile:

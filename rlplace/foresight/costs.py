@@ -74,6 +74,10 @@ class Costs:
         laps = sum(point.laps for point in points)
         return sum(point.spread * point.laps for point in points) / laps if laps else 0.0
 
+    def sizes(self, name: str) -> list[float]:
+        """Return the sizes between which a cost is a line."""
+        return [point.size for point in self._points.get(name, ())]
+
     def count(self, name: str, default: float) -> float:
         return self.profile.counts.get(name, default)
 

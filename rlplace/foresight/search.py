@@ -21,17 +21,20 @@ from typing import NamedTuple
 
 from rlplace.config.schema import Config
 from rlplace.errors import ProblemsError
-from rlplace.foresight.bounds import Bounds, Mode, Size
+from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
+from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.space import Cells, Layout, Space
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.memory.ledger import MemoryCase, MemoryLedger
+from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.schedule import Schedule
 
 OBJECTIVES = ("seconds", "accelerator_seconds")
 _MORE = 24  # plans that are predicted after the best is proven, to know those behind it
+_DIVE = 25  # every so many branches
 _SAME = 1e-9  # relative: bounds and predictions are sums in another order
 
 
@@ -89,16 +92,16 @@ class _Places(NamedTuple):
     cells: Cells
 
 
-class _Ready(NamedTuple):
+class _Leaf(NamedTuple):
     layout: Layout
-    config: Config
-    plan: Plan
-    case: MemoryCase
-    ledger: MemoryLedger
+    cells: Cells
+    key: object
+    used: int
+    left: int  # of those that stay, the first so many may leave as well
 
 
-_Node = _Sizes | _Places | Layout | _Ready
-_DEPTH: Mapping[type, int] = {_Sizes: 0, _Places: 1, Layout: 2, _Ready: 3}  # of equal bounds the deepest goes first
+_Node = _Sizes | _Places | _Leaf
+_DEPTH: Mapping[type, int] = {_Sizes: 0, _Places: 1, _Leaf: 2}  # of equal bounds the deepest goes first
 _PAIR = ("env", "rollout")  # which may share processes
 _DIRECT = ("env.run/direct_wait",)
 _CHANNELS = ("env.run/wait", "env.run/put", "rollout.generate/wait", "rollout.generate/put")
@@ -123,25 +126,27 @@ class Search:
         """Return the best plans. `most`: accelerators; `keep`: that many best; `over` tells whether time is over."""
         return _Run(self, objective, most or self.space.most, keep).go(over)
 
-    def bound(self, layout: Layout, plan: Plan) -> float:
-        return self.bounds.of_plan(plan.schedule, layout.mode, layout.sizes, self.space.spread(layout))
+    def bound(self, layout: Layout, schedule: Schedule) -> float:
+        return self.bounds.of_plan(schedule, layout.mode, layout.sizes, self.space.spread(layout))
 
-    def lacks(self, plan: Plan) -> list[str]:
-        """Return the costs that this plan needs, unlike others, and that the profile lacks."""
-        moves = [m for entry in plan.schedule.entries.values() for m in (*entry.releases, *entry.acquires)]
-        talk = _DIRECT if plan.row_routes.direct else _CHANNELS
+    def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
+        """Return the costs that a plan needs, unlike others, and that the profile lacks."""
+        moves = [m for entry in schedule.entries.values() for m in (*entry.releases, *entry.acquires)]
+        talk: tuple[str, ...] = ()
+        if self.space.config.kind == "mlp":
+            talk = _DIRECT if mode.shared else _CHANNELS
         return sorted({*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk} - {*self.profile.costs})
 
     def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
         """Predict a plan, once for all that take as long."""
-        key = self.key(plan, layout)
+        key = self.key(plan.schedule, layout)
         if key not in self.predicted:
             self.predicted[key] = predict(config, plan, case, self.profile)
         return self.predicted[key]
 
-    def key(self, plan: Plan, layout: Layout) -> object:
+    def key(self, schedule: Schedule, layout: Layout) -> object:
         """Return what a prediction depends on: plans with the same key take as long."""
-        held = tuple((stage, tuple(sorted(row.items()))) for stage, row in plan.schedule.residency.items())
+        held = tuple((stage, tuple(sorted(row.items()))) for stage, row in schedule.residency.items())
         spread = self.space.spread(layout).items()
         ranks = tuple(sorted((component, tuple(sorted(there.items()))) for component, there in spread))
         return layout.mode, held, ranks
@@ -155,18 +160,13 @@ class _Run:
         self.objective, self.most, self.keep = objective, most, keep
         self.heap: list[tuple[float, int, int, _Node]] = []
         self.order = itertools.count()
-        self.found: dict[tuple[int, int], Found] = {}  # by what is predicted of it, and its accelerators
+        self.found: dict[tuple[object, int], Found] = {}  # by what is predicted of it, and its accelerators
+        self.fewest: dict[object, int] = {}  # accelerators of a plan that takes as long
         self.current: Found | None = None
         self.counts, self.refused, self.lacking = Counter[str](), Counter[str](), Counter[str]()
 
     def go(self, over: Callable[[], bool]) -> Answer:
-        self._check(self.space.current(), 0.0)
-        if self.heap:  # what the config has is predicted, whatever its bound
-            (_, _, _, ready), self.heap = self.heap[0], []
-            assert isinstance(ready, _Ready), "nothing else was pushed"
-            self.current = self._value(ready)
-            if not self._may_use(self.current.used):
-                self.found.clear()
+        self.current = self._check(self.space.current())  # what the config has is predicted, whatever its bound
         for mode in self.space.modes:
             left = self.space.sizes(mode)
             if all(left.values()):
@@ -178,15 +178,11 @@ class _Run:
             if self.counts["predicted"] >= proven_at + _MORE:
                 break
             bound, _, _, node = heapq.heappop(self.heap)
-            match node:
-                case _Sizes():
-                    self._size(node)
-                case _Places():
-                    self._place(node, bound)
-                case Layout():
-                    self._check(node, bound)
-                case _Ready():
-                    self._value(node)
+            self.counts["branches"] += 1
+            if self.counts["branches"] % _DIVE == 1:
+                self._dive(node, bound)
+            else:
+                self._expand(node, bound)
         least = self.heap[0][0] if self.heap else math.inf
         proven = least >= self._limit(1) * (1 - _SAME)
         self.counts["left out by bound"] += len(self.heap)
@@ -204,6 +200,29 @@ class _Run:
             lacking=self.lacking,
             proven=proven,
         )
+
+    def _expand(self, node: _Node, bound: float) -> None:
+        match node:
+            case _Sizes():
+                self._size(node)
+            case _Places():
+                self._place(node, bound)
+            case _Leaf():
+                self._decide(node, bound)
+
+    def _dive(self, node: _Node, bound: float) -> None:
+        """Go down to a plan by the least bound each time: the sooner a good one is known, the more is left out."""
+        others, at = self.heap, (bound, 0, 0, node)
+        while True:
+            self.heap, found = [], len(self.found)
+            self._expand(at[3], at[0])
+            if not self.heap or len(self.found) > found:
+                break
+            at = heapq.heappop(self.heap)
+            others += self.heap
+        others += self.heap
+        self.heap = others
+        heapq.heapify(self.heap)
 
     def _may_use(self, accelerators: int) -> bool:
         return accelerators <= self.most and (not self.space.counts or accelerators in self.space.counts)
@@ -244,9 +263,8 @@ class _Run:
         if not left:
             used = self.space.used(node.cells)
             if self._may_use(used):
-                for stays in self.space.stays(node.cells):
-                    layout = Layout(mode=node.mode, sizes=node.sizes, starts=node.starts, stays=stays)
-                    self._push(bound, layout)
+                stays = self.space.sharing(node.cells)
+                self._leaf(node, stays, len(stays), bound)
             return
         component = max(left, key=lambda c: node.sizes[c].accelerators)
         if node.mode.shared and component in _PAIR and (other := _other(component)) in node.starts:
@@ -260,48 +278,70 @@ class _Run:
                 starts = {**node.starts, component: start}
                 self._push(max(bound, self._worth(seconds, used)), node._replace(starts=starts, cells=cells))
 
-    def _check(self, layout: Layout, bound: float) -> None:
-        """Plan a layout; leave it out where a check, its bound, its memory or the profile says so."""
+    def _leaf(self, node: _Places | _Leaf, stays: tuple[str, ...], left: int, bound: float) -> None:
+        """Take a plan into account in which these stay, and with it those in which fewer do: these have more moves."""
+        at = node.layout if isinstance(node, _Leaf) else node
+        layout = Layout(mode=at.mode, sizes=at.sizes, starts=at.starts, stays=stays)
+        schedule, used = self.space.schedule(node.cells, stays), self.space.used(node.cells)
+        bound = max(bound, self._worth(self.search.bound(layout, schedule), used))
+        if lacking := self.search.lacks(schedule, layout.mode):
+            self.lacking.update(lacking)
+            self.counts["without costs"] += 1
+        elif bound >= self._limit(self.keep) * (1 - _SAME):
+            self.counts["left out by bound"] += 1
+        else:
+            self._push(bound, _Leaf(layout, node.cells, self.search.key(schedule, layout), used, left))
+
+    def _decide(self, node: _Leaf, bound: float) -> None:
+        """Check a plan, unless one as good is known, and open those in which one component more leaves."""
+        layout = node.layout
+        for at in range(node.left):
+            self._leaf(node, (*layout.stays[:at], *layout.stays[at + 1 :]), at, bound)
+        if node.used < self.fewest.get(node.key, math.inf):
+            needed = layout.stays  # without those that need not move in any case
+            for component in layout.stays:
+                fewer = tuple(c for c in needed if c != component)
+                if self.search.key(self.space.schedule(node.cells, fewer), layout) == node.key:
+                    needed = fewer
+            self._check(dataclasses.replace(layout, stays=needed))
+
+    def _check(self, layout: Layout) -> Found | None:
+        """Plan a layout, and predict it if it holds."""
         self.counts["planned"] += 1
         config = self.space.config_of(layout)
         try:
             plan = make_plan(config, self.space.plan.topology)
+            case = memory_case(plan, config)
         except ProblemsError as error:
             self.refused.update(set(error.codes))
             self.counts["illegal"] += 1
-            return
-        used = len(plan.placement.used)
-        bound = max(bound, self._worth(self.search.bound(layout, plan), used))
-        if bound >= self._limit(self.keep) * (1 - _SAME):
-            self.counts["left out by bound"] += 1
-            return
-        case = memory_case(plan, config)
+            return None
         ledger = case.ledger()
         if not ledger.fits:
             self.counts["refused by memory"] += 1
-        elif lacking := self.search.lacks(plan):
+            return None
+        if lacking := self.search.lacks(plan.schedule, layout.mode):
             self.lacking.update(lacking)
             self.counts["without costs"] += 1
-        else:
-            self._push(bound, _Ready(layout, config, plan, case, ledger))
-
-    def _value(self, ready: _Ready) -> Found:
+            return None
         before = len(self.search.predicted)
-        prediction = self.search.predict(ready.config, ready.plan, ready.case, ready.layout)
+        prediction = self.search.predict(config, plan, case, layout)
         self.counts["predicted"] += len(self.search.predicted) - before
-        used, tightest = len(ready.plan.placement.used), ready.ledger.tightest
+        used, tightest = len(plan.placement.used), ledger.tightest
         found = Found(
-            layout=ready.layout,
-            plan=ready.plan,
-            case=ready.case,
+            layout=layout,
+            plan=plan,
+            case=case,
             prediction=prediction,
             used=used,
             value=self._worth(prediction.seconds, used),
             margin_bytes=None if tightest is None else tightest.margin_bytes,
         )
-        key = id(prediction), used
-        if key not in self.found or _rank(found) < _rank(self.found[key]):
-            self.found[key] = found
+        key = self.search.key(plan.schedule, layout)
+        if self._may_use(used):
+            self.fewest[key] = min(used, self.fewest.get(key, used))
+            if (key, used) not in self.found or _rank(found) < _rank(self.found[key, used]):
+                self.found[key, used] = found
         return found
 
 

@@ -14,18 +14,20 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, did_you_mean
-from rlplace.foresight.bounds import Mode, Size, Sizes, Spread
+from rlplace.foresight.loads import Mode, Size, Sizes, Spread
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.pools import WHOLE_CLUSTER
 from rlplace.placement.machines.topology import Ranges, show_range
 from rlplace.placement.memory.case import replaced
 from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Schedule, schedule_of
 
 GROUPS = (1, 2, 4)  # stage groups
+_SLICES = (1, 2, 4, 8)  # accelerators of an engine
 _PLACEMENT = "cluster.component_placement"
 Cells = tuple[tuple[int, ...], ...]  # node -> accelerator -> the components there, as bits
 
@@ -38,6 +40,19 @@ class Layout:
     sizes: Sizes  # of every component
     starts: Mapping[str, int]  # free component -> its first accelerator
     stays: tuple[str, ...] = ()  # free components that stay on accelerators which others need
+
+
+class _Shared(NamedTuple):
+    """Which pairs of components share accelerators."""
+
+    components: tuple[str, ...]
+    pairs: frozenset[tuple[str, str]]
+
+    def shared(self, a: str, b: str) -> bool:
+        return (a, b) in self.pairs
+
+    def sharers(self, component: str) -> list[str]:
+        return [c for c in self.components if (component, c) in self.pairs]
 
 
 class Space:
@@ -67,12 +82,16 @@ class Space:
         self.most = max(self.counts, default=plan.topology.num_accelerators)
         self.free = tuple(c for c in placement.components if c not in fixed and _movable(placement, c))
         self.nodes = plan.topology.nodes
+        self._schedules: dict[object, Schedule] = {}
         self._bits = {c: 1 << at for at, c in enumerate(placement.components)}
-        self.now = Mode(plan.stage_groups, plan.row_routes.direct)
+        simulated = config.kind == "mlp"
+        self.now = Mode(plan.stage_groups, plan.row_routes.direct) if simulated else Mode(0, False)
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
         """Return what may hold for all components; what it is now first."""
+        if self.config.kind != "mlp":
+            return (self.now,)
         pair = {"env", "rollout"}
         shared = (False, True) if pair <= {*self.free} else (self.now.shared,)
         groups = GROUPS if "rollout" in self.free else (self.now.groups,)
@@ -81,6 +100,8 @@ class Space:
 
     def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:
         """Return the sizes that each component may have: its ranks divide the rows, or it is as it is now."""
+        if self.config.kind != "mlp":
+            return {c: self._text_sizes(c) for c in self.plan.placement.components}
         rows = self.config.simulator_env.total_num_envs
         found: dict[str, tuple[Size, ...]] = {}
         for component in self.plan.placement.components:
@@ -96,6 +117,21 @@ class Space:
         if rows % mode.groups or rows % (mode.groups * min(size.ranks for size in found["env"])):
             return dict.fromkeys(found, ())
         return found
+
+    def _text_sizes(self, component: str) -> tuple[Size, ...]:
+        """Return lengths that divide a node or the nodes, for engines with the accelerators of each."""
+        now = self._size_now(component)
+        if component not in self.free:
+            return (now,)
+        algorithm, node = self.config.algorithm, max(node.accelerators for node in self.nodes)
+        even = [n for n in self._lengths if node % n == 0 or (n % node == 0 and len(self.nodes) % (n // node) == 0)]
+        samples = (algorithm.prompts or 1) * algorithm.samples_per_prompt
+        each: tuple[int, ...] = (1,)
+        if component == "rollout" and self.config.text_rollout.engine == "vllm":
+            heads = (self.config.model or {}).get("num_attention_heads")
+            each = tuple(n for n in _SLICES if n <= node and not (isinstance(heads, int) and heads % n))
+        found = {Size(n, n // e) for n in even for e in each if n % e == 0 and n // e <= samples}
+        return tuple(sorted(found | ({now} if now.accelerators <= self.most else set())))
 
     @cached_property
     def _lengths(self) -> tuple[int, ...]:
@@ -182,11 +218,27 @@ class Space:
             found[component] = {node.rank: len(part) // size.each for node, part in parts}
         return found
 
-    def stays(self, cells: Cells) -> list[tuple[str, ...]]:
-        """Return which free components may stay on accelerators that others need."""
+    def sharing(self, cells: Cells) -> tuple[str, ...]:
+        """Return the free components that share accelerators: they may stay, or leave where others need these."""
         present = {here for row in cells for here in row}
-        sharing = [c for c in self.free if any(here & self._bits[c] and here != self._bits[c] for here in present)]
-        return [chosen for count in range(len(sharing) + 1) for chosen in itertools.combinations(sharing, count)]
+        return tuple(c for c in self.free if any(here & self._bits[c] and here != self._bits[c] for here in present))
+
+    def schedule(self, cells: Cells, stays: Collection[str]) -> Schedule:
+        """Return what is resident when, and the moves, as a plan with these accelerators would have them."""
+        pairs = frozenset(
+            (a, b)
+            for here in {here for row in cells for here in row}
+            for a, b in itertools.permutations((c for c, bit in self._bits.items() if here & bit), 2)
+        )
+        offload = tuple(
+            (c, c not in stays if c in self.free and any(c == a for a, _ in pairs) else leaves)
+            for c, leaves in self.plan.offload.items()
+        )
+        key = (pairs, offload)
+        if key not in self._schedules:
+            sharing = _Shared(self.plan.placement.components, pairs)
+            self._schedules[key] = schedule_of(sharing, self.plan.needs, dict(offload))
+        return self._schedules[key]
 
     def used(self, cells: Cells) -> int:
         return sum(1 for row in cells for here in row if here)
@@ -261,8 +313,9 @@ class Space:
 
 
 def _movable(placement: HybridComponentPlacement, component: str) -> bool:
-    """Return whether a component is on accelerators of any node, one rank on each."""
+    """Return whether a component is on accelerators of any node, of engines several for each rank."""
     spec = placement.spec(component)
-    size = len(spec.accelerators)
+    each = {segment.accelerators_per_rank for segment in spec.segments}
     plain = spec.parallel.tensor_parallel_size == 1 and spec.node_group == WHOLE_CLUSTER
-    return plain and size > 0 and spec.world_size == size
+    alone = all(segment.ranks_per_accelerator == 1 for segment in spec.segments)
+    return plain and alone and (each == {1} or (component == "rollout" and len(each) == 1))

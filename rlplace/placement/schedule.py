@@ -26,13 +26,23 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rlplace.errors import Problem
 from rlplace.placement.language.spec import role_of
 
-if TYPE_CHECKING:
-    from rlplace.placement.language.hybrid import HybridComponentPlacement
+
+class Sharing(Protocol):
+    """Who shares accelerators with whom: what a schedule depends on of a placement."""
+
+    @property
+    def components(self) -> tuple[str, ...]: ...
+
+    def shared(self, a: str, b: str) -> object:
+        """Return the accelerators that both use; false where there are none."""
+
+    def sharers(self, component: str) -> list[str]:
+        """Return the other components that use any of its accelerators."""
 
 
 class Residency(enum.IntEnum):
@@ -191,7 +201,7 @@ class Schedule:
         return {stage: tuple(c for c in needed[stage] if c in row) for stage, row in self.residency.items()}
 
 
-def schedule_of(placement: HybridComponentPlacement, needs: Needs, offload: Mapping[str, bool]) -> Schedule:
+def schedule_of(placement: Sharing, needs: Needs, offload: Mapping[str, bool]) -> Schedule:
     """What is resident when, and the moves between stages; `find_clashes` reports what may not share accelerators.
 
     A component with offload that shares accelerators falls to its need in every stage; all others stay full throughout.
@@ -216,7 +226,7 @@ def schedule_of(placement: HybridComponentPlacement, needs: Needs, offload: Mapp
 
 
 def find_clashes(
-    placement: HybridComponentPlacement,
+    placement: Sharing,
     needs: Needs,
     offload: Mapping[str, bool],
     allow_resident: Collection[str],
@@ -250,7 +260,7 @@ def find_clashes(
         )
 
 
-def makes_room(placement: HybridComponentPlacement, needs: Needs, component: str) -> bool:
+def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
     """Whether the component, if it stayed, would hold more than it needs while another needs the accelerators."""
     others = placement.sharers(component)
     return any(_in_the_way(needs, stage, component, other) for other in others for stage in needs.stages)
@@ -274,7 +284,7 @@ def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str,
     )
 
 
-def split_stages(needs: Needs, placement: HybridComponentPlacement, offload: Mapping[str, bool]) -> Needs:
+def split_stages(needs: Needs, placement: Sharing, offload: Mapping[str, bool]) -> Needs:
     """Split each divisible stage so that components that share accelerators run in turn.
 
     A component starts early (a frozen one ends there too) only if no other component uses its accelerators in that

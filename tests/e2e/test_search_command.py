@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ import pytest
 from rlplace.foresight.profile import Profile
 from rlplace.plan import main as plan
 from rlplace.search import main as search
-from tests.foresight_profiles import usual_profile
+from tests.foresight_profiles import random_text_profile, usual_profile
 
 JOB = ("--config-name", "hybrid_ppo")
 
@@ -41,6 +42,17 @@ def test_the_best_plan_is_told_with_its_proof_and_what_is_behind_it(
     assert values == sorted(values)
     assert search([*JOB, profile, "--format=svg"]) == 0
     assert ElementTree.fromstring(capsys.readouterr().out).tag.endswith("svg")
+
+
+def test_a_job_with_language_models_is_searched_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    components = ("actor", "env", "rollout")
+    profile = written(tmp_path, random_text_profile(random.Random(1), components))
+    words = ("--config-name", "hybrid_grpo_llm", "runner.eval_every=0", profile, "seconds=4", "--format=json")
+    assert search(words) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert 0.0 <= record["gap"] < 1.0
+    assert record["bound"] <= record["best"]["value"] <= record["current"]["value"]
+    assert {*record["best"]["placement"]} == {*components}
 
 
 def test_the_written_config_has_the_plan_and_the_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import random
 
 import pytest
 
 from rlplace.config import compose
 from rlplace.errors import ProblemsError
-from rlplace.foresight.bounds import Bounds, Mode, Size
+from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
+from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import predict
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.plan import make_plan
 from rlplace.prepare import Prepared, prepare_composed
-from tests.foresight_profiles import random_profile
+from tests.foresight_profiles import random_profile, random_text_profile
 
 
 def random_layout(rng: random.Random, space: Space) -> Layout:
@@ -38,6 +41,59 @@ def prepared(*words: str) -> Prepared:
 
 
 NODES = "cluster.num_nodes=2", "cluster.accelerators_per_node=4"
+
+
+TEXT = "runner.eval_every=0", "algorithm.max_new_tokens=32", "algorithm.prompts=6"
+APART = tuple(f"cluster.component_placement.{c}={at}" for at, c in enumerate(("actor", "env", "rollout")))
+GRPO = ("hybrid_grpo_llm", *TEXT)
+RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
+
+
+@pytest.mark.parametrize(
+    ("words", "tries"),
+    [
+        ((*GRPO, "rollout.engine=transformers"), 15),
+        (GRPO, 15),
+        ((*GRPO, "algorithm.max_staleness=1", *APART), 15),
+        (RLHF, 20),
+        pytest.param((*RLHF, "cluster.num_nodes=2"), 200, marks=pytest.mark.slow),
+        pytest.param(GRPO, 200, marks=pytest.mark.slow),
+    ],
+)
+def test_no_prediction_of_a_job_with_text_is_below_its_bound(words: tuple[str, ...], tries: int) -> None:
+    (composed,) = compose.with_hydra(["--config-name", *words])
+    job, rng, made = prepare_composed(composed), random.Random(tries), 0
+    space = Space(job.config, job.plan)
+    sizes = space.sizes(space.now)
+    while made < tries:
+        chosen, starts = {c: rng.choice(sizes[c]) for c in sizes}, {}
+        for component in space.free:
+            starts[component], _ = rng.choice([*space.places(space.empty, component, chosen[component].accelerators)])
+        layout = Layout(
+            mode=space.now, sizes=chosen, starts=starts, stays=tuple(c for c in starts if rng.random() < 0.3)
+        )
+        config = space.config_of(layout)
+        try:
+            plan = make_plan(config, job.plan.topology)
+        except ProblemsError:
+            continue
+        made += 1
+        profile = random_text_profile(rng, plan.placement.components)
+        bounds = Bounds(config, plan.topology, Costs(profile))
+        found = predict(config, plan, memory_case(plan, config), profile)
+        assert not found.costs.missing
+        for component in layout.stays:  # who leaves has more moves
+            fewer = dataclasses.replace(layout, stays=tuple(c for c in layout.stays if c != component))
+            with contextlib.suppress(ProblemsError):
+                other = make_plan(space.config_of(fewer), job.plan.topology)
+                more = bounds.of_plan(other.schedule, layout.mode, layout.sizes, space.spread(layout))
+                assert more >= bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout)) * (
+                    1 - 1e-9
+                )
+        bound = bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout))
+        assert 0.0 < bound <= found.seconds * (1 + 1e-9), (layout, plan.placement.canonical())
+        assert bounds.of_sizes(layout.mode, {c: (s,) for c, s in chosen.items()}) <= found.seconds * (1 + 1e-9)
+        assert bounds.of_sizes(layout.mode, sizes) <= found.seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

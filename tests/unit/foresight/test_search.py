@@ -14,8 +14,9 @@ import pytest
 from rlplace.config import compose
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, ProblemsError
-from rlplace.foresight.bounds import Bounds, Mode, Size
+from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
+from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
@@ -66,10 +67,10 @@ class Invented(Search):
     seed = 0
 
     def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
-        key = self.key(plan, layout)
+        key = self.key(plan.schedule, layout)
         if key not in self.predicted:
             off = random.Random(f"{self.seed} {key}").choice([1.0, 1.01, 1.3])
-            found: Any = SimpleNamespace(seconds=self.bound(layout, plan) * off)
+            found: Any = SimpleNamespace(seconds=self.bound(layout, plan.schedule) * off)
             self.predicted[key] = found
         return self.predicted[key]
 
@@ -87,7 +88,7 @@ def test_the_best_is_that_of_all_placements(tries: int) -> None:
         except ProblemsError:
             continue
         if memory_case(plan, config).ledger().fits:
-            known.setdefault((keys.key(plan, layout), len(plan.placement.used)), (layout, plan))
+            known.setdefault((keys.key(plan.schedule, layout), len(plan.placement.used)), (layout, plan))
     assert len(known) > 300
     for seed in range(tries):
         objective = ("seconds", "accelerator_seconds")[seed % 2]

@@ -1,0 +1,238 @@
+"""What the ranks of a job do between two moments at which its loop waits for all, by the sizes of its components.
+
+These are sums of the laps that the ranks of a prediction spend, at least: see `simulators`, `text` and `learners`.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rlplace.config.schema import Config
+from rlplace.foresight.costs import Cost, Costs
+from rlplace.placement.flow import block_edges
+from rlplace.placement.schedule import Move
+
+
+class Size(NamedTuple):
+    """Of a component: its accelerators, and those of each rank."""
+
+    accelerators: int
+    ranks: int
+
+    @property
+    def each(self) -> int:
+        return max(1, self.accelerators // self.ranks)
+
+
+class Mode(NamedTuple):
+    """What holds for all components."""
+
+    groups: int  # stage groups
+    shared: bool  # env and rollout share processes, rank by rank
+
+
+class Load(NamedTuple):
+    """What one component does between two moments at which the loop waits for everybody."""
+
+    ranks: int
+    calls: int  # of each rank
+    longest_s: float  # of its most loaded rank, one after another
+    cpu_s: float  # of all ranks
+    least_s: float  # of the rank that computes least
+
+    def after(self, other: Load) -> Load:
+        longest_s, cpu_s, least_s = (a + b for a, b in zip(self[2:], other[2:], strict=True))
+        return Load(self.ranks, self.calls + other.calls, longest_s, cpu_s, least_s)
+
+    def on(self, ranks: int) -> float:
+        """Return the processor time of so many of its ranks, at least."""
+        return self.cpu_s if ranks == self.ranks else ranks * self.least_s
+
+
+Sizes = Mapping[str, Size]
+Spread = Mapping[str, Mapping[int, int]]  # component -> node -> ranks there
+Loads = Mapping[str, Load]
+
+
+class Options(NamedTuple):
+    """Loads of a stage for some of the sizes that its components may have."""
+
+    loads: Loads
+    chain_s: float  # of work of several components that wait for each other
+    wide: Mapping[str, int]  # component -> its most accelerators
+
+
+class Stages(abc.ABC):
+    """The loads of the stages of a job."""
+
+    names: tuple[str, ...]  # of stages that are no sub-stages
+
+    def __init__(self, config: Config, costs: Costs) -> None:
+        self._config, self._costs = config, costs
+        self._inline = config.cluster.launcher == "inline"
+
+    @abc.abstractmethod
+    def loads(self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes) -> tuple[Loads, float]:
+        """Return what each active component does in a stage, and a chain of work of several, without moves."""
+
+    @abc.abstractmethod
+    def depends(self, stage: str) -> tuple[str, ...]:
+        """Return the components whose sizes the work of a stage depends on."""
+
+    @abc.abstractmethod
+    def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
+        """Return the loads for sizes of which one is taken, or loads that are below those of all of them."""
+
+    def move(self, move: Move, size: Size) -> Load:
+        """Return what a change of residency takes."""
+        return self._load(move.component, [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks)
+
+    def _of(self, name: str, size: float = 0.0) -> Cost:
+        """Return a cost in which what an accelerator does is no work of processors."""
+        cost = self._costs.of(name, size)
+        return Cost(0.0, cost.cpu_s + cost.blocked_s) if cost.on_accelerator else cost
+
+    def _around(self, component: str) -> Cost:
+        return Cost(0.0) if self._inline else self._of(f"{component}/ray_call")
+
+    def _load(self, component: str, work: Sequence[Cost]) -> Load:
+        """Return the load of one call; `work`: of each rank."""
+        around = self._around(component)
+        longest = max(cost.cpu_s + cost.blocked_s for cost in work) + around.cpu_s + around.blocked_s
+        cpu = [cost.cpu_s + around.cpu_s for cost in work]
+        return Load(len(work), 1, longest, sum(cpu), min(cpu))
+
+    def _sync(self, ranks: Mapping[str, int]) -> tuple[Loads, float]:
+        pushed, pulled = self._of("actor.push_weights/rest"), self._of("rollout.pull_weights/rest")
+        push = self._load("actor", [pushed] * ranks["actor"])
+        pull = self._load("rollout", [pulled] * ranks["rollout"])
+        return {"actor": push, "rollout": pull}, push.longest_s + pulled.cpu_s + pulled.blocked_s
+
+    def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
+        """Return the least cost of any size between two, or of `each` one of what it does.
+
+        Costs are lines between measured points, and jump where these end.
+        """
+        ends = [size * off for size in self._costs.sizes(name) for off in (1 - 1e-6, 1.0, 1 + 1e-6)]
+        sizes = [low, high, *(size for size in ends if low < size < high)]
+        found = [self._of(name, size).times(1.0 / size if each else 1.0) for size in sizes]
+        return Cost(
+            min(c.cpu_s for c in found), min(c.cpu_s + c.blocked_s for c in found) - min(c.cpu_s for c in found)
+        )
+
+
+class SimulatorStages(Stages):
+    """Of a job with simulators."""
+
+    names = ("sync", "rollout", "learn")
+    _depends: Mapping[str, tuple[str, ...]] = {
+        "sync": ("actor", "rollout"),
+        "rollout": ("env", "rollout"),
+        "learn": ("actor", "env"),
+    }
+
+    def __init__(self, config: Config, costs: Costs) -> None:
+        super().__init__(config, costs)
+        self._found: dict[tuple[object, ...], tuple[Loads, float]] = {}
+
+    def loads(self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes) -> tuple[Loads, float]:
+        key = (stage, mode, *(sizes[c] for c in self._depends[stage]))
+        if key not in self._found:
+            ranks = {c: sizes[c].ranks for c in self._depends[stage]}
+            match stage:
+                case "sync":
+                    self._found[key] = self._sync(ranks)
+                case "rollout":
+                    self._found[key] = self._rollout(mode, ranks)
+                case _:
+                    self._found[key] = self._learn(ranks)
+        return self._found[key]
+
+    def depends(self, stage: str) -> tuple[str, ...]:
+        return self._depends[stage]
+
+    def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
+        components = self._depends[stage]
+        for chosen in itertools.product(*(sizes[c] for c in components)):
+            if not (mode.shared and stage == "rollout" and chosen[0] != chosen[1]):
+                one = dict(zip(components, chosen, strict=True))
+                yield Options(*self.loads(stage, (), mode, one), {c: size.accelerators for c, size in one.items()})
+
+    def _rollout(self, mode: Mode, ranks: Mapping[str, int]) -> tuple[Loads, float]:
+        """Return env and rollout, and the steps of one stage group of a rank, which wait for each other."""
+        config, run, generate = self._config, "env.run/", "rollout.generate/"
+        of, steps = self._of, config.algorithm.rollout_steps
+        envs, engines = ranks["env"], ranks["rollout"]
+        rows = config.simulator_env.total_num_envs // mode.groups
+        laps = steps * mode.groups
+        if mode.shared:
+            each = rows // envs
+            decided, waited = of(generate + "policy", each), of(run + "direct_wait")
+            more_s = max(0.0, waited.cpu_s - self._costs.of(generate + "policy", each).cpu_s)
+            step = added(decided, Cost(more_s, waited.blocked_s))
+            work = added(added(of(run + "sim", each), step).times(laps), of(run + "rest"))
+            return {
+                "env": self._load("env", [work] * envs),
+                "rollout": self._load("rollout", [Cost(0.0)] * engines),
+            }, 0.0
+        sent: list[list[int]] = [[] for _ in range(envs)]
+        received: list[list[int]] = [[] for _ in range(engines)]
+        for source, target, share in shares_of(rows, envs, engines):
+            sent[source].append(share)
+            received[target].append(share)
+        merges, put, wait = config.torch_rollout.merge_requests, of(run + "put"), of(run + "wait")
+        around_answer = added(of(generate + "wait"), of(generate + "put"))
+
+        def policy(shares: Sequence[int]) -> Cost:
+            """Return what the answers of one step and group take at least."""
+            if merges:
+                return self._least(generate + "policy", min(shares), mode.groups * sum(shares)).times(1 / mode.groups)
+            costs = [of(generate + "policy", share) for share in shares]
+            return Cost(sum(c.cpu_s for c in costs), sum(c.blocked_s for c in costs))
+
+        simulated, chain_s = list[Cost](), 0.0
+        for shares in sent:
+            sim = of(run + "sim", sum(shares))
+            talk = added(put, wait).times(len(shares))
+            simulated.append(added(added(sim, talk).times(laps), of(run + "rest")))
+            answer = self._least(generate + "policy", shares[-1], rows) if merges else policy(shares[-1:])
+            step = added(added(put.times(len(shares)), added(around_answer, answer)), added(wait, sim))
+            chain_s = max(chain_s, steps * (step.cpu_s + step.blocked_s))
+        rest, around = of(generate + "rest"), self._around("env")
+        decided_in = [added(added(policy(s), around_answer.times(len(s))).times(laps), rest) for s in received]
+        ends = added(of(run + "rest"), around)
+        loads = {"env": self._load("env", simulated), "rollout": self._load("rollout", decided_in)}
+        return loads, chain_s + ends.cpu_s + ends.blocked_s
+
+    def _learn(self, ranks: Mapping[str, int]) -> tuple[Loads, float]:
+        algorithm, of, learn = self._config.algorithm, self._of, "actor.learn/"
+        actors, planned = ranks["actor"], algorithm.epochs * algorithm.num_minibatches
+        steps = round(planned * self._costs.count(learn + "steps_share", 1.0))
+        rows, shares = [0] * actors, [0] * actors
+        for _, target, share in shares_of(self._config.simulator_env.total_num_envs, ranks["env"], actors):
+            rows[target] += share
+            shares[target] += 1
+        exchange, work = of(learn + "exchange", actors), list[Cost]()
+        for count, received in zip(rows, shares, strict=True):
+            samples = algorithm.rollout_steps * count
+            minibatch = of(learn + "minibatch", samples / algorithm.num_minibatches)
+            step = added(added(minibatch, exchange), of(learn + "step")).times(steps)
+            once = added(added(of(learn + "estimate", samples), exchange), of(learn + "rest"))
+            work.append(added(added(step, once), of(learn + "wait").times(received)))
+        return {"actor": self._load("actor", work)}, 0.0
+
+
+def added(one: Cost, other: Cost) -> Cost:
+    return Cost(one.cpu_s + other.cpu_s, one.blocked_s + other.blocked_s)
+
+
+def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int, int]]:
+    """Return source rank, target rank and rows of every share, as `scatter_rows` cuts them."""
+    blocks = [block_edges(rows, ranks) for ranks in (sources, targets)]
+    at = [0, 0]
+    for start, stop in itertools.pairwise(sorted({*blocks[0], *blocks[1]})):
+        at = [rank + (block[rank + 1] <= start) for rank, block in zip(at, blocks, strict=True)]
+        yield at[0], at[1], stop - start

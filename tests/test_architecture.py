@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
-    ("codes", "errors", "signals", "units"),
+    ("codes", "errors", "extras", "signals", "units"),
     ("checkpoints", "config", "metrics", "stopwatch", "tokens", "trajectory"),
     ("algo", "imports", "placement"),
     ("comm",),
@@ -30,7 +30,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("prepare",),
     ("resume",),
     ("node_loss",),
-    ("export", "plan", "profile", "search", "train"),
+    ("__main__", "export", "plan", "profile", "search", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},

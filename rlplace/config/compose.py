@@ -35,7 +35,7 @@ from rlplace.config.yaml_text import (
 )
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()  # in a clone, a link to the folder beside the package
 _TASK = ("env.kind", "env.id", "env.task")  # which simulator or task the arguments below are of
 _ARGUMENT = re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.extras import install_command
 
 if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig, TextEnvConfig
@@ -83,7 +85,10 @@ def unknown_choice(
 
 def missing_library(why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task") -> ConfigError:
     """Name the extra of this package that installs a library."""
-    what, fix = f"a library of {of} is not installed", f"pip install 'rlplace[{extra}]'"
+    what, fix = f"a library of {of} is not installed", install_command(extra)
+    theirs = re.findall(r"`(pip install [^`]+)`", why)  # as Gymnasium names what our extra does not have, such as Box2D
+    if theirs and why.partition(" ")[0].lower() not in fix:
+        fix = " && ".join(theirs)
     return ConfigError.of("missing-library", key, what, got, why, fix)
 
 

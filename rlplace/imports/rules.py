@@ -31,7 +31,7 @@ from rlplace.config.fields import ModelKind
 from rlplace.imports.settings import read_mapping
 
 _RULES = Path(__file__).with_name("rules")
-_MODELS = Path(__file__).resolve().parents[2] / "configs" / "model"
+_MODELS = Path(__file__).parents[1] / "configs" / "model"
 _WORDS = {"none": 0, "two": 2, "many": -1}  # after a flag
 
 

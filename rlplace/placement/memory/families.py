@@ -20,6 +20,7 @@ from typing import Any
 
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
+from rlplace.extras import install_command
 
 _VERSION = 1  # of descriptions: those of another are made anew
 _LIMIT_S = 300.0
@@ -41,7 +42,7 @@ def described(config: Mapping[str, object], counted: Sequence[str], key: str) ->
     listed = "counted without transformers are " + ", ".join(counted)
     if importlib.util.find_spec("transformers") is None:
         what = f"the weights of a {family} are counted by transformers, which is not installed"
-        fix = f"pip install 'rlplace[llm]'        (or {_MEASURED})"
+        fix = f"{install_command('llm')}        (or {_MEASURED})"
         raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, show(family), listed, fix)
     answer = _kept(json.dumps(keys, sort_keys=True, default=str))
     if "error" in answer:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem
+from rlplace.extras import install_command
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
@@ -168,7 +169,7 @@ def check_length(owner: str, length: int, context: int) -> None:
 def vllm_problem(kind: str) -> Problem | None:
     """Report a missing or unsupported vLLM, without importing it. `kind`: of the accelerators."""
     found, wanted = installed_vllm(), _VLLM.get(kind, "vllm")
-    key, command = "rollout.engine", f"pip install 'rlplace[{wanted}]'"
+    key, command = "rollout.engine", install_command(wanted)
     if found is None:
         why = f"{kind} accelerators need the package {wanted}, which is an extra"
         fix = f"scripts/setup vllm        (in an environment of your own: {command})\n"

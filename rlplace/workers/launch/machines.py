@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, NodeConfig, RayConfig
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Source, source_of
+from rlplace.extras import install_command
 from rlplace.placement.machines.topology import Run, Topology, declare_topology
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
         session.start()
         return session.machines()
     except ModuleNotFoundError as error:
-        what, why, fix = "Ray is not installed", f"there is no module {error.name}", "pip install 'rlplace[run]'"
+        what, why, fix = "Ray is not installed", f"there is no module {error.name}", install_command("run")
         raise ConfigError.of("missing-library", "cluster.ray.machines", what, "machines: true", why, fix) from error
     finally:
         session.close()

@@ -12,6 +12,7 @@ from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError
+from rlplace.extras import install_command
 
 installed = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs rlplace[envpool]")
 
@@ -26,7 +27,7 @@ def test_without_envpool_a_plan_is_possible_and_a_run_is_not(monkeypatch: pytest
     with pytest.raises(ConfigError) as caught:
         describe(config())
     (problem,) = caught.value.problems
-    assert (problem.code, problem.fix) == ("missing-library", "pip install 'rlplace[envpool]'")
+    assert (problem.code, problem.fix) == ("missing-library", install_command("envpool"))
 
 
 @installed

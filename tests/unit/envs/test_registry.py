@@ -13,6 +13,7 @@ from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
 from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError, Problem
+from rlplace.extras import install_command
 
 
 class OwnAdapter(GymnasiumAdapter):
@@ -108,7 +109,7 @@ def test_without_gymnasium_a_plan_is_possible_and_a_run_is_not(monkeypatch: pyte
     assert (found.code, found.why, found.fix) == (
         "missing-library",
         "there is no module gymnasium",
-        "pip install 'rlplace[envs]'",
+        install_command("envs"),
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from rlplace.errors import ConfigError, OutputError
+from rlplace.extras import install_command
 from rlplace.report.sinks import (
     LINES_PER_HEADER,
     RUN_CONSOLE,
@@ -155,7 +156,7 @@ def test_a_missing_library_is_named_with_the_extra_that_has_it(tmp_path: Path, m
     monkeypatch.setattr(sys, "meta_path", [NoTensorboard(), *sys.meta_path])
     with pytest.raises(ConfigError, match="missing-library") as caught, open_sinks(["tensorboard"], tmp_path):
         pass
-    assert caught.value.problems[0].fix == "pip install 'rlplace[run]'"
+    assert caught.value.problems[0].fix == install_command("run")
 
 
 class NoTensorboard:

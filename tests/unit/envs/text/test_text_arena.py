@@ -10,6 +10,7 @@ import pytest
 
 from rlplace.envs.text.tasks import TextArena, TextArenaGame
 from rlplace.errors import ConfigError, Problem
+from rlplace.extras import install_command
 from tests import arena
 
 INSTALLED = importlib.util.find_spec("textarena") is not None
@@ -102,4 +103,4 @@ def test_a_game_without_its_words() -> None:
 def test_the_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textarena", None)
     problem = problem_of("FrozenLake-v0")
-    assert (problem.code, problem.fix) == ("missing-library", "pip install 'rlplace[text-arena]'")
+    assert (problem.code, problem.fix) == ("missing-library", install_command("text-arena"))

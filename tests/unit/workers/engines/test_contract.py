@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlplace.extras import install_command
 from rlplace.workers.engines import contract
 from rlplace.workers.engines.contract import vllm_problem
 
@@ -16,7 +17,7 @@ def test_a_missing_vllm_is_answered_by_the_command_that_installs_it(
     problem = vllm_problem(kind)
     assert problem is not None
     assert problem.code == "vllm-missing"
-    assert f"pip install 'rlplace[{extra}]'" in str(problem.fix)
+    assert install_command(extra) in str(problem.fix)
     assert "rollout.engine: transformers" in str(problem.fix).splitlines()[1]
 
 

@@ -1,0 +1,39 @@
+"""`rlplace train hybrid_ppo`: the commands of this package under one name; `python -m rlplace.train` is the same."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from rlplace.errors import ConfigError, did_you_mean, suggestion
+
+COMMANDS = {
+    "train": "trains a policy on a declared placement",
+    "plan": "shows, draws, checks and compares placements; starts nothing",
+    "profile": "measures a job under several placements",
+    "search": "finds the best placement under a profile",
+    "report": "writes the report of a run",
+    "export": "writes a language model of a checkpoint as a Hugging Face folder",
+}
+WRONG = 2
+
+
+def main() -> None:
+    """Run the command that the first word names, with the words after it."""
+    word = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    listed = "\n".join(f"    rlplace {name:<9} {about}" for name, about in COMMANDS.items())
+    if word in ("--help", "-h"):
+        print(f"{listed}\n\nrlplace train --help: what a command takes")
+        return
+    if word not in COMMANDS:
+        near = did_you_mean(word, COMMANDS)
+        fix = f"rlplace {near or 'train'}"
+        what = "no such command" + suggestion(near)
+        print(ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix), file=sys.stderr)
+        sys.exit(WRONG)
+    sys.argv = [f"rlplace {word}", *sys.argv[2:]]
+    runpy.run_module(f"rlplace.{word}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The extras of this package, as commands that work in a clone and beside a built wheel: no index has the package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+from collections.abc import Iterator
+
+_OF_EXTRA = re.compile(r"""(?P<what>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[\w-]+)["'].*""")
+_OURS = re.compile(r"rlplace\[(?P<extras>[\w,\s-]+)\]")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs what an extra stands for; where this package is not installed, the extra."""
+    try:
+        lines = importlib.metadata.requires("rlplace") or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = []
+    needed = dict.fromkeys(_requirements(extra, lines))
+    return f"pip install {shlex.join(needed)}" if needed else f"pip install -e '.[{extra}]'        (in the clone)"
+
+
+def _requirements(extra: str, lines: list[str]) -> Iterator[str]:
+    for match in filter(None, map(_OF_EXTRA.fullmatch, lines)):
+        if match["extra"] != extra:
+            continue
+        if ours := _OURS.match(match["what"]):
+            for other in ours["extras"].split(","):
+                yield from _requirements(other.strip(), lines)
+        else:
+            yield match["what"]

@@ -21,6 +21,7 @@ from rlplace.errors import ClusterError, ConfigError, PlacementError, ProblemsEr
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
 from rlplace.foresight.known import find_profile, foreign
 from rlplace.foresight.predict import can_predict, predict
+from rlplace.foresight.probe import Probe, probe
 from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
 from rlplace.foresight.space import Space
 from rlplace.prepare import Prepared, planned_only, prepare_composed
@@ -45,6 +46,7 @@ class Request:
     fixed: tuple[str, ...]
     accelerators: tuple[int, ...]
     seconds: float
+    probe: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +76,7 @@ def _request(words: Sequence[str]) -> Request:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
+    parser.add_argument("--probe", default="0")
     options, rest = parser.parse_known_args(words)
     if options.format not in FORMATS:
         near = did_you_mean(options.format, FORMATS)
@@ -94,16 +97,19 @@ def _request(words: Sequence[str]) -> Request:
         apply=None if options.apply is None else Path(options.apply),
         objective=objective,
         fixed=tuple(name.strip() for name in own.get("fix", "").split(",") if name.strip()),
-        accelerators=tuple(_whole(text) for text in own.get("accelerators", "").split(",") if text.strip()),
+        accelerators=tuple(
+            _whole(text, "accelerators", "how many accelerators a plan uses", "accelerators=4,8")
+            for text in own.get("accelerators", "").split(",")
+            if text.strip()
+        ),
         seconds=_positive(own.get("seconds", str(_SECONDS))),
+        probe=_whole(options.probe, "--probe", "how many of the best plans are run", "--probe 4"),
     )
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, key: str, why: str, fix: str) -> int:
     if not text.strip().isdecimal():
-        raise _wrong(
-            "accelerators", "is no whole number", text, "how many accelerators a plan uses", "accelerators=4,8"
-        )
+        raise _wrong(key, "is no whole number", text, why, fix)
     return int(text)
 
 
@@ -163,6 +169,11 @@ def _found(request: Request, job: Prepared) -> Result:
         return time.monotonic() - began > request.seconds * share
 
     answer = search.run(objective=request.objective, over=lambda: over(0.8))
+    probed: Sequence[Probe] = ()
+    if request.probe and answer.best is not None:
+        probed, profile = probe(job.mapping, space, answer.found[: request.probe], profile, _progress)
+        search, began = Search(space, profile), time.monotonic()
+        answer = search.run(objective=request.objective, over=lambda: over(0.8))
     best = answer.best
     if best is None:
         raise _nothing(request, job, search, answer)
@@ -186,7 +197,12 @@ def _found(request: Request, job: Prepared) -> Result:
         turns=found,
         seconds=seconds,
         notes=foreign(profile),
+        probed=probed,
     )
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) -> PlacementError:

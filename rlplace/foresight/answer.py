@@ -10,6 +10,7 @@ from typing import Any
 
 from rlplace.config.yaml_text import to_yaml
 from rlplace.foresight.predict import Prediction, predict
+from rlplace.foresight.probe import Probe, describe
 from rlplace.foresight.profile import Curve, Profile
 from rlplace.foresight.search import Answer, Found, Search
 from rlplace.foresight.show import limit, stage_seconds
@@ -41,6 +42,7 @@ class Result:
     turns: Sequence[Turn]
     seconds: float  # that the search took
     notes: Sequence[str] = ()
+    probed: Sequence[Probe] = ()
 
     @property
     def best(self) -> Found:
@@ -106,19 +108,6 @@ def _again(search: Search, found: Found, profile: Profile) -> Prediction:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def describe(found: Found) -> str:
-    """Write a plan on one line."""
-    placement, layout = found.plan.placement, found.layout
-    parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]
-    if layout.mode.groups:
-        parts.append(f"{layout.mode.groups} stage group{'s' * (layout.mode.groups > 1)}")
-    if layout.mode.shared:
-        parts.append("env and rollout in one process")
-    if layout.stays:
-        parts.append(f"{', '.join(layout.stays)} stay{'s' * (len(layout.stays) == 1)}")
-    return "; ".join(parts)
-
-
 def _unlike(found: Found, best: Found) -> str:
     """Write what differs from the best plan."""
     same = describe(best).split("; ")
@@ -159,6 +148,10 @@ def render_text(result: Result) -> str:
             loses = f"+{other.value / best.value - 1:.1%}"
             rows.append((f"{other.seconds:.3g} s", loses, why_slower(best, other), _unlike(other, best)))
         lines += [*_table(rows), ""]
+    if result.probed:
+        lines.append("probed: seconds of an iteration, predicted and measured, and the iterations")
+        runs = [(f"{p.predicted:.3g}", f"{p.measured:.3g}", str(p.iterations), p.plan) for p in result.probed]
+        lines += [*_table(runs), ""]
     lines.append("seconds, accelerators, free memory: nothing is better in all three")
     lines += [*_table([(f"{f.seconds:.3g} s", str(f.used), _margin(f), describe(f)) for f in result.front]), ""]
     if result.turns:
@@ -261,6 +254,7 @@ def render_json(result: Result) -> dict[str, Any]:
         "refused": dict(answer.refused),
         "lacking": dict(answer.lacking),
         "search_s": result.seconds,
+        "probed": [dataclasses.asdict(p) for p in result.probed],
         "notes": list(result.notes),
     }
 

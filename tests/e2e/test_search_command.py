@@ -67,6 +67,20 @@ def test_the_written_config_has_the_plan_and_the_comments(tmp_path: Path, capsys
     assert "the config's own plan is as good" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_plans_are_probed_and_what_they_measure_is_searched_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("cluster.launcher=inline", "env.total_num_envs=8", "algorithm.rollout_steps=8")
+    profile = written(tmp_path, usual_profile())
+    assert search([*JOB, *words, profile, "--probe", "2", "--format=json"]) == 0
+    out, err = capsys.readouterr()
+    probed = json.loads(out)["probed"]
+    assert [row["iterations"] for row in probed] == [6, 6, 12]
+    assert all(row["measured"] > 0.0 for row in probed)
+    assert err.count("probing ") == 3
+
+
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
@@ -74,6 +88,7 @@ def test_the_written_config_has_the_plan_and_the_comments(tmp_path: Path, capsys
         (("{profile}", "objective=second"), 2, "objective=seconds"),
         (("{profile}", "fix=rolout"), 2, "fix=rollout"),
         (("{profile}", "accelerators=many"), 2, "is no whole number"),
+        (("{profile}", "--probe", "all"), 2, "is no whole number"),
         (("{profile}", "seconds=-1"), 2, "is no time above 0"),
         (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
         (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),

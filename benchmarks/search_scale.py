@@ -1,0 +1,113 @@
+"""How fast and how near a search gets on clusters of 8, 64 and 1,024 accelerators, under a made-up profile.
+
+    python benchmarks/search_scale.py [--seconds 60] [--accelerators 8,64,1024]
+
+Simulators have three components, language models five that use accelerators. Predictions of large plans take seconds
+each: they are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from rlplace.config import compose
+from rlplace.foresight.profile import Curve, Point, Profile
+from rlplace.foresight.search import Answer, Search
+from rlplace.foresight.space import Space
+from rlplace.prepare import prepare_composed
+
+_PLACE = "cluster.component_placement."
+# Part of a cost's name -> (size, seconds) of laps: a line from a fixed cost on.
+_COSTS: Sequence[tuple[str, Sequence[tuple[float, float]]]] = (
+    ("minibatch", ((1, 4e-4), (4096, 6e-3))),
+    ("micro_batch", ((1, 1e-3), (4096, 8e-2))),
+    ("score", ((1, 5e-4), (4096, 3e-2))),
+    ("infer/infer", ((1, 5e-4), (4096, 3e-2))),
+    ("prefill", ((1, 1e-3), (512, 1e-2))),
+    ("decode", ((1, 5e-3), (64, 1e-2))),
+    ("policy", ((1, 2e-4), (64, 4e-4))),
+    ("sim", ((1, 1e-4), (64, 1.3e-3))),
+    ("exchange", ((1, 5e-5), (1024, 1e-3))),
+    ("_call", ((0, 2e-5),)),
+    ("", ((0, 1e-4),)),
+)
+_METHODS = (
+    *(f"move_{to}/rest" for to in ("off", "weights", "full")),
+    *("push_weights/rest", "pull_weights/rest", "compute_advantages/rest"),
+    *(f"run/{part}" for part in ("sim", "reward", "wait", "put", "rest")),
+    *(f"infer/{part}" for part in ("infer", "score", "exchange", "infer_wait", "wait", "rest")),
+    *(f"learn/{part}" for part in ("minibatch", "micro_batch", "estimate", "exchange", "wait", "step", "rest")),
+    *(f"generate/{part}" for part in ("policy", "prefill", "decode", "wait", "put", "rest", "update")),
+)
+
+
+def made_up(components: Sequence[str]) -> Profile:
+    """Return a profile of hosts with 64 processors."""
+    names = [f"{c}.{method}" for c in components for method in _METHODS]
+    names += [f"{c}/ray_call" for c in (*components, "driver")]
+    costs = {}
+    for name in names:
+        points = next(points for part, points in _COSTS if part in name)
+        costs[name] = Curve(points=tuple(Point(size=x, laps=1, cpu_s=s, least_cpu_s=s, blocked_s=0) for x, s in points))
+    lengths = {"env.prompt_tokens": (20.0, 40.0, 60.0), "rollout.answer_tokens": (20.0, 40.0, 80.0, 120.0)}
+    return Profile(machine={"cores": 64}, versions={}, subjects={}, costs=costs, samples=lengths)
+
+
+def searched(words: Sequence[str], seconds: float) -> tuple[Answer, float, float]:
+    """Search a job; return the answer, the seconds, and those of them that predictions took."""
+    (composed,) = compose.with_hydra(["--config-name", *words])
+    job = prepare_composed(composed)
+    space = Space(job.config, job.plan)
+    search = Search(space, made_up(job.plan.placement.components))
+    began, predicting = time.monotonic(), [0.0]
+    predict = search.predict
+
+    def timed(*arguments: object) -> object:
+        since = time.monotonic()
+        found = predict(*arguments)  # type: ignore[arg-type]
+        predicting[0] += time.monotonic() - since
+        return found
+
+    search.predict = timed  # type: ignore[method-assign, assignment]
+    answer = search.run(keep=1, over=lambda: time.monotonic() - began > seconds)
+    return answer, time.monotonic() - began, predicting[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each search")
+    parser.add_argument("--accelerators", default="8,64,1024")
+    parser.add_argument("--jobs", default="simulators,text")
+    options = parser.parse_args()
+    row = "{:<12} {:>12} {:>9} {:>12} {:>9} {:>9} {:>9} {:>8}"
+    print(row.format("job", "accelerators", "search s", "predicting s", "branches", "predicted", "best s", "gap"))
+    for count in map(int, options.accelerators.split(",")):
+        nodes = (f"cluster.num_nodes={max(1, count // 8)}", "cluster.accelerators_per_node=8")
+        cases = {
+            "simulators": (
+                "hybrid_ppo",
+                f"env.total_num_envs={max(128, 4 * count)}",
+                "algorithm.rollout_steps=8",
+                *nodes,
+            ),
+            "text": (
+                "rlhf_tiny",
+                "runner.eval_every=0",
+                f"algorithm.prompts={max(8, count)}",
+                _PLACE + "env=cpu",
+                *nodes,
+            ),
+        }
+        for name in options.jobs.split(","):
+            words = cases[name]
+            answer, seconds, predicting = searched(words, options.seconds)
+            best = answer.best.seconds if answer.best else float("nan")
+            counts = answer.counts
+            numbers = (f"{seconds - predicting:.1f}", f"{predicting:.1f}", counts["branches"], counts["predicted"])
+            print(row.format(name, count, *numbers, f"{best:.3f}", f"{answer.gap:.1%}"), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Runs of the best plans of a search, a few iterations each: what they measure goes into the profile."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlplace.foresight.measure import Variant, run
+from rlplace.foresight.profile import Profile
+from rlplace.foresight.search import Found
+from rlplace.foresight.space import Space
+
+_ITERATIONS = 6  # of the first round
+_PLACEMENT = ("cluster", "component_placement")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A plan that was run; seconds of an iteration."""
+
+    plan: str
+    iterations: int
+    predicted: float
+    measured: float
+
+
+def probe(
+    mapping: Mapping[str, Any], space: Space, plans: Sequence[Found], profile: Profile, tell: Callable[[str], None]
+) -> tuple[list[Probe], Profile]:
+    """Run plans, then the better half of them for twice as long, and so on; return what was measured.
+
+    `mapping`: the config as it was composed. Raises ConfigError where a run fails.
+    """
+    probes, iterations = list[Probe](), _ITERATIONS
+    while plans:
+        timed: list[tuple[float, int]] = []
+        for number, found in enumerate(plans):
+            tell(f"probing {describe(found)}: {iterations} iterations")
+            shown = run(Variant(name=describe(found), mapping=_changed(mapping, space, found)), iterations)
+            profile = profile.merged(shown.profile)
+            measured = shown.seconds["iteration"]["measured"]
+            timed.append((measured, number))
+            probes.append(
+                Probe(plan=describe(found), iterations=iterations, predicted=found.seconds, measured=measured)
+            )
+        plans = [plans[number] for _, number in sorted(timed)[: len(plans) // 2]]
+        iterations *= 2
+    return probes, profile
+
+
+def _changed(mapping: Mapping[str, Any], space: Space, found: Found) -> dict[str, Any]:
+    """Return the config with the changes of a plan."""
+    changed = copy.deepcopy(dict(mapping))
+    for key, value in space.changes(found.layout).items():
+        block = ".".join(_PLACEMENT) + "."
+        path = [*_PLACEMENT, key.removeprefix(block)] if key.startswith(block) else key.split(".")
+        at = changed
+        for name in path[:-1]:
+            at = at.setdefault(name, {})
+        if value is None:
+            del at[path[-1]]
+        else:
+            at[path[-1]] = value
+    return changed
+
+
+def describe(found: Found) -> str:
+    """Write a plan on one line."""
+    placement, layout = found.plan.placement, found.layout
+    parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]
+    if layout.mode.groups:
+        parts.append(f"{layout.mode.groups} stage group{'s' * (layout.mode.groups > 1)}")
+    if layout.mode.shared:
+        parts.append("env and rollout in one process")
+    if layout.stays:
+        parts.append(f"{', '.join(layout.stays)} stay{'s' * (len(layout.stays) == 1)}")
+    return "; ".join(parts)

@@ -38,6 +38,7 @@ def _paired(block: object, kind: type[_Block]) -> _Block:
 class AcceleratorConfig:
     kind: Literal["auto", "cuda", "emulated"] = knob("auto takes the GPUs of this machine, else emulates", "auto")
     memory: int = knob("bytes of one emulated accelerator; a GPU has what it has", 16 << 30, unit="bytes")
+    emulated_per_node: int = knob("emulated ones of a machine where accelerators_per_node is auto", 8, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

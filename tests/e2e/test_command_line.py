@@ -86,9 +86,11 @@ def test_all_problems_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_problem_in_a_file_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (compose.CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(text.replace("rollout: 4-7", "rollout: 4–7"), encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(text.replace("rollout: part 2/2 of 8", "rollout: 4–7"), encoding="utf-8")
     assert train.main(["--config-dir", str(tmp_path), "--config-name", "mine"]) == 2
-    (line,) = (i for i, written in enumerate(text.splitlines(), start=1) if written.startswith("    rollout: 4-7"))
+    (line,) = (
+        i for i, written in enumerate(text.splitlines(), start=1) if written.startswith("    rollout: part 2/2 of 8")
+    )
     assert f"mine.yaml:{line})" in capsys.readouterr().err
 
 

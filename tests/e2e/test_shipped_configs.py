@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -28,6 +29,32 @@ def test_every_shipped_config_is_planned_and_fits(name: str, capsys: pytest.Capt
     dry = capsys.readouterr().out
     assert dry.startswith(planned.out)
     assert "nothing was started" in dry
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("name", [*MAIN, "hybrid_ppo_cartpole"])
+def test_the_main_configs_take_the_gpus_there_are(
+    name: str, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a program in place of nvidia-smi lists them."""
+    rows = [f"echo NVIDIA L40S, 46068, GPU-{number}" for number in range(gpus)]
+    (tmp_path / "nvidia-smi").write_text("\n".join(["#!/bin/sh", *rows, ""]), encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert train.main([name, "dry_run=true"]) == 0
+    out, err = capsys.readouterr()
+    assert re.match(rf"plan: \w+, {gpus} accelerators?, .* L40S, ", out)
+    assert err == ""
+
+
+@pytest.mark.parametrize(("name", "count"), [("hybrid_ppo", 8), ("hybrid_grpo_llm", 3), ("rlhf_tiny", 3)])
+def test_the_main_configs_emulate_accelerators_where_there_is_no_gpu(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert plan.main([name]) == 0
+    assert re.match(rf"plan: hybrid, {count} accelerators, .* emulated, ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -5,7 +5,12 @@
     value   := pieces | YAML list of pieces
     pieces  := segment ("," segment)*                   blanks are free
     segment := numbers [":" ranks]
-    numbers := "all" | NUMBER | NUMBER "-" NUMBER       both ends included; ranks likewise, without "all"
+    numbers := share ["of" NUMBER] | NUMBER | NUMBER "-" NUMBER      both ends included; ranks likewise, without shares
+    share   := "all" | "part" NUMBER "/" NUMBER
+
+`part 1/2` and `part 2/2` are the halves of whatever there is: 0-3 and 4-7 of eight accelerators. Parts that do not come
+out even share the accelerator at their border, 0-1 and 1-2 of three; a single accelerator is in each. A share `of 8` is
+of the first eight, or of all where there are fewer.
 
 A segment spreads its ranks evenly over its accelerators, in either direction. Without ranks it goes on after the
 highest rank so far, one rank per accelerator.
@@ -25,7 +30,9 @@ from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.topology import show_range
 
 _RANGE = r"[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?"
-_SEGMENT = re.compile(rf"\s*(all|{_RANGE})\s*(?::\s*({_RANGE})\s*)?")
+_SHARE = re.compile(r"(?:all|part\s*([0-9]{1,9})\s*/\s*([0-9]{1,9}))(?:\s*of\s*([0-9]{1,9}))?")
+_SHARE_TEXT = re.sub(r"\((?!\?)", "(?:", _SHARE.pattern)  # without groups
+_SEGMENT = re.compile(rf"\s*({_SHARE_TEXT}|{_RANGE})\s*(?::\s*({_RANGE})\s*)?")
 _SEGMENTS = re.compile(rf"{_SEGMENT.pattern}(?:,{_SEGMENT.pattern})*")
 # What people type, or paste from a document, where a hyphen belongs.
 _NOT_HYPHENS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
@@ -90,8 +97,17 @@ def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Po
         return None
     found: list[range] = []
     for part in (part for part in (1, 2) if match[part]):
-        first, last = 0, pool.count - 1
-        if match[part] != "all":
+        if share := _SHARE.fullmatch(match[part]):
+            number, parts = int(share[1] or 1), int(share[2] or 1)
+            count = min(int(share[3] or pool.count), pool.count)
+            if not (count and 1 <= number <= parts):
+                what = f"there is no part {number} of {parts}" if count else f"none of the {pool.noun}s"
+                meant = "all" if not (parts and count) else f"part {parts}/{number}" if number else f"part 1/{parts}"
+                fix = text.with_parts((match.span(part), meant))
+                text.reject("bad-placement", what, "parts are counted from 1", fix, span=match.span(part))
+                return None
+            first, last = (number - 1) * count // parts, -(-number * count // parts) - 1
+        else:
             first, last = int(match[part].partition("-")[0]), int(match[part].rpartition("-")[2])
         if first > last:
             what, span = f"the range runs backwards, from {first} down to {last}", match.span(part)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlplace.placement.language.slots import Slot
     from rlplace.workers.launch.reservation import Machine
 
-EMULATED_PER_NODE = 8  # where `auto` finds no GPU
 QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"
 LIST_S = 10.0  # a driver that nothing keeps loaded takes seconds to answer
 _LOOK_S = 1.0  # between two looks for machines that are awaited
@@ -66,7 +65,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
     if kind == "auto":
         kind = "cuda" if any(gpus) else "emulated"
     each = None if config.accelerators_per_node == "auto" else config.accelerators_per_node
-    counts = gpus if kind == "cuda" else [each or EMULATED_PER_NODE] * len(machines)
+    counts = gpus if kind == "cuda" else [each or config.accelerator.emulated_per_node] * len(machines)
     if not any(counts):
         what, why = "no machine of the cluster has a GPU", f"Ray at {config.ray.address} lists {len(machines)} without"
         fix = "cluster.accelerator.kind=emulated"
@@ -129,7 +128,7 @@ def count_topology(
         kind = "cuda" if found else "emulated"
     count = accelerators_per_node
     if count == "auto":
-        count = found if kind == "cuda" else EMULATED_PER_NODE
+        count = found if kind == "cuda" else accelerator.emulated_per_node
     if kind == "cuda" and (count == 0 or (local and count > found)):
         raise ClusterError.about(
             "too-few-accelerators",

@@ -150,16 +150,9 @@ def _show(job: Prepared, form: str) -> None:
     if job.config.profile is None or form not in ("text", "json"):
         print(FORMATS[form](job.view))
         return
-    from rlplace.foresight.known import find_profile
-    from rlplace.foresight.predict import can_predict, predict
-    from rlplace.foresight.show import prediction_record, render_prediction
+    from rlplace.foresight.show import foreseen, prediction_record, render_prediction
 
-    if not can_predict(job.config):
-        what = f"seconds are predicted of jobs that can run, and this one lacks {', '.join(job.config.missing)}"
-        raise _wrong("bad-option", "profile", what, job.config.profile, "")
-    profile = find_profile(job.config, job.plan, job.case)
-    assert profile is not None, "the config names one"
-    prediction = predict(job.config, job.plan, job.case, profile)
+    prediction = foreseen(job.config, job.plan, job.case)
     if form == "json":
         print(json.dumps(render_json(job.view) | {"prediction": prediction_record(prediction)}, indent=1))
     else:

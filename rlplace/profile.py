@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlplace.config import compose
-from rlplace.errors import ClusterError, ConfigError, ProblemsError
+from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered
 from rlplace.foresight.known import FILE
-from rlplace.foresight.measure import Measured, Variant, run, variants
+from rlplace.foresight.measure import Variant, run, variants
 from rlplace.foresight.profile import Curve, Profile
 from rlplace.prepare import Prepared, prepare
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure as one command line says; return the exit code."""
     try:
         return _measure(sys.argv[1:] if argv is None else argv)
-    except (ProblemsError, ClusterError) as error:
+    except (ProblemsError, ClusterError, OutputError) as error:
         print(error, file=sys.stderr)
         return WRONG
     except SystemExit as done:  # of argparse
@@ -58,12 +58,16 @@ def _measure(argv: Sequence[str]) -> int:
     job = prepare(composed.mapping, name=composed.name, sources=composed.sources)
     accelerators = job.plan.placement.topology.num_accelerators
     valid = [v for v in distinct(variants(composed.mapping, accelerators)) if runs(v)]
-    profile = _run_all(valid, options.iterations)
+    if not valid:
+        what, why = "there is nothing to run", job.shortages or "no placement that is tried is a plan that runs here"
+        fix = f"python -m rlplace.train --config-name {composed.name} says what is wrong with the config as it is"
+        raise ConfigError.of("profile-run-failed", "profile", what, None, why, fix)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(job.config.runner.output_dir) / composed.name / f"profile_{stamp}"
     file = Path(options.out) if options.out else folder / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(profile.record(), indent=1) + "\n", encoding="utf-8")
+    _write(file, "")  # what cannot be written is told before anything runs
+    profile = _run_all(valid, options.iterations)
+    _write(file, json.dumps(profile.record(), indent=1) + "\n")
     print("\n" + table(profile))
     print(f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}")
     return MEASURED
@@ -89,16 +93,34 @@ def runs(variant: Variant) -> bool:
     return not (job.refused or job.not_run or alone)
 
 
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(file, error) from error
+
+
 def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
+    """Measure what can be run; raise the first failure where nothing can."""
     profile: Profile | None = None
+    failed: ConfigError | None = None
     for number, variant in enumerate(found, 1):
         print(f"{number} of {len(found)}  {variant.name}: ", end="", flush=True)
         began = time.perf_counter()
-        measured: Measured = run(variant, iterations)
+        try:
+            measured = run(variant, iterations)
+        except ConfigError as error:
+            print("failed, left out", flush=True)
+            print(error, file=sys.stderr)
+            failed = failed or error
+            continue
         seconds = measured.seconds["iteration"]["measured"]
         print(f"{seconds:.3g} s an iteration, {time.perf_counter() - began:.0f} s in all", flush=True)
         profile = measured.profile if profile is None else profile.merged(measured.profile)
-    assert profile is not None, "the config as it is has been prepared"
+    if profile is None:
+        assert failed is not None, "there is something to run"
+        raise failed
     return profile
 
 

@@ -26,6 +26,7 @@ from rlplace.foresight.known import FILE as PROFILE
 from rlplace.foresight.known import find_profile
 from rlplace.foresight.observe import Observations, machine, versions
 from rlplace.foresight.predict import can_predict, predict
+from rlplace.foresight.profile import Profile
 from rlplace.foresight.show import compare_seconds
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
@@ -57,6 +58,8 @@ from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
+_FORESEEN = 512  # most ranks whose iterations are predicted at the end of a run: that takes seconds
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
@@ -67,6 +70,7 @@ class JobSpec:
     workers: Mapping[str, type[Worker]]  # by component
     arguments: WorkerArguments  # the `config` of every worker
     case: MemoryCase
+    given: Profile | None  # to predict from, instead of the run's own
     progress: Progress
 
 
@@ -101,7 +105,10 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
             routes=plan.row_routes,
         )
     workers = {component: worker_of(config, component) for component in placement.components}
-    return JobSpec(config=config, plan=plan, workers=workers, arguments=arguments, case=case, progress=progress)
+    given = find_profile(config, plan, case)
+    return JobSpec(
+        config=config, plan=plan, workers=workers, arguments=arguments, case=case, given=given, progress=progress
+    )
 
 
 def worker_of(config: Config, component: str) -> type[Worker]:
@@ -353,22 +360,23 @@ def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
 
 
 def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, observed: Observations) -> None:
-    """Write what was measured, and the summary, which is also printed."""
+    """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
     usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
-    measured = observed.measured()
-    if measured:
-        profile = observed.profile()
-        write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
-    if measured and can_predict(job.config):
-        given = find_profile(job.config, job.plan, job.case)
-        prediction = predict(job.config, job.plan, job.case, given or profile)
-        ended["predicted"] = {"from": "a profile that was given" if given else "this run's own profile"}
-        ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
     ended |= {"machine": machine(), "versions": versions()}
     write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
+    measured = observed.measured()
+    if measured:
+        profile = observed.profile()
+        write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
+        ranks = sum(map(placement.world_size, placement.components))
+        if ended["policy"] is not None and can_predict(job.config) and ranks <= _FORESEEN:
+            prediction = predict(job.config, job.plan, job.case, job.given or profile)
+            ended["predicted"] = {"from": "a profile that was given" if job.given else "this run's own profile"}
+            ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
+            write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     print(summary_text(ended), flush=True)
     if iterations := list(loop.log.iterations):
         try:
@@ -397,7 +405,8 @@ def _train(
             break
         at = progress.iterations
         numbers = loop.iteration(at, evaluate=bool(eval_every) and at % eval_every == 0)
-        observed.add(loop.log.iterations[-1], numbers)
+        if "time/evaluate_s" not in numbers:  # it is as if it had not been
+            observed.add(loop.log.iterations[-1], numbers)
         if simulated:
             steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
             progress.add(numbers, steps)

@@ -82,7 +82,7 @@ def _job(composed: compose.Composed, signals: Signals) -> int:
         lacking = job.not_run or check_launch(job.config, job.plan, job.sources)
         if lacking:
             raise ConfigError(lacking)
-    _show(render_text(job.view))
+    _show(render_text(job.view) + _seconds(job))
     if job.not_run:
         _show(planned_only(job.not_run))
     if job.refused:
@@ -98,6 +98,15 @@ def _job(composed: compose.Composed, signals: Signals) -> int:
         return DONE
     _run(job, None if found is None else found.checkpoint, signals)
     return DONE
+
+
+def _seconds(job: Prepared) -> str:
+    """Return the chapter of a plan about its seconds, where a profile says what work takes."""
+    if job.config.profile is None:
+        return ""
+    from rlplace.foresight.show import foreseen, render_prediction
+
+    return f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case))}"
 
 
 def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None:

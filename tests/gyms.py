@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ class Script(gymnasium.Env[NDArray[np.float64], Any]):
 
     def _show(self, action: float) -> NDArray[Any]:
         return np.array([self.episode, self._step, self._luck, action], self._dtype)
+
+
+class Sleeper(Script):
+    """Each step takes 10 ms, and no processor."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.01)
+        return super().step(action)
 
 
 class Poisoned(Script):
@@ -163,6 +172,7 @@ class Broken(Script):
 
 for _name, _class in {
     "Script-v0": Script,
+    "Sleeper-v0": Sleeper,
     "Poisoned-v0": Poisoned,
     "DictObservations-v0": DictObservations,
     "ManyActions-v0": ManyActions,

@@ -11,7 +11,7 @@ from typing import Any
 from rlplace.config.yaml_text import to_yaml
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.probe import Probe, describe
-from rlplace.foresight.profile import Curve, Profile
+from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
 from rlplace.foresight.show import limit, stage_seconds
 from rlplace.placement.show.svg import FONT, PALETTE
@@ -97,7 +97,7 @@ def _scaled(profile: Profile, cost: str, factor: float) -> Profile:
         )
         for p in curve.points
     )
-    costs = {**profile.costs, cost: Curve(points=points, source=curve.source)}
+    costs = {**profile.costs, cost: dataclasses.replace(curve, points=points)}
     return dataclasses.replace(profile, costs=costs)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError
 from rlplace.foresight.observe import machine, subjects, versions
 from rlplace.foresight.profile import Profile, read_profile
-from rlplace.foresight.published import published_profile
+from rlplace.foresight.published import AS_PUBLISHED, published_profile
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
 NOTHING_MEASURED = "from published rates, of which an assumed share is reached; only what accelerators do is counted"
 FILE, LAST, PUBLISHED = "profile.json", "last", "published"
+_LOOKED_AT = 20  # newest runs, for one of this job
 
 
 def find_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile | None:
@@ -25,22 +27,34 @@ def find_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile | None
         return None
     if config.profile == PUBLISHED:
         return published_profile(config, plan, case)
-    folder = Path(config.runner.output_dir)
     if config.profile == LAST:
-        files = sorted(folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime)[-1:]
-        if not files:
-            what, why = "there is none", f"no run below {folder} has written a {FILE}"
-            fix = "run the job for a few iterations first; or profile=null"
-            raise ConfigError.of("no-profile", "profile", what, LAST, why, fix)
-    else:
-        files = [Path(name.strip()) for name in config.profile.split(",")]
-    profile: Profile | None = None
-    for file in files:
-        read = read_profile(_text(file / FILE if file.is_dir() else file), file=str(file))
-        profile = read if profile is None else profile.merged(read)
-    assert profile is not None, "at least one file is named"
+        return _last(config, plan)
+    read = [_read(Path(name.strip()), config, plan) for name in config.profile.split(",")]
+    return functools.reduce(Profile.merged, read)
+
+
+def _last(config: Config, plan: Plan) -> Profile:
+    """Return the newest profile of this job; raise what is wrong with the newest where none is."""
+    folder = Path(config.runner.output_dir)
+    files = sorted(folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    refused: ConfigError | None = None
+    for file in files[:_LOOKED_AT]:
+        try:
+            return _read(file, config, plan)
+        except ConfigError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+    what, why = "there is none", f"no run below {folder} has written a {FILE}"
+    fix = "run the job for a few iterations first; or profile=null"
+    raise ConfigError.of("no-profile", "profile", what, LAST, why, fix)
+
+
+def _read(file: Path, config: Config, plan: Plan) -> Profile:
+    """Read one file of this job; what was measured on another machine says so."""
+    profile = read_profile(_text(file / FILE if file.is_dir() else file), file=str(file))
     _require_same(profile, config, plan)
-    return profile
+    return profile.elsewhere() if _differing(profile) else profile
 
 
 def _text(file: Path) -> str:
@@ -66,15 +80,18 @@ def _require_same(profile: Profile, config: Config, plan: Plan) -> None:
         )
 
 
+def _differing(profile: Profile) -> list[str]:
+    here = machine()
+    return [name for name in ("processor", "cores") if profile.machine.get(name) != here[name]]
+
+
 def foreign(profile: Profile) -> list[str]:
     """Return how the profile's machine and versions differ from what is here, for a prediction to say."""
     notes: list[str] = []
-    if not profile.versions:
+    if profile.machine.get("processor") == AS_PUBLISHED:
         return [NOTHING_MEASURED]
-    here, there = machine(), profile.machine
-    differ = [name for name in ("processor", "cores") if there.get(name) != here[name]]
-    if differ:
-        notes.append("measured elsewhere: " + ", ".join(f"{name} {there.get(name)}" for name in differ))
+    if differ := _differing(profile):
+        notes.append("measured elsewhere: " + ", ".join(f"{name} {profile.machine.get(name)}" for name in differ))
     installed = versions()
     others = [f"{name} {version}" for name, version in profile.versions.items() if installed.get(name) != version]
     if others:

@@ -94,7 +94,7 @@ def run(variant: Variant, iterations: int) -> Measured:
         if done.returncode or not found:
             tail = "\n".join(done.stdout.splitlines()[-_TAIL:])
             what, why = "a run for the profile failed", f"it ended with exit code {done.returncode} and\n{tail}"
-            fix = "python -m rlplace.train with this config says more; a profile needs runs of three iterations or more"
+            fix = "python -m rlplace.train with this placement says more"
             raise ConfigError.of("profile-run-failed", "profile", what, variant.name, why, fix)
         summary = json.loads((found[-1].parent / "summary.json").read_text(encoding="utf-8"))
         profile = read_profile(found[-1].read_text(encoding="utf-8"), file=str(found[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -63,7 +64,7 @@ def open_loop(
     site_of, kinds = (Site, _SIMULATORS) if config.kind == "mlp" else (TextSite, _TEXT)
     site = site_of(config, plan, costs, cores)
     groups = make_groups(site, {component: kinds[role_of(component)] for component in plan.placement.components})
-    runner = dataclasses.replace(config.runner, total_iterations=iterations)
+    runner = dataclasses.replace(config.runner, total_iterations=iterations, stage_timeout_s=math.inf)
     return site, make_loop(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
 
 

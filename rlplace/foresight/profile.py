@@ -2,7 +2,7 @@
 
     {"rlplace_profile": 1, "machine": {...}, "versions": {...}, "subjects": {"env": "Hopper-v5", ...},
      "costs": {"env.run/sim": {"source": "measured here", "points": [{"size": 8, "laps": 4096, "cpu_s": 2.1e-4, ...}]}},
-     "counts": {"actor.learn/minibatch": 20.0}}
+     "counts": {"actor.learn/steps_share": 0.8}}
 
 A cost is named after the component, its method and the part of the call: `env.run/sim` is one vector step of a rank,
 its size the simulators that step. Docs: docs/foresight.md.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rlplace.errors import ConfigError, did_you_mean
@@ -72,6 +72,14 @@ class Profile:
             counts={**self.counts, **other.counts},
             samples={**self.samples, **other.samples},
         )
+
+    def elsewhere(self) -> Profile:
+        """Return the same, as measured on another machine."""
+        costs = {
+            name: dataclasses.replace(curve, source=ELSEWHERE) if curve.source == MEASURED else curve
+            for name, curve in self.costs.items()
+        }
+        return dataclasses.replace(self, costs=costs)
 
     def record(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -148,24 +156,32 @@ def read_profile(text: str, *, file: str) -> Profile:
         costs=costs,
         counts={name: _number(value, name, file) for name, value in _mapping(record, "counts", file).items()},
         samples={
-            name: tuple(_number(value, name, file) for value in values)
+            name: tuple(_number(value, name, file) for value in _listed(values, name, file))
             for name, values in _mapping(record, "samples", file).items()
         },
     )
 
 
-def _points(name: str, points: Sequence[Any], file: str) -> tuple[Point, ...]:
+def _points(name: str, points: object, file: str) -> tuple[Point, ...]:
     fields = [field.name for field in dataclasses.fields(Point)]
     found = []
-    for point in points:
+    for point in _listed(points, name, file):
         given = point if isinstance(point, dict) else {}
         unknown = [key for key in given if key not in fields]
         if unknown or "cpu_s" not in given:
             raise _wrong(file, f"a point of {name} is not whole", str(point), "it has " + ", ".join(fields))
         values = {key: _number(value, f"{name}: {key}", file) for key, value in given.items()}
         whole = {"size": 0.0, "laps": 1.0, "least_cpu_s": values["cpu_s"], "blocked_s": 0.0} | values
+        if not whole["laps"]:
+            raise _wrong(file, f"a point of {name} is of no laps", str(point), "a mean is of one lap at least")
         found.append(Point(**whole))
     return tuple(sorted(found, key=lambda point: point.size))
+
+
+def _listed(values: object, name: str, file: str) -> list[Any]:
+    if not isinstance(values, (list, tuple)):
+        raise _wrong(file, f"{name} is no list", str(values), "points, or numbers, in square brackets")
+    return list(values)
 
 
 def _mapping(record: Mapping[str, Any], name: str, file: str) -> dict[str, Any]:

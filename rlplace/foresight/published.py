@@ -32,6 +32,7 @@ _CALL_S = 0.001  # of a process, for a call by Ray
 _IN_FLIGHT, _TOKENS = (1, 32, 256, 1024), (64, 1024, 8192, 65536)
 _ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)  # answers end at these shares of the longest
 _BF16 = 2  # bytes
+AS_PUBLISHED = "as published"  # the processor of a profile of which nothing was measured
 
 
 class Rates(NamedTuple):
@@ -63,7 +64,7 @@ def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
         costs[f"{component}/ray_call"] = _curve([(0, _CALL_S)], PROCESSOR)
     longest = config.algorithm.max_new_tokens
     return Profile(
-        machine={"processor": "none: as published", "cores": 64},
+        machine={"processor": AS_PUBLISHED, "cores": 64},
         versions={},
         subjects={},
         costs=costs | {"driver/ray_call": _curve([(0, _CALL_S)], PROCESSOR)},

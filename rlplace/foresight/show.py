@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.foresight.known import NOTHING_MEASURED, foreign
-from rlplace.foresight.predict import Prediction
+from rlplace.config.schema import Config
+from rlplace.errors import ConfigError
+from rlplace.foresight.known import NOTHING_MEASURED, find_profile, foreign
+from rlplace.foresight.predict import Prediction, can_predict, predict
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.plan import Plan
 from rlplace.report.utilisation import bottleneck
 
 NINE_OF_TEN = 1.64  # standard deviations to both sides
 _STAGES = ("rollout", "infer", "learn", "sync", "moves")
 _NOTED, _BUSY = 6, 0.9
+
+
+def foreseen(config: Config, plan: Plan, case: MemoryCase) -> Prediction:
+    """Predict a plan from the profile that its config names. Raises ConfigError where there is none of this job."""
+    if not can_predict(config):
+        what, why = "this job can be planned, not predicted", f"it lacks {', '.join(config.missing)}"
+        raise ConfigError.of("nothing-published", "profile", what, config.profile, why, "profile: null, or these keys")
+    profile = find_profile(config, plan, case)
+    assert profile is not None, "the config names one"
+    return predict(config, plan, case, profile)
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlplace.foresight.ranks import Body, Rank
+from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.metrics import Metric
 from rlplace.placement.flow import Share
+from rlplace.placement.language.slots import Slot
 from rlplace.stopwatch import Stopwatch
 
 
@@ -19,9 +20,9 @@ class SimulatorRank(Rank):
     def stage_groups(self) -> int:
         return self.job.torch_rollout.pipeline_stage_num
 
-    @property
-    def direct(self) -> bool:
-        return self.plan.row_routes.direct
+    def __init__(self, site: Site, slot: Slot) -> None:
+        super().__init__(site, slot)
+        self.direct = "observations" not in site.channels  # looking at all routes takes long
 
 
 class EnvRank(SimulatorRank):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from rlplace.config.schema import RunnerConfig
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.show.html import document, table, tiles
 from rlplace.placement.show.svg import PALETTE, style
@@ -128,7 +129,7 @@ def _state(run: RunRecord) -> str:
     summary, keys = run.summary, run.keys
     if not summary.get("policy"):
         return "failed"
-    if summary["iterations"] >= int(keys["runner.total_iterations"]):
+    if summary["iterations"] >= int(keys.get("runner.total_iterations", RunnerConfig().total_iterations)):
         return "finished"
     goal, reached = keys.get("runner.stop_at_return", "null"), summary.get("return_last")
     return "goal reached" if goal != "null" and reached is not None and reached >= float(goal) else "ended early"

@@ -90,3 +90,29 @@ def test_a_run_with_a_language_model_is_predicted_from_lengths_and_sizes_that_it
     predicted = json.loads((folder / "summary.json").read_text())["predicted"]["seconds"]
     assert {"iteration", "rollout", "learn", "sync"} <= set(predicted)
     assert predicted["rollout"]["predicted"] > 0.0 < predicted["learn"]["predicted"]
+
+
+def test_what_sleeps_is_predicted_whatever_else_the_machine_does(tmp_path: Path) -> None:
+    words = (*JOB[:3], "env.id=tests.gyms:Sleeper-v0", "env.total_num_envs=2", "algorithm.rollout_steps=16")
+    few = ("algorithm.num_minibatches=2", "algorithm.epochs=1", "runner.total_iterations=5", "runner.sinks=[jsonl]")
+    assert train([*words, *few, f"runner.output_dir={tmp_path}"]) == 0
+    summary = json.loads(next(tmp_path.glob("*/*/summary.json")).read_text())
+    rollout = summary["predicted"]["seconds"]["rollout"]
+    slept_s = 16 * 2 * 0.01  # a rank steps its simulators one after another
+    assert slept_s <= rollout["predicted"] <= 1.5 * slept_s
+    assert slept_s <= rollout["measured"]
+
+
+def test_a_bad_profile_is_refused_before_anything_starts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = list(folder.parent.parent.glob("*/*"))
+    for dry in ("true", "false"):
+        words = (*JOB, "profile=nowhere.json", f"dry_run={dry}", f"runner.output_dir={folder.parent.parent}")
+        assert train([*words, "algorithm.rollout_steps=32"]) == 2
+        assert "[not-a-profile]" in capsys.readouterr().err
+    assert list(folder.parent.parent.glob("*/*")) == before
+
+
+def test_train_says_the_seconds_of_its_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*JOB, "profile=last", "dry_run=true", f"runner.output_dir={folder.parent.parent}")
+    assert train([*words, "algorithm.rollout_steps=32"]) == 0
+    assert "an iteration takes" in capsys.readouterr().out

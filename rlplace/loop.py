@@ -11,7 +11,7 @@
      └ actor pushes weights, rollout pulls them
 
 A rank runs its calls in the order in which they were made, so what it acquires, its work and what it then releases are
-asked for together, and awaited once::
+asked for as one message, and awaited once::
 
     a rank of rollout   move full │ generate │ move weights           a rank of env    move full │ run │ move off
     the driver          asks ────────────────────────────── waits for all: now the actor's accelerators are free
@@ -265,6 +265,7 @@ class Loop:
                     if body == bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
                         self._leaving = self._releases_after(stage)
                     self.doing, began_s = (body.replace("_", " "), time.monotonic()), self.clock.now()
+                    self._hold()
                     reports += self._bodies[base_stage(body)](body, index)
                     moving_s, self._moving_s = self._moving_s, 0.0
                     seconds = max(0.0, self.clock.now() - began_s - moving_s)
@@ -288,13 +289,19 @@ class Loop:
     def _enter(self, stage: str) -> None:
         """Execute the moves on entry: await all releases, check the room, then ask for the acquires.
 
-        These come before the work that is asked for next, in the queue of every rank.
+        These come before the work that is asked for next, in the message to every rank.
         """
         transition = self._schedule.first if self._at is None else self._schedule.between(self._at, stage)
         self._at = stage
         self._move([move for move in transition.releases if self._held[move.component] > move.after])
         self.memory.admit(transition.acquires, stage)
+        self._hold()
         self._arriving = self._ask(transition.acquires)
+
+    def _hold(self) -> None:
+        """Have each rank get what it is asked for until the next wait as one message."""
+        for group in self._groups.values():
+            group.hold()
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
         """Return what the components of a stage release on entry to the next; nothing after the last of an iteration.
@@ -366,6 +373,8 @@ class Loop:
         before, behind = self._arriving, self._ask(self._leaving)
         self._arriving, self._leaving = (), ()
         asked = [*(moved for _, moved in before), *pending, *(moved for _, moved in behind)]
+        for group in self._groups.values():
+            group.flush()
         results = self.clock.wait_all(asked, self._timeout_s) if asked else []
         stage = self._at or self._schedule.stages[0]
         self.log.took(stage, pending)
@@ -385,6 +394,9 @@ class Loop:
         except WorkerError as error:
             explained = self.memory.explain(error.at(stage=stage, version=self.version))
             raise explained from explained.cause
+        finally:
+            for group in self._groups.values():
+                group.drop()  # what nobody waits for any more
 
 
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:

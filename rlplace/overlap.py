@@ -150,6 +150,9 @@ class Overlap(Loop):
             }
         super().save_state(folder, kept)
 
+    def _hold(self) -> None:
+        """Hold nothing: as below."""
+
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
         return ()  # the calls of a stage are not those that it waits for
 

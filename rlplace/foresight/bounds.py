@@ -4,7 +4,7 @@ Between two moments at which the loop waits for everybody, time passes for at le
 
 - the most loaded rank computes and waits, after the driver's first call and before its last answer,
 - a node's processors need for all that is computed there,
-- the driver needs for its calls.
+- the driver needs for its messages.
 
 No prediction is below the bound, so a search may leave out every plan whose bound is above what it has found.
 """
@@ -51,20 +51,22 @@ class Bounds:
 
     def of_plan(self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread) -> float:
         """Return a bound for one plan, with its moves. `spread`: its ranks by node."""
-        seconds = 0.0
+        seconds, joins = 0.0, not schedule.needs.ahead  # what is asked for before the loop waits is one message
         for stage, alone, around in intervals(schedule):
             if alone:
-                seconds += self._placed(self._moved({}, alone, sizes), 0.0, spread)
+                seconds += self._placed(self._moved({}, alone, sizes, joins), 0.0, spread)
             loads, chain_s = self.stages.loads(base_stage(stage), schedule.active[stage], mode, sizes)
             if chain_s and stage == "rollout":
-                chain_s += sum(self.stages.move(m, sizes["env"]).longest_s for m in around if m.component == "env")
-            seconds += self._placed(self._moved(loads, around, sizes), chain_s, spread)
+                chain_s += sum(
+                    self.stages.move(m, sizes["env"], joins=joins).longest_s for m in around if m.component == "env"
+                )
+            seconds += self._placed(self._moved(loads, around, sizes, joins), chain_s, spread)
         return seconds
 
-    def _moved(self, loads: Loads, moves: Sequence[Move], sizes: Sizes) -> Loads:
+    def _moved(self, loads: Loads, moves: Sequence[Move], sizes: Sizes, joins: bool) -> Loads:
         found = dict(loads)
         for move in moves:
-            load = self.stages.move(move, sizes[move.component])
+            load = self.stages.move(move, sizes[move.component], joins=joins and move.component in found)
             found[move.component] = found[move.component].after(load) if move.component in found else load
         return found
 

@@ -38,7 +38,7 @@ class Load(NamedTuple):
     """What one component does between two moments at which the loop waits for everybody."""
 
     ranks: int
-    calls: int  # of each rank
+    calls: int  # messages to each rank
     longest_s: float  # of its most loaded rank, one after another
     cpu_s: float  # of all ranks
     least_s: float  # of the rank that computes least
@@ -86,9 +86,13 @@ class Stages(abc.ABC):
     def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
         """Return the loads for sizes of which one is taken, or loads that are below those of all of them."""
 
-    def move(self, move: Move, size: Size) -> Load:
-        """Return what a change of residency takes."""
-        return self._load(move.component, [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks)
+    def move(self, move: Move, size: Size, *, joins: bool) -> Load:
+        """Return what a change of residency takes. `joins`: it goes to the ranks in one message with other calls."""
+        work = [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks
+        if not joins:
+            return self._load(move.component, work)
+        cpu_s, blocked_s = work[0].cpu_s, work[0].blocked_s
+        return Load(size.ranks, 0, cpu_s + blocked_s, cpu_s * size.ranks, cpu_s)
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
         """Return a cost in which what an accelerator does is no work of processors."""

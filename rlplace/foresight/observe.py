@@ -88,12 +88,12 @@ class Observations:
         return {name: statistics.median(values) for name, values in self._seconds.items()}
 
     def _around_driver(self, iteration: IterationCalls) -> float:
-        """Return the driver's processor time for each call; its own ranks' methods are not counted."""
+        """Return the driver's processor time for each message with calls; its own ranks' methods are not counted."""
         inside = sum(call.record.cpu_s for call in iteration.calls if call.record.process == os.getpid())
-        return max(0.0, iteration.driver_cpu_s - inside) / max(1, len(iteration.calls))
+        return max(0.0, iteration.driver_cpu_s - inside) / _messages(iteration.calls)
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, float]:
-        """Return the processor time of workers outside of methods, for each call, by the components of a process."""
+        """Return the processor time of workers outside of methods for each message, by the components of a process."""
         found: dict[int, list[RankCall]] = defaultdict(list)
         for call in iteration.calls:
             found[call.record.process].append(call)
@@ -103,7 +103,7 @@ class Observations:
             whole = max(call.record.process_cpu_s for call in calls)
             before, self._processes[process] = self._processes.get(process), whole
             if before is not None and process != os.getpid():
-                each = max(0.0, whole - before - inside) / len(calls)
+                each = max(0.0, whole - before - inside) / _messages(calls)
                 for component in {call.slot.component for call in calls}:
                     around[component].append(each)
         return {component: statistics.fmean(values) for component, values in around.items()}
@@ -149,6 +149,11 @@ class Observations:
             counts={name: statistics.fmean(values) for name, values in self._counts.items()},
             samples={name: tuple(values) for name, values in self._draws.items()},
         )
+
+
+def _messages(calls: Sequence[RankCall]) -> int:
+    """Count the messages in which calls went to their ranks."""
+    return max(1, sum(call.work for call in calls))
 
 
 def _on_accelerator(part: Part) -> Part:

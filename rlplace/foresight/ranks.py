@@ -2,7 +2,7 @@
 
 ::
 
-    Loop ── group.run(3) ──▶ driver: sends ──▶ rank: receives, runs its method as a process ──▶ driver: settles the call
+    Loop ── group.run(3) ──▶ driver: sends ──▶ rank: receives, runs the method as a process ──▶ driver: settles the call
       └──── clock.wait_all ── the logical clock goes on until all are settled
 
 The schedule, the order of calls and what is waited for are those of the loop itself.
@@ -24,8 +24,8 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import CallRecord, Stopwatch
 from rlplace.workers.launch.clock import Clock
-from rlplace.workers.launch.group import Call, Pending, WorkerGroup, WorkerHandle, wait_all
-from rlplace.workers.launch.host import Done, GroupSpec, Outcome
+from rlplace.workers.launch.group import Call, Pending, Settle, WorkerGroup, WorkerHandle, wait_all
+from rlplace.workers.launch.host import Done, GroupSpec, Request
 from rlplace.workers.worker import MoveReport, Worker
 
 Body = Generator[Any, Any, Any]  # of a method: yields what it waits for, returns what the method does
@@ -96,7 +96,7 @@ class Site:
         return self._lent.setdefault(rank, Channel(self.world, 1))
 
     def ask(self, act: Callable[[], None]) -> None:
-        """Have the driver do what sends a call, after those before."""
+        """Have the driver do what sends a message, after those before."""
         self._hand(self._asked, act)
 
     def answer(self, act: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class Site:
             raise AssertionError("a channel without bounds has room")
 
     def _drive(self, queue: Channel) -> Body:
-        each = self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2  # a call is sent, and its result taken
+        each = self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2  # a message is sent, and its results taken
         while True:
             act = yield from queue.get()
             yield Work(self.cores[0], _DRIVER, each)
@@ -134,21 +134,24 @@ class Rank(Worker):
     def _serve(self) -> Body:
         around = Cost(0.0) if self.site.launcher == "inline" else self.costs.of(f"{self.component}/ray_call")
         while True:
-            settle, method, args = yield from self.mailbox.get()
+            settle, requests = yield from self.mailbox.get()
             yield from self.spend(around)
-            began, self._watches = self.world.now, []
-            value = yield from getattr(self, method)(*args)
-            record = CallRecord(
-                method=method,
-                began_s=began,
-                seconds=self.world.now - began,
-                cpu_s=0.0,
-                process=0,
-                process_cpu_s=0.0,
-                parts=(),
-                spans=tuple(watch.spans(0.0) for watch in self._watches),
-            )
-            self.site.answer(functools.partial(settle, Done(value, record)))
+            outcomes = list[Done]()
+            for method, args, _ in requests:
+                began, self._watches = self.world.now, []
+                value = yield from getattr(self, method)(*args)
+                record = CallRecord(
+                    method=method,
+                    began_s=began,
+                    seconds=self.world.now - began,
+                    cpu_s=0.0,
+                    process=0,
+                    process_cpu_s=0.0,
+                    parts=(),
+                    spans=tuple(watch.spans(0.0) for watch in self._watches),
+                )
+                outcomes.append(Done(value, record))
+            self.site.answer(functools.partial(settle, outcomes))
 
     def spend(self, cost: Cost) -> Body:
         """Compute, and wait for what no processor would shorten."""
@@ -195,11 +198,9 @@ class _Handle(WorkerHandle):
         super().__init__(rank.slot)
         self._rank = rank
 
-    def send(
-        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def send(self, settle: Settle, requests: Sequence[Request]) -> None:
         def deliver() -> None:
-            for _ in self._rank.mailbox.put((settle, method, args)):
+            for _ in self._rank.mailbox.put((settle, requests)):
                 raise AssertionError("a mailbox has room")
 
         self._rank.site.ask(deliver)

@@ -25,6 +25,7 @@ class RankCall(NamedTuple):
     slot: Slot
     name: str  # of the method; with the residency, of a move
     record: CallRecord
+    work: bool = True  # False: it went to its rank in one message with a call for which this is True
 
 
 class StageTime(NamedTuple):
@@ -78,7 +79,8 @@ class CallLog:
         """Note calls that were awaited in `stage`. `name`: what they are called, if not by their method."""
         for call in (call for p in pending for call in p.calls):
             if call.record is not None:
-                self._open.calls.append(RankCall(stage, call.slot, name or call.method, call.record))
+                named, work = name or call.method, call.work is None
+                self._open.calls.append(RankCall(stage, call.slot, named, call.record, work))
 
     def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
         """Complete the iteration that is under way. Calls until the next one begins are of no iteration."""

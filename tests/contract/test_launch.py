@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,6 +185,66 @@ def test_a_constructor_that_fails_fails_the_launch(cluster: Cluster) -> None:
     assert raised.value.rank == 1
     retry = Fragile.create_group(None).launch(cluster, name="fragile", placement_strategy=on(0, 1))
     assert retry.onload().wait()[1].residency is Residency.FULL
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+def test_an_argument_that_cannot_be_pickled_fails_before_anything_is_sent(probes: WorkerGroup) -> None:
+    with pytest.raises(TypeError, match=r"(?s)serialize the argument.*'add'"):
+        probes.add(threading.Lock())
+    probes.hold()
+    probes.rank()
+    probes.execute_on(1).add(threading.Lock())
+    with pytest.raises(TypeError, match=r"(?s)serialize the argument.*'add'"):
+        probes.flush()
+    assert not probes.at_work
+    assert probes.add(1).wait(timeout_s=30) == [1, 101, 201]
+
+
+# ── messages of several calls ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calls_that_are_held_run_in_order_and_have_results_and_records_of_their_own(probes: WorkerGroup) -> None:
+    probes.hold()
+    asked = [probes.acquire(100, "weights"), probes.execute_on(1, 2).add(1), probes.release("weights")]
+    assert not any(pending.done() for pending in asked)
+    probes.flush()
+    assert wait_all(asked, timeout_s=30) == [[100] * 3, [101, 201], [0] * 3]
+    records = [[call.record for call in pending.calls] for pending in asked]
+    assert [[record.method for record in each if record] for each in records] == [
+        ["acquire"] * 3,
+        ["add"] * 2,
+        ["release"] * 3,
+    ]
+
+
+def test_a_failure_within_a_message_is_that_of_its_call_and_what_is_behind_it_is_not_begun(cluster: Cluster) -> None:
+    probes = launch(cluster, "probe", on(0, 1))
+    probes.outlast = "give up"
+    probes.hold()
+    asked = [probes.acquire(100, "weights"), probes.fail_on(1), probes.release("weights")]
+    probes.flush()
+    with pytest.raises(WorkerError, match=r"probe rank 1 .*: fail_on failed: ValueError"):
+        wait_all(asked, timeout_s=60)
+    before, failing, behind = (pending.calls[1] for pending in asked)
+    assert (before.result(), failing.stopped, behind.stopped) == (100, False, True)
+    assert set(probes.lost()) == {1}
+    probes.go_on({})
+    assert probes.execute_on(1).acquire(0, "nothing").wait(timeout_s=30) == [100], "it was not released"
+
+
+def test_a_cancelled_rank_leaves_a_message_between_two_calls(cluster: Cluster) -> None:
+    probes = launch(cluster, "probe", on(0, 1))
+    probes.outlast, probes.grace_s = "give up", 30.0
+    probes.hold()
+    waiting, behind = probes.until_cancelled(), probes.acquire(100, "weights")
+    probes.flush()
+    probes.cancel("a test")
+    probes.wait_wound_down()
+    assert [call.result() for call in waiting.calls] == [True, True]
+    assert [call.stopped for call in behind.calls] == [True, True]
+    assert not probes.lost()
+    probes.go_on({})
+    assert probes.acquire(0, "nothing").wait(timeout_s=30) == [0, 0], "nothing was acquired"
 
 
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from rlplace.errors import ClusterError, WorkerError
 from rlplace.faults import Fault, History, Recovery
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
+from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
 from tests.contract.launch_workers import Probe, Settling
@@ -47,7 +48,10 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
-    """Rank 1 of env is killed while its sibling and another group wait on a channel that has two minutes left."""
+    """Rank 1 of env is killed while its sibling and another group wait on a channel that has two minutes left.
+
+    It dies in the second of three calls that it was sent together.
+    """
     before = set(psutil.Process().children(recursive=True))  # servers of other tests stay, on purpose
     with Cluster(1, 4, accelerator=EMULATED) as cluster:
         cluster.reserve()
@@ -56,7 +60,11 @@ def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
             {"env": (Probe.create_group(), on(0, 1), channels), "rollout": (Probe.create_group(), on(2), channels)}
         )
         pid = groups["env"].process().wait()[1][0]
-        waiting = [groups["rollout"].get("idle"), groups["env"].die_or_get(1, "idle")]
+        env = groups["env"]
+        env.hold()
+        waiting = [env.move(Residency.FULL), env.die_or_get(1, "idle"), env.move(Residency.OFF)]
+        env.flush()
+        waiting.append(groups["rollout"].get("idle"))
         with pytest.raises(WorkerError, match=r"env rank 1 .*die_or_get failed: the worker process died") as raised:
             wait_all(waiting, timeout_s=90)
         assert (raised.value.rank, raised.value.cause, raised.value.remote_traceback) == (1, None, None)

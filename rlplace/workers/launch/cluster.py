@@ -22,8 +22,8 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
-from rlplace.workers.launch.group import GroupBuilder, Pending, WorkerGroup, WorkerHandle, close_all, wait_all
-from rlplace.workers.launch.host import Failure, GroupSpec, Outcome, WorkerHost
+from rlplace.workers.launch.group import GroupBuilder, Pending, Settle, WorkerGroup, WorkerHandle, close_all, wait_all
+from rlplace.workers.launch.host import Failure, GroupSpec, Request, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
 from rlplace.workers.launch.reservation import visible_to
 from rlplace.workers.lending import Lending
@@ -408,10 +408,8 @@ class InlineWorker(WorkerHandle):
         while (task := self._mailbox.get()) is not None:
             task()
 
-    def send(
-        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self._mailbox.put(lambda: settle(self._host.call(method, args, kwargs)))
+    def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        self._mailbox.put(lambda: settle(self._host.run(requests)))
 
     def where(self) -> Future[str]:
         future: Future[str] = Future()

@@ -7,6 +7,8 @@
                                           │
             first failure of any rank ────┘  wind down its group and those waited for with it, raise one WorkerError
 
+    between hold() and flush() nothing is sent; then each rank gets all its calls as one message, which ends as one
+
     wind down (in a thread of the group's own):
         cancel all ranks, break their channels ──▶ wait for their open calls, at most `grace_s` ──▶ stop all ranks
                                                         or, where lost ranks are replaced, only those still at work
@@ -20,6 +22,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import logging
 import threading
 import time
@@ -40,7 +43,7 @@ from rlplace.errors import (
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.stopwatch import CallRecord
-from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
+from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome, Request
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -60,12 +63,17 @@ class Call(concurrent.futures.Future[Any]):
 
     record: CallRecord | None = None  # of the worker's side, when the call has ended well
     failed_at_s = 0.0  # monotonic clock of the driver
-    stopped = False  # it failed because its worker was stopped
+    stopped = False  # it failed because its worker was stopped, or a call before it in its message failed
+    work: Call | None = None  # of its message, the call that is named for what happens to the worker; None: itself
 
     def __init__(self, slot: Slot, method: str) -> None:
         super().__init__()
         self.slot = slot
         self.method = method
+
+
+# Takes the outcomes of the calls of one message up to the first failure, or why there are none: a death.
+Settle = Callable[[Sequence[Outcome] | Failure], None]
 
 
 class WorkerHandle(abc.ABC):
@@ -75,10 +83,8 @@ class WorkerHandle(abc.ABC):
         self.slot = slot
 
     @abc.abstractmethod
-    def send(
-        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Have WorkerHost run a method after those sent before. `settle` is called when it has answered or died."""
+    def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        """Have WorkerHost run methods after those sent before. `settle` is called once it has answered, or died."""
 
     @abc.abstractmethod
     def where(self) -> concurrent.futures.Future[str]:
@@ -197,8 +203,9 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
     """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
     late: dict[Pending, list[int]] = {}
     first = dict[Slot, Call]()  # of each worker, the call that it is at; those behind it have not begun
-    for call in (call for p in pending for call in p.calls if not call.done()):
-        first.setdefault(call.slot, call)
+    left = dict.fromkeys(call for p in pending for call in p.calls if not call.done())
+    for call in left:
+        first.setdefault(call.slot, call.work if call.work in left else call)
     for p in pending:
         if ranks := [call.slot.rank for call in p.calls if first.get(call.slot) is call]:
             late[p] = ranks
@@ -247,7 +254,8 @@ class WorkerGroup:
         self.late_calls: list[Call] = []  # of ranks that did not give up
         self.handles = tuple(handles)
         self.grace_s = grace_s
-        self._open: dict[Call, None] = {}  # in the order in which they were made
+        self._open: dict[Call, None] = {}  # in the order in which they were sent
+        self._held: dict[int, list[tuple[Call, Request]]] | None = None  # by rank; used by the thread that holds
         self._lock = threading.RLock()  # for what follows, and the calls above
         self._winding_down: threading.Thread | None = None
         self._closed = self._stopped = False
@@ -303,23 +311,62 @@ class WorkerGroup:
     def _send(
         self, ranks: Sequence[int], method: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Call]:
-        """Start a method. The calls of a rank run one after the other in the order given."""
+        """Start a method, or hold it. The calls of a rank run one after the other in the order given."""
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
+        made = {rank: (call, (method, args, kwargs or {})) for rank, call in zip(ranks, calls, strict=True)}
+        if self._held is None:
+            self._start({rank: [one] for rank, one in made.items()})
+        else:
+            for rank, one in made.items():
+                self._held.setdefault(rank, []).append(one)
+        return calls
+
+    def hold(self) -> None:
+        """Hold back the calls that are made from now on, until `flush` or `drop`. Idempotent."""
+        self._held = {} if self._held is None else self._held
+
+    def flush(self) -> None:
+        """Send what was held: to each rank one message, whose results come together. Calls behind a failure stop.
+
+        Raises what the call that cannot be pickled would have: then nothing that was held is there to be waited for.
+        """
+        held, self._held = self._held, None
+        self._start(held or {})
+
+    def drop(self) -> None:
+        """Forget calls that are held, which nobody waits for, and hold none from now on."""
+        self._held = None
+
+    def _start(self, messages: Mapping[int, Sequence[tuple[Call, Request]]]) -> None:
+        """Send one message to each rank."""
+        calls = {rank: [call for call, _ in message] for rank, message in messages.items()}
+        for sent in calls.values():
+            work = next((call for call in sent if call.method != "move"), sent[0])
+            for call in sent:
+                call.work = None if call is work else work
         with self._lock:
-            self._open.update(dict.fromkeys(calls))
+            self._open.update(dict.fromkeys(itertools.chain(*calls.values())))
             stopped = self._stopped or self._winding_down is not None  # of a call before this that is not awaited yet
         try:
-            for rank, call in zip(ranks, calls, strict=True):
+            for rank, message in messages.items():
                 if stopped:
-                    self._settle(call, _STOPPED)
+                    self._answered(calls[rank], ())
                 else:
-                    self.handles[rank].send(functools.partial(self._settle, call), method, args, kwargs or {})
+                    answered = functools.partial(self._answered, calls[rank])
+                    self.handles[rank].send(answered, [request for _, request in message])
         except BaseException:  # an argument that cannot be pickled: no call is there to be waited for
             with self._lock:
-                for call in calls:
+                for call in itertools.chain(*calls.values()):
                     self._open.pop(call, None)
             raise
-        return calls
+
+    def _answered(self, calls: Sequence[Call], answer: Sequence[Outcome] | Failure) -> None:
+        """End the calls of a message. Those that were not begun are stopped, as are all but the work after a death."""
+        if isinstance(answer, Failure):
+            self._settle(calls[0].work or calls[0], answer)
+            answer = ()
+        for at, call in enumerate(calls):
+            self._settle(call, answer[at] if at < len(answer) else _STOPPED)
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         """End a call. Only the first outcome counts. Runs in the thread that has it, so it must not wait.
@@ -330,9 +377,10 @@ class WorkerGroup:
             if call not in self._open:
                 return
             died = isinstance(outcome, Failure) and outcome is not _STOPPED and outcome.traceback is None
-            at = next(other for other in self._open if other.slot == call.slot) if died else call
-            if at is not call:
-                self._settle(at, outcome)
+            if died:
+                first = next(other for other in self._open if other.slot == call.slot)
+                if (at := first.work or first) is not call:
+                    self._settle(at, outcome)
             del self._open[call]
             counts = not isinstance(outcome, Done) and outcome is not _STOPPED and not self._closed
             if counts:
@@ -358,7 +406,7 @@ class WorkerGroup:
         with self._lock:
             left = [] if self.closed else list(self._open)
         setting_up = {call.slot.rank for call in left if call.method == "setup"}
-        return {call.slot.rank: call for call in reversed(left) if call.slot.rank not in setting_up}
+        return {call.slot.rank: call.work or call for call in reversed(left) if call.slot.rank not in setting_up}
 
     def fail(self, call: Call, failure: Failure) -> None:
         """Take the worker of an open call for lost."""
@@ -453,6 +501,7 @@ class WorkerGroup:
             return []
         if busy:
             self._give_up(f"{self.name} was closed")
+        self.drop()
         return self._send(range(self.world_size), "close")
 
     def __enter__(self) -> WorkerGroup:

@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,11 @@ def _revived(what: str, text: str | None, cause: bytes) -> Failure:
 
 
 Outcome = Done | Failure
+Request = tuple[str, tuple[Any, ...], Mapping[str, Any]]  # a method and its arguments
 
 
 class WorkerHost:
-    """One worker, made or not yet. `build` and `call` come from its own thread, `cancel` and `where` from any other."""
+    """One worker, made or not yet. `build` and `run` come from its own thread, `cancel` and `where` from any other."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -120,6 +121,15 @@ class WorkerHost:
     def refuse(self, error: BaseException) -> None:
         """Answer every call to the worker, which will not be made, with `error`."""
         self._failure = Failure.of(error)
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Run methods in order, as `call`. Those after a failure, or after `cancel`, are not begun: the list ends."""
+        outcomes: list[Outcome] = []
+        for method, args, kwargs in requests:
+            if outcomes and (isinstance(outcomes[-1], Failure) or self._cancelled.is_set()):
+                break
+            outcomes.append(self.call(method, args, kwargs))
+        return outcomes
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
         """Run a method. After `close`, which is called at most once, there is no worker."""

@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device
-from rlplace.workers.launch.group import WorkerHandle
-from rlplace.workers.launch.host import Failure, Outcome, WorkerHost
+from rlplace.workers.launch.group import Settle, WorkerHandle
+from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.lending import Lending
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
@@ -73,12 +73,12 @@ class RayHost:
             return
         host.build(spec, slot, device, dataclasses.replace(rendezvous, listen_fd=listen_fd), folder, self._lending)
 
-    def call(self, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
-        outcome = self._hosts[number].call(method, args, kwargs)
-        if method == "setup":
+    def run(self, number: int, requests: Sequence[Request]) -> list[Outcome]:
+        outcomes = self._hosts[number].run(requests)
+        if requests[0][0] == "setup":
             gc.freeze()  # modules stay for good: no later collection needs to look at them
             gc.enable()
-        return outcome
+        return outcomes
 
     def control(self, number: int, method: str, after: object = None) -> Any:
         """Call `cancel`, `proceed` or `where` of a worker's host, beside the worker's own thread."""
@@ -133,14 +133,12 @@ class RayWorker(WorkerHandle):
         """Have the worker built of what `pickled` refers to, without waiting: a failure fails the first call."""
         self._in_its_thread("make").remote(self._number, pickled, self.slot, self._device, folder, rendezvous)
 
-    def send(
-        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        def ended(source: Future[Outcome]) -> None:
+    def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        def ended(source: Future[list[Outcome]]) -> None:
             error = source.exception()
             settle(source.result() if error is None else Failure(what=explain(error)))
 
-        self._in_its_thread("call").remote(self._number, method, args, kwargs).future().add_done_callback(ended)
+        self._in_its_thread("run").remote(self._number, requests).future().add_done_callback(ended)
 
     def where(self) -> Future[str]:
         answer: Future[str] = self._beside("where").future()
@@ -161,7 +159,7 @@ class RayWorker(WorkerHandle):
         self._ended = True
         if ray.is_initialized():
             self.cancel()
-            self._in_its_thread("call").remote(self._number, "close", (), {})  # once it gives up
+            self._in_its_thread("run").remote(self._number, [("close", (), {})])  # once it gives up
         self._process.leave()
         with contextlib.suppress(
             ClusterError, OSError

@@ -74,6 +74,21 @@ def test_laps_are_means_by_size_and_what_is_left_of_a_call_is_its_rest() -> None
     assert "env.run/sim" not in observed(made, WARM, calls).costs
 
 
+def test_what_is_around_calls_is_shared_by_the_messages_in_which_they_came() -> None:
+    made = job()
+    calls = [
+        [
+            called(made, "env", "move full", cpu_s=0.1, total_s=0.9 + index, process=7)._replace(work=False),
+            called(made, "env", "run", cpu_s=0.3, total_s=1.0 + index, process=7),
+            called(made, "env", "save_state", cpu_s=0.2, total_s=0.5 + index, process=7),
+        ]
+        for index in range(3)
+    ]
+    costs = observed(made, 3, calls).costs
+    assert costs["env/ray_call"].points[0].cpu_s == pytest.approx((1.0 - 0.6) / 2)
+    assert costs["driver/ray_call"].points[0].cpu_s == pytest.approx(0.1 / 2)
+
+
 def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_of_it() -> None:
     made = job("hybrid_ppo", "cluster=8xH100")
     parts = (

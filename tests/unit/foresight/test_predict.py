@@ -56,6 +56,17 @@ def test_the_moves_are_those_of_the_schedule_and_calls_cost_the_driver_and_the_r
     assert calls.numbers["time/iteration_s"] == pytest.approx(sum(s.ended_s - s.began_s for s in calls.calls.stages))
 
 
+def test_what_is_asked_of_a_rank_between_two_waits_costs_the_driver_and_the_rank_once() -> None:
+    one = (PLACE + "actor=0", PLACE + "env=0", PLACE + "rollout=0")
+    calls = timed({"driver/ray_call": 1.0}, *one)
+    # 13 calls: moves of the actor out of learn and out of sync; push; pull and run and generate and learn, with the
+    # moves before and behind them.
+    assert (len(calls.calls.calls), sum(call.work for call in calls.calls.calls)) == (13, 7)
+    assert {call.name for call in calls.calls.calls if not call.work} == {"move full", "move off", "move weights"}
+    assert calls.seconds == pytest.approx(7 * 1.0 * MS)
+    assert timed({"env/ray_call": 2.0}, *one).seconds == pytest.approx(2.0 * MS)
+
+
 def test_work_grows_with_the_rows_of_a_rank() -> None:
     work, sizes = {"env.run/sim": 1.0}, {"env.run/sim": 8.0}
     few = timed(work, PLACE + "env=0-3", sizes=sizes)  # 128 environments, 4 ranks, 2 stage groups: 16 rows

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.errors import ChannelBroken, ClusterError, Problem, WorkerError
-from rlplace.workers.launch.group import WorkerGroup, WorkerHandle, wait_all
+from rlplace.errors import ChannelBroken, ClusterError, Problem, WorkerError, WorkerTimeout
+from rlplace.placement.schedule import Residency
+from rlplace.workers.launch.group import Pending, Settle, WorkerGroup, WorkerHandle, wait_all
 from rlplace.workers.launch.heartbeat import LOOKS, Heartbeat
-from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome
+from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome, Request
 from rlplace.workers.worker import Worker
 from tests.open_calls import slot_of
 
@@ -28,16 +28,19 @@ class Handle(WorkerHandle):
 
     def __init__(self, component: str, rank: int) -> None:
         super().__init__(slot_of(component, rank))
-        self.settle: Callable[[Outcome], None] = lambda outcome: None  # the last call
+        self.answer: Settle = lambda outcomes: None  # to the last message
+        self.sent: list[list[str]] = []  # the methods of each message
         self.cancelled = threading.Event()
         self.ended = 0  # how often
         self.asked = 0  # how often where it is
         self.places: list[str] = []  # its answers; none to later questions
 
-    def send(
-        self, settle: Callable[[Outcome], None], method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.settle = settle
+    def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        self.answer, self.sent = settle, [*self.sent, [method for method, _, _ in requests]]
+
+    def settle(self, outcome: Outcome) -> None:
+        """Answer the last message, of one call."""
+        self.answer([outcome])
 
     def where(self) -> Future[str]:
         self.asked += 1
@@ -59,7 +62,7 @@ class Handle(WorkerHandle):
         self.ended += 1
 
     def die(self) -> None:
-        self.settle(Failure(what="the worker process died"))
+        self.answer(Failure(what="the worker process died"))
 
     def raises(self, cause: BaseException) -> None:
         self.settle(Failure(what=str(cause), traceback="a traceback", cause=cause))
@@ -170,13 +173,13 @@ def test_a_call_may_end_while_others_have_failed_unless_that_is_vain(vain: bool)
 def test_calls_of_an_ended_worker_fail_at_once() -> None:
     job = Job("env")
     waiting = job.group.step()
-    answer = job.handles[0].settle
+    answer = job.handles[0].answer
     job.group.close(grace_s=0.0)
     for call in waiting.calls:
         assert call.stopped
         with pytest.raises(WorkerError, match="step failed: the worker was stopped"):
             call.result(timeout=0)
-    answer(Done(None))  # that comes late changes nothing
+    answer([Done(None)])  # that comes late changes nothing
     assert isinstance(waiting.calls[0].exception(), WorkerError)
     assert job.group.failed_calls == []
     with pytest.raises(ClusterError, match="group that is closed"):
@@ -243,3 +246,88 @@ def test_a_death_is_told_of_the_call_that_the_worker_was_at_and_later_calls_fail
         wait_all([first, behind, late], 5.0)
     assert job.group.failed_calls[0] is first.calls[1]
     assert all(call.stopped for call in late.calls)
+
+
+def held(job: Job) -> list[Pending]:
+    """What a rank is asked for in a stage."""
+    job.group.hold()
+    asked = [job.group.move(Residency.FULL), job.group.step(), job.group.move(Residency.OFF)]
+    assert not any(handle.sent for handle in job.handles)
+    assert not job.group.at_work
+    job.group.flush()
+    return asked
+
+
+def test_calls_that_are_held_go_to_each_rank_as_one_message_in_order_and_each_has_its_result() -> None:
+    job = Job()
+    asked = held(job)
+    assert [handle.sent for handle in job.handles] == [[["move", "step", "move"]]] * 3
+    for rank, handle in enumerate(job.handles):
+        handle.answer([Done(f"{what} {rank}") for what in ("there", "done", "gone")])
+    assert wait_all(asked, 30) == [[f"{what} {rank}" for rank in range(3)] for what in ("there", "done", "gone")]
+    assert [call.work is None for pending in asked for call in pending.calls[:1]] == [False, True, False]
+    job.group.step()
+    assert job.handles[0].sent[1:] == [["step"]], "nothing is held any more"
+
+
+def test_a_failure_within_a_message_stops_what_is_behind_it() -> None:
+    job = Job()
+    asked = held(job)
+    cause = ValueError("bad action")
+    job.handles[1].answer([Done(None), Failure(what="bad action", traceback="a traceback", cause=cause)])
+    with pytest.raises(WorkerError, match=r"actor rank 1 .*: step failed: bad action"):
+        wait_all(asked, 30)
+    first, work, behind = (pending.calls[1] for pending in asked)
+    assert (first.exception(), work.stopped, behind.stopped) == (None, False, True)
+    assert job.group.failed_calls == [work]
+
+
+def test_what_happens_to_a_worker_is_named_after_the_work_of_its_message() -> None:
+    job, moving = Job("env"), Job("rollout")
+    asked = held(job)
+    with pytest.raises(WorkerTimeout, match=r"env\.step: not finished") as late:
+        wait_all(asked, 0.01)
+    assert late.value.problem.got == "still working: env ranks 0,1,2 in step"
+    assert {rank: call.method for rank, call in job.group.busy().items()} == dict.fromkeys(range(3), "step")
+    behind = job.group.step()  # a message of its own, of which the death is told first
+    job.handles[1].die()
+    with pytest.raises(WorkerError, match=r"env rank 1 .*: step failed: the worker process died"):
+        wait_all([*asked, behind], 30)
+    assert job.group.failed_calls[0] is asked[1].calls[1]
+    moving.group.hold()
+    moves = [moving.group.move(Residency.WEIGHTS), moving.group.move(Residency.OFF)]
+    moving.group.flush()
+    moving.handles[2].die()
+    with pytest.raises(WorkerError, match=r"rollout rank 2 .*: move failed"):
+        wait_all(moves, 30)
+    assert moving.group.failed_calls == [moves[0].calls[2]]
+
+
+def test_a_message_that_cannot_be_sent_leaves_nothing_under_way_and_what_is_dropped_is_never_sent() -> None:
+    job = Job()
+
+    def refuse(*message: object) -> None:
+        raise TypeError("cannot pickle")
+
+    job.handles[1].send = refuse  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="cannot pickle"):
+        held(job)
+    assert not job.group.at_work
+    del job.handles[1].send
+    job.group.hold()
+    job.group.step()
+    job.group.drop()
+    job.group.flush()
+    job.group.step()
+    assert job.handles[2].sent == [["step"]]
+
+
+def test_calls_that_were_held_while_a_group_began_to_wind_down_are_stopped() -> None:
+    job = Job()
+    job.group.hold()
+    asked = job.group.step()
+    job.group.cancel("another group failed")
+    job.group.wait_wound_down()
+    job.group.flush()
+    assert all(call.stopped for call in asked.calls)
+    assert not any(handle.sent for handle in job.handles)

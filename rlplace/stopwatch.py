@@ -62,6 +62,7 @@ class CallRecord:
     cpu_s: float  # processor time of its thread
     process: int  # number of its process
     process_cpu_s: float  # processor time of the whole process since its start, at the end of the call
+    beside_cpu_s: float = 0.0  # of its other threads, while the call ran
     parts: tuple[Part, ...]
     spans: tuple[Spans, ...]
     draws: Mapping[str, array[float]] = dataclasses.field(default_factory=dict)  # numbers of a distribution, in order
@@ -134,10 +135,11 @@ class Recorder:
 
     def __init__(self, method: str) -> None:
         self._method, self._watches = method, list[Stopwatch]()
-        self._began = self._ended = self._cpu = 0.0
+        self._began = self._ended = self._cpu = self._process_cpu = 0.0
 
     def __enter__(self) -> Recorder:
         _CALL.set(self._watches)
+        self._process_cpu = time.process_time()
         self._began, self._cpu = time.perf_counter(), time.thread_time()
         return self
 
@@ -148,13 +150,15 @@ class Recorder:
     def record(self) -> CallRecord:
         """Return the record once the call has ended."""
         epoch_s = time.time() - time.perf_counter()
+        cpu_s, process_cpu_s = time.thread_time() - self._cpu, time.process_time()
         return CallRecord(
             method=self._method,
             began_s=self._began + epoch_s,
             seconds=self._ended - self._began,
-            cpu_s=time.thread_time() - self._cpu,
+            cpu_s=cpu_s,
             process=os.getpid(),
-            process_cpu_s=time.process_time(),
+            process_cpu_s=process_cpu_s,
+            beside_cpu_s=max(0.0, process_cpu_s - self._process_cpu - cpu_s),
             parts=tuple(part for watch in self._watches for part in watch.parts()),
             spans=tuple(watch.spans(epoch_s) for watch in self._watches),
             draws={name: values for watch in self._watches for name, values in watch.draws.items()},

@@ -52,14 +52,14 @@ class Costs:
         self.stretched: dict[str, float] = {}  # cost -> a size outside of what was measured
         self.assumed: set[str] = set()  # costs that are not measured
         self.spent: dict[str, float] = defaultdict(float)  # cost -> processor seconds that were asked for in all
-        self._found: dict[tuple[str, float, bool], Cost] = {}
+        self._found: dict[tuple[str, float], Cost] = {}
         self._points = {name: gathered(curve.points) for name, curve in profile.costs.items()}
 
-    def of(self, name: str, size: float = 0.0, *, least: bool = False, laps: float = 1.0) -> Cost:
-        """Return what laps take; nothing where it is not known. `least`: of laps that waited for nobody."""
-        key = (name, size, least)
+    def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
+        """Return what laps take; nothing where it is not known."""
+        key = (name, size)
         if (found := self._found.get(key)) is None:
-            found = self._found[key] = self._of(name, size, least)
+            found = self._found[key] = self._of(name, size)
         self.spent[name] += found.cpu_s * laps
         return found if laps == 1.0 else found.times(laps)
 
@@ -81,7 +81,7 @@ class Costs:
     def count(self, name: str, default: float) -> float:
         return self.profile.counts.get(name, default)
 
-    def _of(self, name: str, size: float, least: bool) -> Cost:
+    def _of(self, name: str, size: float) -> Cost:
         points = self._points.get(name)
         if not points:
             self.missing.setdefault(name, size)
@@ -90,7 +90,7 @@ class Costs:
             self.assumed.add(name)
         if not points[0].size * 0.99 <= size <= points[-1].size * 1.01 and size:
             self.stretched.setdefault(name, size)
-        cpu = [(p.size, p.least_cpu_s if least else p.cpu_s, p.laps) for p in points]
+        cpu = [(p.size, p.cpu_s, p.laps) for p in points]
         fixed = _FIXED.get(name.rpartition("/")[2], _FIXED_ELSE)
         blocked = [(p.size, p.blocked_s, p.laps) for p in points]
         there = self.profile.costs[name].on == ACCELERATOR

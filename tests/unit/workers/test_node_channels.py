@@ -57,7 +57,7 @@ def test_the_end_breaks_the_channels_and_leaves_nothing(shm: Path) -> None:
     place.ends.close()
     assert list(shm.iterdir()) == []
     assert not spill.exists()
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer, where what an earlier test held is collected meanwhile
 
 
 def test_too_little_shared_memory_is_refused_with_the_size_needed(node: NodeChannels) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import rlplace.run
 from rlplace.loop import Loop
+from rlplace.overlap import Overlap
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
 from rlplace.workers.roles.actor import PolicyActor
@@ -37,7 +38,8 @@ def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) ->
 
 
 def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
-    launched, iterate, roll_out = rlplace.run.launch, Loop.iteration, Loop._rollout
+    launched, iterate = rlplace.run.launch, Loop.iteration
+    rolling_out = {kind: kind._rollout for kind in (Loop, Overlap)}
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
@@ -50,7 +52,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     def rollout(self: Loop, stage: str, index: int) -> Any:
         begin([fault for fault in faults if fault[2] == index and fault[0] in ("env", "rollout")])
-        return roll_out(self, stage, index)
+        return rolling_out[Overlap if isinstance(self, Overlap) else Loop](self, stage, index)
 
     def begin(due: list[list[Any]]) -> None:
         for name, rank, at, after_s, number in due:
@@ -58,7 +60,9 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
             threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
 
     clusters: list[Cluster] = []
-    rlplace.run.launch, Loop.iteration, Loop._rollout = launch, iteration, rollout
+    rlplace.run.launch, Loop.iteration = launch, iteration
+    for kind in rolling_out:
+        kind._rollout = rollout  # type: ignore[method-assign]
     from rlplace.train import main as train
 
     return train(["--config-name", config, *overrides])

@@ -26,7 +26,7 @@ from benchmarks.emulated_work import PASS, SAMPLES, TOKENS, TURNS, Actor, Emulat
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
 from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import make_loop
+from rlplace.overlap import loop_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components
@@ -167,7 +167,7 @@ def measure(name: str, models: Sequence[Model], rounds: int, launcher: Literal["
             placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(WORKERS, True), demands={}
         )
         memory, iterations = MemoryMonitor(case), 2 * rounds * len(job.models)
-        loop = make_loop(
+        loop = loop_of(layout.schedule)(
             layout.schedule, groups, memory, RunnerConfig(stage_timeout_s=120.0, total_iterations=iterations)
         )
         best: dict[str, Mapping[str, float]] = {}

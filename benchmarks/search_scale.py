@@ -13,9 +13,13 @@ import time
 from collections.abc import Sequence
 
 from rlplace.config import compose
+from rlplace.config.schema import Config
+from rlplace.foresight.predict import Prediction
 from rlplace.foresight.profile import Curve, Point, Profile
 from rlplace.foresight.search import Answer, Search
-from rlplace.foresight.space import Space
+from rlplace.foresight.space import Layout, Space
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.plan import Plan
 from rlplace.prepare import prepare_composed
 
 _PLACE = "cluster.component_placement."
@@ -55,24 +59,27 @@ def made_up(components: Sequence[str]) -> Profile:
     return Profile(machine={"cores": 64}, versions={}, subjects={}, costs=costs, samples=lengths)
 
 
+class TimedSearch(Search):
+    """A search that counts the seconds of its predictions."""
+
+    predicting_s = 0.0
+
+    def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
+        began = time.monotonic()
+        try:
+            return super().predict(config, plan, case, layout)
+        finally:
+            self.predicting_s += time.monotonic() - began
+
+
 def searched(words: Sequence[str], seconds: float) -> tuple[Answer, float, float]:
     """Search a job; return the answer, the seconds, and those of them that predictions took."""
     (composed,) = compose.with_hydra(["--config-name", *words])
     job = prepare_composed(composed)
     space = Space(job.config, job.plan)
-    search = Search(space, made_up(job.plan.placement.components))
-    began, predicting = time.monotonic(), [0.0]
-    predict = search.predict
-
-    def timed(*arguments: object) -> object:
-        since = time.monotonic()
-        found = predict(*arguments)  # type: ignore[arg-type]
-        predicting[0] += time.monotonic() - since
-        return found
-
-    search.predict = timed  # type: ignore[method-assign, assignment]
+    search, began = TimedSearch(space, made_up(job.plan.placement.components)), time.monotonic()
     answer = search.run(keep=1, over=lambda: time.monotonic() - began > seconds)
-    return answer, time.monotonic() - began, predicting[0]
+    return answer, time.monotonic() - began, search.predicting_s
 
 
 def main() -> None:

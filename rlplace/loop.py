@@ -76,7 +76,8 @@ class Loop:
         occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self.log = CallLog(clock)
-        self._schedule, self._groups, self._timeout_s = schedule, groups, runner.stage_timeout_s
+        self._schedule, self._groups, self._runner = schedule, groups, runner
+        self._timeout_s = runner.stage_timeout_s
         self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
         self.doing: tuple[str, float] | None = None  # a body, or moves, and when it began by that clock
         self._at: str | None = None  # the stage it is in

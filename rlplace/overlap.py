@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError
 from rlplace.loop import Loop
-from rlplace.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Move, Schedule
 from rlplace.report.utilisation import overhead
@@ -46,8 +45,8 @@ class Generation:
 
     def anew(self, first: int) -> Generation:
         """Return one that begins with iteration `first`."""
-        kept = {"ahead": self._ahead, "iterations": self._iterations}
-        return Generation(self._groups, **kept, first=first, clock=self._clock)
+        ahead, last = self._ahead, self._iterations
+        return Generation(self._groups, ahead=ahead, iterations=last, first=first, clock=self._clock)
 
     @property
     def busy_s(self) -> float:
@@ -83,34 +82,20 @@ class Generation:
         return calls
 
 
-def make_loop(
-    schedule: Schedule,
-    groups: Mapping[str, WorkerGroup],
-    memory: MemoryMonitor,
-    runner: RunnerConfig,
-    first: int = 0,
-    clock: Clock = CLOCK,
-) -> Loop:
-    """Make the loop of a schedule. A rollout that runs ahead stops after `runner.total_iterations`."""
-    return (Overlap if schedule.needs.ahead else Loop)(schedule, groups, memory, runner, first, clock)
+def loop_of(schedule: Schedule) -> type[Loop]:
+    """Return the kind of loop of a schedule. A rollout that runs ahead ends with `runner.total_iterations`."""
+    return Overlap if schedule.needs.ahead else Loop
 
 
 class Overlap(Loop):
     """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        groups: Mapping[str, WorkerGroup],
-        memory: MemoryMonitor,
-        runner: RunnerConfig,
-        first: int = 0,
-        clock: Clock = CLOCK,
-    ) -> None:
-        super().__init__(schedule, groups, memory, runner, first, clock)
-        ahead, last = schedule.needs.ahead, runner.total_iterations
-        self._generation = Generation(groups, ahead=ahead, iterations=last, first=first, clock=clock)
-        self._scoring: list[Pending] = []  # calls of the components that score samples while they are generated
+    _scoring: Sequence[Pending] = ()  # calls of the components that score samples while they are generated
+
+    @functools.cached_property
+    def _generation(self) -> Generation:
+        ahead, last = self._schedule.needs.ahead, self._runner.total_iterations
+        return Generation(self._groups, ahead=ahead, iterations=last, first=self.version, clock=self.clock)
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run as Loop does; `evaluate` first waits until generation is idle, so that one version answers.
@@ -135,7 +120,7 @@ class Overlap(Loop):
         return super().evaluate(index)
 
     def _begin_again(self, index: int) -> None:
-        self._generation, self._scoring, self.generated = self._generation.anew(index), [], {}
+        self._generation, self._scoring, self.generated = self._generation.anew(index), (), {}
         super()._begin_again(index)
 
     def save_state(self, folder: Path, components: Iterable[str]) -> None:

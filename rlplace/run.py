@@ -30,7 +30,7 @@ from rlplace.foresight.profile import Profile
 from rlplace.foresight.show import compare_seconds
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import make_loop
+from rlplace.overlap import loop_of
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.flow import DeviceDelivery
@@ -176,7 +176,7 @@ def _run(
         curves = sinks(before.get("files"))
         with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
             groups = launch(cluster, job)
-            loop = make_loop(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
+            loop = loop_of(schedule)(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
             loop.started(cluster.start_s)
             saving = Saving(job.config, job.plan, loop, folder, texts, progress)
             for outlasted in history.ready(progress.train_s):

@@ -16,7 +16,7 @@ from rlplace.foresight.simulators import EnvRank, PolicyActorRank, RolloutRank
 from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import make_loop
+from rlplace.overlap import loop_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
@@ -65,7 +65,7 @@ def open_loop(
     site = site_of(config, plan, costs, cores)
     groups = make_groups(site, {component: kinds[role_of(component)] for component in plan.placement.components})
     runner = dataclasses.replace(config.runner, total_iterations=iterations, stage_timeout_s=math.inf)
-    return site, make_loop(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
+    return site, loop_of(plan.schedule)(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
 
 
 def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:

@@ -62,7 +62,7 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
     clusters: list[Cluster] = []
     rlplace.run.launch, Loop.iteration = launch, iteration
     for kind in rolling_out:
-        kind._rollout = rollout  # type: ignore[method-assign]
+        kind._rollout = rollout
     from rlplace.train import main as train
 
     return train(["--config-name", config, *overrides])

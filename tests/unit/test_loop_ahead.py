@@ -12,7 +12,7 @@ from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerTimeout
 from rlplace.loop import Loop
 from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import Generation, Overlap, make_loop
+from rlplace.overlap import Generation, Overlap, loop_of
 from rlplace.placement import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
@@ -103,7 +103,7 @@ def looping(ahead: int, at_once: tuple[str, ...] = EVERYTHING, timeout_s: float 
     offload = dict.fromkeys(needs.components, False)
     memory = MemoryMonitor(MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={}))
     runner = RunnerConfig(stage_timeout_s=timeout_s, total_iterations=3)
-    return make_loop(layout.schedule, groups, memory, runner), log
+    return loop_of(layout.schedule)(layout.schedule, groups, memory, runner), log
 
 
 def told(log: list[str]) -> list[str]:

@@ -186,7 +186,7 @@ def test_calls_of_an_ended_worker_fail_at_once() -> None:
         job.group.step()
 
 
-def test_a_call_that_cannot_be_sent_leaves_nothing_under_way() -> None:
+def test_a_call_that_cannot_be_sent_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that is closed while a call runs breaks its channels, which others may go on to use."""
     channel = LocalChannel(ChannelSpec(name="mail", capacity_items=1))
     job = Job(mail=channel)
@@ -194,10 +194,10 @@ def test_a_call_that_cannot_be_sent_leaves_nothing_under_way() -> None:
     def refuse(*call: object) -> None:
         raise TypeError("cannot pickle")
 
-    job.handles[1].send = refuse  # type: ignore[method-assign]
+    monkeypatch.setattr(job.handles[1], "send", refuse)
     with pytest.raises(TypeError, match="cannot pickle"):
         job.group.step()
-    del job.handles[1].send
+    monkeypatch.undo()
     job.group.close(grace_s=0.0)
     assert not any(handle.cancelled.is_set() for handle in job.handles)
     channel.put("letter", timeout_s=0.0)
@@ -303,17 +303,19 @@ def test_what_happens_to_a_worker_is_named_after_the_work_of_its_message() -> No
     assert moving.group.failed_calls == [moves[0].calls[2]]
 
 
-def test_a_message_that_cannot_be_sent_leaves_nothing_under_way_and_what_is_dropped_is_never_sent() -> None:
+def test_a_message_that_cannot_be_sent_leaves_nothing_under_way_and_what_is_dropped_is_never_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = Job()
 
     def refuse(*message: object) -> None:
         raise TypeError("cannot pickle")
 
-    job.handles[1].send = refuse  # type: ignore[method-assign]
+    monkeypatch.setattr(job.handles[1], "send", refuse)
     with pytest.raises(TypeError, match="cannot pickle"):
         held(job)
     assert not job.group.at_work
-    del job.handles[1].send
+    monkeypatch.undo()
     job.group.hold()
     job.group.step()
     job.group.drop()

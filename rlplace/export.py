@@ -15,11 +15,10 @@ import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import find, verify
+from rlplace.commands import DONE, answered
 from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError, OutputError, ProblemsError, RlplaceError, did_you_mean
-
-WRITTEN, FAILED, WRONG = 0, 1, 2
+from rlplace.errors import ConfigError, OutputError, did_you_mean
 
 _TRAINED = ("actor", "critic")
 _KEY = "CHECKPOINT"
@@ -29,18 +28,13 @@ _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export as one command line says; return the exit code."""
-    try:
+
+    def command() -> int:
         options = _options(sys.argv[1:] if argv is None else argv)
         print(_export(options.checkpoint, Path(options.out), options.component, average=options.ema))
-        return WRITTEN
-    except ProblemsError as error:
-        print(error, file=sys.stderr)
-        return WRONG
-    except RlplaceError as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else WRONG
+        return DONE
+
+    return answered(command)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:

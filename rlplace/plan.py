@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.codes import codes
+from rlplace.commands import answered
 from rlplace.config import compose
 from rlplace.config.validate import config_schema
-from rlplace.errors import ClusterError, ConfigError, ProblemsError, did_you_mean
+from rlplace.errors import ConfigError, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
@@ -28,7 +28,7 @@ from rlplace.placement.show.text import diff_record, render_diff, render_text
 from rlplace.placement.show.view import PlanView, render_json
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 
-FITS, WRONG, DOES_NOT_FIT = 0, 2, 3
+FITS, DOES_NOT_FIT = 0, 3
 USAGE = Path(__file__).with_name("plan_usage.txt")
 
 FORMATS: Mapping[str, Callable[[PlanView], str]] = {
@@ -58,16 +58,7 @@ class Request:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what one command line asks for; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _answer(words)
-    except (ProblemsError, ClusterError) as error:
-        print(error, file=sys.stderr)
-        return WRONG
-    except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else WRONG
-    except BrokenPipeError:  # `... | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FITS
+    return answered(lambda: _answer(words))
 
 
 def _answer(words: list[str]) -> int:

@@ -1,6 +1,6 @@
 """`python -m rlplace.profile --config-name hybrid_ppo [key=value ...]`: measure what the work of a job takes.
 
-Exit codes: 0 measured, 2 wrong usage, config or placement, or no run could be measured.
+Exit codes: 0 measured, 1 it cannot be written, 2 wrong usage, config or placement, or no run could be measured.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rlplace.commands import DONE, answered
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered
@@ -20,19 +21,12 @@ from rlplace.foresight.measure import Variant, run, variants
 from rlplace.foresight.profile import Curve, Profile
 from rlplace.prepare import Prepared, prepare
 
-MEASURED, WRONG = 0, 2
 LEAST_ITERATIONS = 3  # two of them are left out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure as one command line says; return the exit code."""
-    try:
-        return _measure(sys.argv[1:] if argv is None else argv)
-    except (ProblemsError, ClusterError, OutputError) as error:
-        print(error, file=sys.stderr)
-        return WRONG
-    except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else WRONG
+    return answered(lambda: _measure(sys.argv[1:] if argv is None else argv))
 
 
 def _measure(argv: Sequence[str]) -> int:
@@ -70,7 +64,7 @@ def _measure(argv: Sequence[str]) -> int:
     _write(file, json.dumps(profile.record(), indent=1) + "\n")
     print("\n" + table(profile))
     print(f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}")
-    return MEASURED
+    return DONE
 
 
 def distinct(found: Iterable[Variant]) -> list[Variant]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlplace.commands import DONE, answered
 from rlplace.config import compose
 from rlplace.config.yaml_text import with_values
-from rlplace.errors import ClusterError, ConfigError, PlacementError, ProblemsError, did_you_mean, suggestion
+from rlplace.errors import ConfigError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
 from rlplace.foresight.known import find_profile, foreign
 from rlplace.foresight.predict import can_predict, predict
@@ -26,7 +26,7 @@ from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
 from rlplace.foresight.space import Space
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 
-FOUND, WRONG, NOTHING_HOLDS = 0, 2, 3
+NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
 FORMATS = ("text", "json", "svg")
 _WORDS = ("objective", "fix", "accelerators", "seconds")  # that are no keys of a config
@@ -52,23 +52,21 @@ class Request:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what one command line asks for; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
+
+    def command() -> int:
         if not {"--help", "-h"}.isdisjoint(words):
             configs = compose.listed(compose.config_names(), indent="    ")
             print(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.search", configs=configs), end="")
-            return FOUND
-        return _search(_request(words))
-    except PlacementError as error:
-        print(error, file=sys.stderr)
-        return NOTHING_HOLDS if "empty-space" in error.codes else WRONG
-    except (ProblemsError, ClusterError) as error:
-        print(error, file=sys.stderr)
-        return WRONG
-    except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else WRONG
-    except BrokenPipeError:  # `... | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FOUND
+            return DONE
+        try:
+            return _search(_request(words))
+        except PlacementError as error:
+            if "empty-space" not in error.codes:
+                raise
+            print(error, file=sys.stderr)
+            return NOTHING_HOLDS
+
+    return answered(command)
 
 
 def _request(words: Sequence[str]) -> Request:
@@ -140,7 +138,7 @@ def _search(request: Request) -> int:
             print(render_svg(result))
         case _:
             print(render_text(result))
-    return FOUND
+    return DONE
 
 
 def _found(request: Request, job: Prepared) -> Result:

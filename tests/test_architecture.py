@@ -18,7 +18,7 @@ PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
     ("codes", "errors", "extras", "signals", "units"),
-    ("checkpoints", "config", "metrics", "stopwatch", "tokens", "trajectory"),
+    ("checkpoints", "commands", "config", "metrics", "stopwatch", "tokens", "trajectory"),
     ("algo", "imports", "placement"),
     ("comm",),
     ("envs", "models", "workers"),

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.checkpoints import write_whole
-from rlplace.errors import OutputError, ProblemsError
+from rlplace.commands import DONE, answered
+from rlplace.errors import OutputError
 from rlplace.report.page import render_comparison, render_report
 from rlplace.report.record import read_run
-
-WRITTEN, FAILED, WRONG = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with")
     parser.add_argument("--out", metavar="FILE", type=Path, help="RUN/report.html, or RUN/diff.html")
-    try:
+
+    def command() -> int:
         options = parser.parse_args(argv)
         run, other = read_run(options.run), None if options.diff is None else read_run(options.diff, "--diff")
         text = render_report(run) if other is None else render_comparison(run, other)
@@ -34,16 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_whole(out, text)
         except OSError as error:
             raise OutputError.of(out, error, "--out", "a file") from error
-    except ProblemsError as error:
-        print(error, file=sys.stderr)
-        return WRONG
-    except OutputError as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else WRONG
-    print(out)
-    return WRITTEN
+        print(out)
+        return DONE
+
+    return answered(command)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplace import plan
+from rlplace.commands import WRONG
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
@@ -75,4 +76,4 @@ def _resolved(name: str) -> Iterator[object]:
 
 def test_exit_codes_are_those_of_the_command() -> None:
     told = dict(re.findall(r"^\| (\d) \| (.*) \|$", PAGE, re.MULTILINE))
-    assert {int(code) for code in told} == {plan.FITS, plan.WRONG, plan.DOES_NOT_FIT}
+    assert {int(code) for code in told} == {plan.FITS, WRONG, plan.DOES_NOT_FIT}

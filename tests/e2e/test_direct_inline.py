@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -188,12 +188,12 @@ def test_a_run_can_be_stopped_within_a_decision(tmp_path: Path, monkeypatch: pyt
     decide, cancelled = VectorRolloutWorker._decide, []
 
     def stopping(self: VectorRolloutWorker, *arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # wakes no other thread
         cancelled.append(self.context.cancelled.wait(20))
         return decide(self, *arguments)
 
     monkeypatch.setattr(VectorRolloutWorker, "_decide", stopping)
-    run = train("hybrid_ppo", tmp_path, *INLINE, *SHARED)
+    run = train("hybrid_ppo", tmp_path, *INLINE, *SHARED, "checkpoint.grace_s=4")
     assert run.code == 128 + signal.SIGTERM
     assert "stopped by SIGTERM" in run.err
     assert cancelled == [True], "nothing is decided after it"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rlplace.workers.launch.group import Call, Pending, wait_all
+from rlplace.workers.launch.group import Call, Pending, wait_all, wait_until
 
 
 class Clock:
@@ -27,7 +27,8 @@ class Clock:
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
         """Return once any of `calls` has ended, False after `timeout_s` without."""
-        return bool(concurrent.futures.wait(calls, timeout_s, concurrent.futures.FIRST_COMPLETED).done)
+        wait_until(calls, timeout_s, concurrent.futures.FIRST_COMPLETED)
+        return any(call.done() for call in calls)
 
 
 CLOCK = Clock()

@@ -55,6 +55,7 @@ GIVE_UP_S = 5.0  # the same where only those are stopped that do not: to start o
 CLOSE_S = 5.0  # how long ranks may take to close by themselves
 SETTLE_S = 30.0  # longest wait for a group to wind down; its parts have shorter limits
 _ASK_S = 1.0  # how long a rank may take to answer where it is
+_WAKE_S = 0.5  # the longest wait that does not look for signals
 _STOPPED = Failure(what="the worker was stopped")
 
 
@@ -151,12 +152,28 @@ def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list
     cancelled then.
     """
     calls = [call for p in pending for call in p.calls]
-    done, waiting = concurrent.futures.wait(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
+    wait_until(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
+    done = [call for call in calls if call.done()]
     if any(call.exception() is not None for call in done):
         raise _fail_together(list(dict.fromkeys(p.group for p in pending)), calls)
-    if waiting:
+    if len(done) < len(calls):
         raise deadline_passed(pending, timeout_s)
     return [[call.result() for call in p.calls] for p in pending]
+
+
+def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
+    """Wait as `concurrent.futures.wait`, but wake often.
+
+    A signal that another thread gets, or that comes just before a wait, is handled only when the main thread wakes.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        left_s = end - time.monotonic()
+        done, others = concurrent.futures.wait(calls, min(left_s, _WAKE_S), until)
+        if not others or left_s <= _WAKE_S or (done and until == concurrent.futures.FIRST_COMPLETED):
+            return
+        if any(call.exception() is not None for call in done):
+            return
 
 
 def _fail_together(groups: Sequence[WorkerGroup], calls: Sequence[Call]) -> BaseException:

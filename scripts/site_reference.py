@@ -1,0 +1,268 @@
+"""Make the reference pages of the documentation site from the code: config keys, metrics, error codes, Python API."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.codes import codes
+from rlplace.config.fields import ModelKind, block_in, default_of, fields_of
+from rlplace.config.schema import Config
+from rlplace.units import show_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
+JOBS = {"mlp": "simulators", "causal_lm": "language models"}
+
+# The names that the guides use, by their modules.
+API = {
+    "rlplace": None,  # all that it offers
+    "rlplace.prepare": ("Prepared", "prepare", "prepare_composed"),
+    "rlplace.placement": None,
+    "rlplace.placement.schedule": ("Residency", "Needs", "Schedule"),
+    "rlplace.placement.show.text": ("render_text", "render_diff"),
+    "rlplace.placement.show.html": ("render_html",),
+    "rlplace.placement.show.svg": ("render_svg",),
+    "rlplace.placement.show.explain": ("explain_component", "explain_accelerator", "explain_pair"),
+    "rlplace.placement.memory.solve": ("Knob", "Solution", "solve"),
+    "rlplace.workers.launch.cluster": ("Cluster",),
+    "rlplace.workers.worker": ("Worker", "WorkerContext", "MoveReport"),
+    "rlplace.workers.launch.group": ("WorkerGroup", "Pending", "wait_all"),
+    "rlplace.envs.contract": ("Adapter", "Simulator", "Restorable", "Spaces", "StepResult"),
+    "rlplace.envs.text.contract": ("TextTask", "TextEpisode", "OneTurn", "Message", "Transcript"),
+    "rlplace.errors": ("RlplaceError", "ProblemsError", "Problem", "ConfigError", "PlacementError", "ClusterError"),
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the Markdown of every generated page by its name below docs/."""
+    return {
+        "reference/config.md": config_page(),
+        "reference/configs.md": configs_page(),
+        "reference/metrics.md": metrics_page(),
+        "reference/errors.md": errors_page(),
+        "reference/api.md": api_page(),
+        "decisions/index.md": decisions_page(),
+    }
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# ── config keys ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the config, in one kind of job."""
+
+    name: str  # dotted
+    type: str
+    default: str
+    doc: str
+
+
+def config_page() -> str:
+    """Return a table for each block of the config, with the jobs that have a key where not all have it."""
+    found = {kind: {key.name: key for key in keys_of(Config, kind)} for kind in KINDS}
+    names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    for name in names:
+        here = {kind: keys[name] for kind, keys in found.items() if name in keys}
+        first, *others = here.values()
+        jobs = "all" if len(here) == len(KINDS) else JOBS[next(iter(here))]
+        type_, default = first.type, first.default
+        if any((other.type, other.default) != (type_, default) for other in others):
+            type_ = _by_kind({JOBS[kind]: key.type for kind, key in here.items()})
+            default = _by_kind({JOBS[kind]: key.default for kind, key in here.items()})
+        sections.setdefault(name.partition(".")[0] if "." in name else "", []).append(
+            (f"`{name}`", type_, default, jobs, _plain(first.doc))
+        )
+    top = sections.pop("", [])
+    text = (
+        "# Config keys\n\nEvery key of a config, from `rlplace/config/schema.py`. Jobs whose actor is a language model "
+        "and jobs with simulators have different keys in some blocks. A key that is not listed is refused with the "
+        "nearest one that is. `python -m rlplace.plan schema` prints the same as a JSON Schema.\n"
+    )
+    for section, rows in {**sections, "at the top": top}.items():
+        text += f"\n## {section}\n\n{table(('key', 'type', 'default', 'jobs', 'meaning'), rows)}"
+    return text
+
+
+def _by_kind(values: Mapping[str, str]) -> str:
+    return values.popitem()[1] if len({*values.values()}) == 1 else "; ".join(f"{v} ({k})" for k, v in values.items())
+
+
+def keys_of(block: type, kind: ModelKind, prefix: str = "") -> Iterator[Key]:
+    """Yield the keys below a block; those of a list of blocks are below `name[]`."""
+    for name, (field, hint) in fields_of(block, kind).items():
+        inner, default, doc = block_in(hint), default_of(field, kind), str(field.metadata.get("doc") or "")
+        if inner is None or default == ():
+            unit = str(field.metadata.get("unit") or "")
+            yield Key(f"{prefix}{name}", _bounds(_type(hint), field.metadata), _shown(default, unit), doc)
+        if inner is not None:
+            yield from keys_of(inner, kind, f"{prefix}{name}{'[]' if default == () else ''}.")
+
+
+def _type(hint: object) -> str:
+    """Return a type in words of YAML."""
+    if hint is type(None):
+        return "null"
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(_type(one) for one in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_type(typing.get_args(hint)[0])}"
+    words = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    return words.get(typing.cast(Any, hint), "mapping")
+
+
+def _bounds(kind: str, rules: Mapping[str, Any]) -> str:
+    signs = {"minimum": "≥", "above": ">", "maximum": "≤", "below": "<"}
+    told = [f"{sign} {rules[rule]:,}" for rule, sign in signs.items() if rule in rules]
+    if "unit" in rules:
+        kind = kind.replace("integer", "size such as `16GiB`" if "bytes" in rules["unit"] else "integer")
+        kind = kind.replace("number", "share")
+    return ", ".join([kind, *told])
+
+
+def _shown(default: object, unit: str) -> str:
+    if default is dataclasses.MISSING:
+        return "required"
+    if default in ((), {}):
+        return "none"
+    if isinstance(default, tuple):
+        return f"`[{', '.join(map(str, default))}]`"
+    if unit == "bytes" and isinstance(default, int) and default:
+        return f"`{show_bytes(default).replace(' ', '')}`"
+    words = {None: "null", True: "true", False: "false"}
+    plain = words[default] if default is None or isinstance(default, bool) else str(default)
+    return f"`{plain}`" if plain else "empty"
+
+
+def configs_page() -> str:
+    """Return every shipped config as it is."""
+    text = "# Shipped configs\n\nRun one by its name: `scripts/train NAME`, plan it with `scripts/plan NAME`.\n"
+    for file in sorted((ROOT / "configs").rglob("*.yaml")):
+        name = file.relative_to(ROOT / "configs").with_suffix("").as_posix()
+        text += f"\n## {name}\n\n```yaml\n{file.read_text(encoding='utf-8')}```\n"
+    return text
+
+
+# ── metrics, error codes, decisions ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricName:
+    """A metric of docs/metrics.toml. `<component>` and the like in its name stand for one part of a real name."""
+
+    name: str
+    group: str
+    doc: str
+
+    def matches(self, name: str) -> bool:
+        pattern = re.sub(r"<\w+>", r"[^/]+", self.name)
+        return re.fullmatch(pattern, name) is not None
+
+
+def metric_names() -> list[MetricName]:
+    """Return all metrics that runs write, as listed in docs/metrics.toml; a test compares the list with runs."""
+    tables = tomllib.loads((ROOT / "docs" / "metrics.toml").read_text(encoding="utf-8"))
+    return [MetricName(name, group, doc) for group, names in tables.items() for name, doc in names.items()]
+
+
+def metrics_page() -> str:
+    text = (
+        "# Metrics\n\nNames in `metrics.jsonl` and TensorBoard; a run writes those of its components. Names "
+        "that end in `_s` are seconds, of the slowest rank; `_bytes` are bytes; `_share` are between 0 and 1.\n"
+    )
+    for group, found in itertools.groupby(metric_names(), lambda metric: metric.group):
+        text += f"\n## {group}\n\n{table(('metric', 'meaning'), ((f'`{m.name}`', m.doc) for m in found))}"
+    return text
+
+
+def errors_page() -> str:
+    text = (
+        "# Error codes\n\nThe word in brackets at the end of an error's first line is its code. "
+        "`python -m rlplace.plan explain CODE` shows the same entry.\n"
+    )
+    for when, found in itertools.groupby(codes().values(), lambda code: code.when):
+        text += f"\n## {when[0].upper()}{when[1:]}\n"
+        for code in found:
+            text += f"\n### {code.name}\n\n{code.means[0].upper()}{code.means[1:]}.\n\n"
+            text += f"- Example: `{code.example}`\n- Fix: {_plain(code.fix)}\n"
+    return text
+
+
+def _plain(text: str) -> str:
+    """Return text in which `<name>` is no HTML tag and `*` no emphasis."""
+    pieces = re.split(r"(`[^`]*`)", text)  # texts and, between them, code
+    pieces[::2] = [re.sub(r"([<*_|])", r"\\\1", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def decisions_page() -> str:
+    """Return the list of decisions, by their headings."""
+    files = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    heads = [(file.name, file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")) for file in files]
+    return "# Decisions\n\n" + "".join(f"- [{head}]({name})\n" for name, head in heads)
+
+
+# ── the API, from the sources: nothing is imported ───────────────────────────────────────────────────────────────────
+
+
+def api_page() -> str:
+    """Return the names of API with their signatures and docstrings."""
+    text = "# Python API\n\nEvery name is imported from the module that heads its section.\n"
+    for module, names in API.items():
+        tree = ast.parse(_source(module).read_text(encoding="utf-8"))
+        text += f"\n## {module}\n\n{_plain(ast.get_docstring(tree) or '')}\n"
+        for node in _public(tree, module, names):
+            text += _described(node, "###")
+            for method in node.body if isinstance(node, ast.ClassDef) else ():
+                if (
+                    isinstance(method, ast.FunctionDef)
+                    and not method.name.startswith("_")
+                    and ast.get_docstring(method)
+                ):
+                    text += _described(method, "####")
+    return text
+
+
+def _source(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _public(tree: ast.Module, module: str, names: Collection[str] | None) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    """Yield the named definitions of a module, in that order; None: those that a package offers from its modules."""
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    yield from (defined[name] for name in names or ())
+    for node in ast.walk(tree) if names is None else ():
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rlplace."):
+            inner = ast.parse(_source(node.module).read_text(encoding="utf-8"))
+            yield from _public(inner, node.module, [alias.name for alias in node.names])
+
+
+def _described(node: ast.ClassDef | ast.FunctionDef, heading: str) -> str:
+    if isinstance(node, ast.ClassDef):
+        fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
+        signature = f"class {node.name}" + "".join(f"\n    {f}" for f in fields if not f.startswith("_"))
+    else:
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        asked = "property" in map(ast.unparse, node.decorator_list)
+        arguments = returns.replace(" ->", ":") if asked else f"({ast.unparse(node.args)}){returns}"
+        signature = f"{'' if asked else 'def '}{node.name}{arguments}"
+    return f"\n{heading} {node.name}\n\n```python\n{signature}\n```\n\n{_plain(ast.get_docstring(node) or '')}\n"

@@ -1,0 +1,107 @@
+"""The generated reference pages: every config key, metric and error code is in them, and nothing that is not there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlplace.codes import codes
+from rlplace.config.read import read_config
+from scripts import site_reference
+
+ROOT = Path(__file__).parents[2]
+PAGES = site_reference.pages()
+ANY = re.compile(r"<\w+>")
+
+
+def test_every_key_is_there_with_its_type_default_and_meaning() -> None:
+    rows = PAGES["reference/config.md"].splitlines()
+    assert (
+        "| `algorithm.gamma` | number, ≥ 0, ≤ 1 | `0.99` (simulators); `1.0` (language models) | all "
+        "| discount per step or learned token |"
+    ) in rows
+    assert "| `cluster.accelerator.memory` | size such as `16GiB` | `16GiB` | all |" in "\n".join(rows)
+    assert any(row.startswith("| `cluster.nodes[].mixed[].count` | integer, ≥ 1") for row in rows)
+    assert any(
+        row.startswith("| `actor.model.hidden` | list of integer, ≥ 1 | `[64, 64]` | simulators |") for row in rows
+    )
+    assert any(
+        row.startswith(r"| `rollout.dtype` | `fp32` \| `bf16` \| `fp16` | `bf16` | language models |") for row in rows
+    )
+    assert any(row.startswith("| `dry_run` | true or false | `false` | all |") for row in rows)
+
+
+@pytest.mark.parametrize("kind", site_reference.KINDS)
+def test_a_config_of_defaults_has_no_other_keys(kind: str) -> None:
+    listed = {
+        row.split("`")[1].replace("[]", "") for row in PAGES["reference/config.md"].splitlines() if row[:3] == "| `"
+    }
+    model = {"kind": "causal_lm", "path": "somewhere"} if kind == "causal_lm" else {"kind": "mlp"}
+    where = {"actor": 0, "env": 0, "rollout": 0}
+    config = read_config(
+        {"cluster": {"component_placement": where}, "env": {}, "rollout": {}, "actor": {"model": model}}
+    )
+    blocks = [name for name in config.__dataclass_fields__ if hasattr(getattr(config, name), "__dataclass_fields__")]
+    for block in blocks:
+        if kind == "causal_lm" or block not in ("critic", "reference", "reward", "agent"):
+            of = getattr(config, block)
+            own = {f"{block}.{name}" for name in of.__dataclass_fields__}
+            assert {
+                key for key in own if not any(known == key or known.startswith(f"{key}.") for known in listed)
+            } == set()
+
+
+def test_every_code_is_there() -> None:
+    heads = re.findall(r"^### (\S+)$", PAGES["reference/errors.md"], re.MULTILINE)
+    assert heads == list(codes())
+
+
+def test_every_shipped_config_is_there() -> None:
+    heads = set(re.findall(r"^## (\S+)$", PAGES["reference/configs.md"], re.MULTILINE))
+    assert {file.stem for file in (ROOT / "configs").glob("*.yaml")} <= heads
+
+
+def test_the_api_has_names_of_modules_with_their_docstrings() -> None:
+    page = PAGES["reference/api.md"]
+    assert "### HybridComponentPlacement" in page
+    assert "### Worker\n" in page
+    assert all(f"## {module}\n" in page for module in site_reference.API)
+
+
+def metrics_in_code() -> Iterator[str]:
+    """Yield the names to which the package assigns a Metric in a dict, `<any>` for what is filled in."""
+    for file in (ROOT / "rlplace").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Dict):
+                pairs = list(zip(node.keys, node.values, strict=True))
+            elif isinstance(node, ast.DictComp):
+                pairs = [(node.key, node.value)]
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                pairs = [(node.targets[0].slice, node.value)]
+            else:
+                continue
+            for key, value in pairs:
+                called = ast.unparse(value).partition("(")[0]
+                if called in ("Metric", "_mean") and isinstance(key, ast.JoinedStr | ast.Constant):
+                    parts = key.values if isinstance(key, ast.JoinedStr) else [key]
+                    yield "".join(str(p.value) if isinstance(p, ast.Constant) else "<any>" for p in parts)
+
+
+def test_every_metric_that_is_made_is_listed() -> None:
+    listed = {ANY.sub("<any>", metric.name) for metric in site_reference.metric_names()}
+    made = {name for name in metrics_in_code() if "/" in name.replace("</any>", "")}
+    assert len(made) > 50
+    unlisted = {name for name in made if name not in listed and not any(_covers(name, known) for known in listed)}
+    assert unlisted == set()
+
+
+def _covers(made: str, listed: str) -> bool:
+    """Whether a name in the list is one that `made` can become, or the other way round."""
+    return any(
+        re.fullmatch(re.escape(wide).replace("<any>", "[^/]+"), narrow)
+        for wide, narrow in ((made, listed), (listed, made))
+    )

@@ -143,7 +143,7 @@ def _show(job: Prepared, form: str) -> None:
         return
     from rlplace.foresight.show import foreseen, prediction_record, render_prediction
 
-    prediction = foreseen(job.config, job.plan, job.case)
+    prediction = foreseen(job.config, job.plan, job.case, job.words)
     if form == "json":
         print(json.dumps(render_json(job.view) | {"prediction": prediction_record(prediction)}, indent=1))
     else:

@@ -42,6 +42,7 @@ class Prepared:
     view: PlanView
     mapping: Mapping[str, Any]  # the config as it was composed
     sources: Mapping[str, Source]
+    words: Sequence[str]  # a command line that composes the config, if it came from one
     not_run: tuple[Problem, ...]  # why it can be planned and not run
 
     @property
@@ -63,6 +64,7 @@ def prepare(
     *,
     name: str = "config",
     sources: Mapping[str, Source] | None = None,
+    words: Sequence[str] = (),
     measured: Measurements | None = None,
     simulator: bool = False,
 ) -> Prepared:
@@ -91,7 +93,14 @@ def prepare(
     view = view_plan(plan, case, name=name, counts=explain_counts(config, plan.placement))
     view = dataclasses.replace(view, shortages=tuple(_with_sources(view.shortages, places)))
     return Prepared(
-        config=config, plan=plan, case=case, view=view, mapping=mapping, sources=places, not_run=tuple(problems)
+        config=config,
+        plan=plan,
+        case=case,
+        view=view,
+        mapping=mapping,
+        sources=places,
+        words=words,
+        not_run=tuple(problems),
     )
 
 
@@ -101,8 +110,8 @@ def _errors(problems: Sequence[Problem]) -> list[Problem]:
 
 def prepare_composed(composed: Composed, measured: Measurements | None = None, *, simulator: bool = False) -> Prepared:
     """Prepare what `compose.with_hydra` returns."""
-    name, sources = composed.name, composed.sources
-    return prepare(composed.mapping, name=name, sources=sources, measured=measured, simulator=simulator)
+    name, sources, words = composed.name, composed.sources, composed.words
+    return prepare(composed.mapping, name=name, sources=sources, words=words, measured=measured, simulator=simulator)
 
 
 def planned_only(problems: Sequence[Problem]) -> str:

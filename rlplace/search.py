@@ -1,4 +1,4 @@
-"""`python -m rlplace.search --config-name hybrid_ppo profile=last`: the placement whose iterations take least.
+"""`python -m rlplace.search --config-name hybrid_ppo`: the placement whose iterations take least.
 
 Exit codes: 0 a plan was found, 2 wrong usage, config, placement or profile, 3 no plan of the space holds.
 """
@@ -19,10 +19,11 @@ from rlplace.config import compose
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import ConfigError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
-from rlplace.foresight.known import find_profile, foreign
-from rlplace.foresight.predict import can_predict, predict
+from rlplace.foresight.known import foreign, last_profile, measuring
+from rlplace.foresight.predict import can_predict
 from rlplace.foresight.probe import Probe, probe
 from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
+from rlplace.foresight.show import foreseen
 from rlplace.foresight.space import Space
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 
@@ -80,7 +81,9 @@ def _request(words: Sequence[str]) -> Request:
         near = did_you_mean(options.format, FORMATS)
         raise _wrong("--format", "no such format", options.format, "one of " + ", ".join(FORMATS), near)
     if options.apply == "":
-        raise _wrong("--apply", "to which file?", None, "the config with the changed lines is written there")
+        raise _wrong(
+            "--apply", "to which file?", None, "the config with the changed lines is written there", "--apply best.yaml"
+        )
     own = {key: word.partition("=")[2] for word in rest if (key := word.partition("=")[0]) in _WORDS and "=" in word}
     objective = own.get("objective", OBJECTIVES[0])
     if objective not in OBJECTIVES:
@@ -143,24 +146,17 @@ def _search(request: Request) -> int:
 
 def _found(request: Request, job: Prepared) -> Result:
     """Search, and find out what is told beside the best plan."""
-    if not can_predict(job.config):
-        raise _wrong("search", "this job is only planned", None, "seconds are predicted of jobs that can run")
-    profile = find_profile(job.config, job.plan, job.case)
-    if profile is None:
-        why, fix = (
-            "a search compares what plans take, as a run has measured it",
-            "profile=last, after a run of this job",
-        )
-        raise ConfigError.of("no-profile", "profile", "is needed", None, why, fix)
+    config = job.config
+    if config.profile is None and can_predict(config):
+        config = dataclasses.replace(config, profile=str(last_profile(config, job.plan, job.words)))
+        _progress(f"profile={config.profile}, the last of this job")
     space = Space(job.config, job.plan, fixed=request.fixed, accelerators=request.accelerators)
-    missing = predict(job.config, job.plan, job.case, profile).costs.missing
-    if lacking := [name for name in missing if not any(part in name for part in _SPECIAL)]:
+    costs = foreseen(config, job.plan, job.case, job.words).costs
+    profile = costs.profile
+    if lacking := [name for name in costs.missing if not any(part in name for part in _SPECIAL)]:
         what = f"the profile lacks {', '.join(lacking)}"
-        run = shlex.join(["python", "-m", "rlplace.train", *request.words])
         why = "each iteration of every plan needs it"
-        raise ConfigError.of(
-            "profile-lacks", "profile", what, job.config.profile, why, f"{run} runner.total_iterations=10"
-        )
+        raise ConfigError.of("profile-lacks", "profile", what, config.profile, why, measuring(job.words))
     search, began = Search(space, profile), time.monotonic()
 
     def over(share: float = 1.0) -> bool:
@@ -211,11 +207,11 @@ def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) ->
     reasons += [f"{number} are refused: {code}" for code, number in sorted(answer.refused.items())]
     if answer.lacking:
         reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")
-    fix = "fewer names in fix=; or no accelerators="
+    fix = shlex.join(["python", "-m", "rlplace.search", *request.words])  # nothing fixed, any accelerators
     if counts["refused by memory"]:
-        fix = "cluster.accelerator.memory larger; or python -m rlplace.plan explains what is short"
+        fix = shlex.join(["python", "-m", "rlplace.plan", *request.words])  # which explains what is short
     elif answer.lacking:
-        fix = "profile=<several runs, with commas>, one of which shares accelerators as these plans do"
+        fix = measuring(job.words)  # under placements that share accelerators, and others
     elif request.accelerators:
         reasons.append(f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators")
         asked = max(request.accelerators)

@@ -106,7 +106,7 @@ def _seconds(job: Prepared) -> str:
         return ""
     from rlplace.foresight.show import foreseen, render_prediction
 
-    return f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case))}"
+    return f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case, job.words))}"
 
 
 def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None:

@@ -48,6 +48,7 @@ class Composed:
     name: str
     mapping: Mapping[str, Any]
     sources: Mapping[str, Source]  # key path -> where its value was written
+    words: Sequence[str] = dataclasses.field(default=(), compare=False)  # a command line that composes it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,7 +144,10 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             if line.swept:
                 parsed = OverridesParser.create().parse_overrides(overrides)
                 (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-            return [_composed(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
+            flags = [word for word in argv if word not in (*line.overrides, "-m", "--multirun")]
+            found = [_composed(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
+            given = [[w for w in job if not w.startswith("hydra.")] if line.swept else line.overrides for job in jobs]
+            return [dataclasses.replace(c, words=(*flags, *g)) for c, g in zip(found, given, strict=True)]
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an override without a key

@@ -13,12 +13,11 @@ from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.probe import Probe, describe
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
-from rlplace.foresight.show import limit, stage_seconds
+from rlplace.foresight.show import STAGES, crowded, limit, stage_seconds
 from rlplace.placement.show.svg import FONT, PALETTE
 from rlplace.units import show_bytes
 
 COSTS, FACTOR, _STEPS = 8, 4.0, 6
-_STAGES = ("rollout", "infer", "learn", "sync", "moves")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +116,11 @@ def _unlike(found: Found, best: Found) -> str:
 def why_slower(best: Found, other: Found) -> str:
     """Say which stage of `other` takes longer than that of the best, and what limits it."""
     ours, theirs = stage_seconds(best.prediction.numbers), stage_seconds(other.prediction.numbers)
-    longer = {s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in _STAGES}
+    longer = {s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in STAGES}
     stage = max(longer, key=longer.__getitem__)
     if longer[stage] <= 0.0:
         return "it uses more accelerators"
-    share = max(other.prediction.processors.values(), default=0.0)
-    busy = f"; processors at work {share:.0%}" if share >= 0.9 else ""
-    return f"{longer[stage]:.2g} s more in {stage}{busy}"
+    return f"{longer[stage]:.2g} s more in {stage}{crowded(other.prediction)}"
 
 
 def render_text(result: Result) -> str:
@@ -275,7 +272,7 @@ def render_svg(result: Result) -> str:
         y, x = 64 + row * _ROW, float(_LEFT)
         body.append(f'<text x="{x:.0f}" y="{y}">{escape(f"{name}: {describe(found)}")}</text>')
         seconds = stage_seconds(found.prediction.numbers)
-        for at, stage in enumerate(_STAGES):
+        for at, stage in enumerate(STAGES):
             width = seconds.get(stage, 0.0) * scale
             title = f"<title>{stage} {seconds.get(stage, 0.0):.4f} s</title>"
             body.append(
@@ -288,7 +285,7 @@ def render_svg(result: Result) -> str:
             f'<rect x="{_LEFT + 110 * at}" y="30" width="10" height="10" fill="{fill[at]}"/>',
             f'<text x="{_LEFT + 16 + 110 * at}" y="40">{stage}</text>',
         )
-        for at, stage in enumerate(_STAGES)
+        for at, stage in enumerate(STAGES)
     )
     style = (
         f"text{{font:12px {FONT};fill:#1f2328}}@media(prefers-color-scheme:dark){{text{{fill:#e6edf3}}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.config.schema import Config
@@ -18,42 +21,49 @@ FILE, LAST, PUBLISHED = "profile.json", "last", "published"
 _LOOKED_AT = 20  # newest runs, for one of this job
 
 
-def find_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile | None:
+def find_profile(config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()) -> Profile | None:
     """Return what the key `profile` names, several files merged; None where it names none.
 
-    Raises ConfigError for a file that is no profile, `last` without a run, and a profile of other simulators or models.
+    `words`: a command line of the job, for the command that measures it. Raises ConfigError for a file that is no
+    profile, `last` without a run, and a profile of other simulators or models.
     """
     if config.profile is None:
         return None
     if config.profile == PUBLISHED:
         return published_profile(config, plan, case)
     if config.profile == LAST:
-        return _last(config, plan)
-    read = [_read(Path(name.strip()), config, plan) for name in config.profile.split(",")]
+        return _read(last_profile(config, plan, words), config, plan, words)
+    read = [_read(Path(name.strip()), config, plan, words) for name in config.profile.split(",")]
     return functools.reduce(Profile.merged, read)
 
 
-def _last(config: Config, plan: Plan) -> Profile:
+def last_profile(config: Config, plan: Plan, words: Sequence[str] = ()) -> Path:
     """Return the newest profile of this job; raise what is wrong with the newest where none is."""
     folder = Path(config.runner.output_dir)
     files = sorted(folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
     refused: ConfigError | None = None
     for file in files[:_LOOKED_AT]:
         try:
-            return _read(file, config, plan)
+            _read(file, config, plan, words)
+            return file
         except ConfigError as error:
             refused = refused or error
     if refused is not None:
-        raise refused
+        raise ConfigError([dataclasses.replace(problem, fix=measuring(words)) for problem in refused.problems])
     what, why = "there is none", f"no run below {folder} has written a {FILE}"
-    fix = "run the job for a few iterations first; or profile=null"
-    raise ConfigError.of("no-profile", "profile", what, LAST, why, fix)
+    raise ConfigError.of("no-profile", "profile", what, LAST, why, measuring(words))
 
 
-def _read(file: Path, config: Config, plan: Plan) -> Profile:
+def measuring(words: Sequence[str]) -> str:
+    """Write the command that measures the job of a command line, after which profile=last finds it."""
+    kept = [word for word in words if word.lstrip("+").partition("=")[0] not in ("profile", "dry_run")]
+    return shlex.join(["python", "-m", "rlplace.profile", *kept])
+
+
+def _read(file: Path, config: Config, plan: Plan, words: Sequence[str]) -> Profile:
     """Read one file of this job; what was measured on another machine says so."""
     profile = read_profile(_text(file / FILE if file.is_dir() else file), file=str(file))
-    _require_same(profile, config, plan)
+    _require_same(profile, config, plan, words)
     return profile.elsewhere() if _differing(profile) else profile
 
 
@@ -61,11 +71,11 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why, fix = f"{type(error).__name__}: {error}", f"profile=<folder of a run>/{FILE}"
+        why, fix = f"{type(error).__name__}: {error}", f"profile={LAST}"
         raise ConfigError.of("not-a-profile", "profile", "cannot be read", str(file), why, fix) from error
 
 
-def _require_same(profile: Profile, config: Config, plan: Plan) -> None:
+def _require_same(profile: Profile, config: Config, plan: Plan, words: Sequence[str]) -> None:
     """Raise ConfigError where a component ran something else than in this job."""
     here = subjects(config, plan)
     others = {c: profile.subjects[c] for c, subject in here.items() if profile.subjects.get(c, subject) != subject}
@@ -76,7 +86,7 @@ def _require_same(profile: Profile, config: Config, plan: Plan) -> None:
             f"what {' and '.join(others)} did there is other work than here",
             "; ".join(f"{c}: {subject}" for c, subject in others.items()),
             "; ".join(f"{c} is {here[c]} here" for c in others),
-            "profile=<of a run of this job>; a few iterations are enough",
+            measuring(words),
         )
 
 

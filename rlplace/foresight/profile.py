@@ -198,4 +198,4 @@ def _number(value: object, name: str, file: str) -> float:
 
 
 def _wrong(file: str, what: str, got: str, why: str, fix: str | None = None) -> ConfigError:
-    return ConfigError.of("not-a-profile", file, what, got, why, fix or "profile=<folder of a run>/profile.json")
+    return ConfigError.of("not-a-profile", file, what, got, why, fix or "profile=last")

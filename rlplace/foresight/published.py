@@ -146,5 +146,5 @@ def _curve(points: Sequence[tuple[float, float]], on: str) -> Curve:
 
 
 def _refused(why: str, got: str | None) -> ConfigError:
-    what, fix = "no seconds can be told from published rates", "profile=<profile.json of a run>"
+    what, fix = "no seconds can be told from published rates", "profile=last"
     return ConfigError.of("nothing-published", "profile", what, got, why, fix)

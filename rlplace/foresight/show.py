@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, Problem
 from rlplace.foresight.known import NOTHING_MEASURED, find_profile, foreign
 from rlplace.foresight.predict import Prediction, can_predict, predict
 from rlplace.placement.memory.ledger import MemoryCase
@@ -14,16 +14,20 @@ from rlplace.placement.plan import Plan
 from rlplace.report.utilisation import bottleneck
 
 NINE_OF_TEN = 1.64  # standard deviations to both sides
-_STAGES = ("rollout", "infer", "learn", "sync", "moves")
+STAGES = ("rollout", "infer", "learn", "sync", "moves")
 _NOTED, _BUSY = 6, 0.9
 
 
-def foreseen(config: Config, plan: Plan, case: MemoryCase) -> Prediction:
-    """Predict a plan from the profile that its config names. Raises ConfigError where there is none of this job."""
+def foreseen(config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()) -> Prediction:
+    """Predict a plan from the profile that its config names. Raises ConfigError where there is none of this job.
+
+    `words`: a command line of the job, for the command that measures it.
+    """
     if not can_predict(config):
-        what, why = "this job can be planned, not predicted", f"it lacks {', '.join(config.missing)}"
-        raise ConfigError.of("nothing-published", "profile", what, config.profile, why, "profile: null, or these keys")
-    profile = find_profile(config, plan, case)
+        what = "is required to predict seconds"
+        missing = config.missing.items()
+        raise ConfigError([Problem(code="plan-only", key=k, what=what, why=why, fix=fix) for k, (why, fix) in missing])
+    profile = find_profile(config, plan, case, words)
     assert profile is not None, "the config names one"
     return predict(config, plan, case, profile)
 
@@ -36,16 +40,20 @@ def interval(prediction: Prediction) -> tuple[float, float]:
 
 def stage_seconds(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of an iteration and of its stages."""
-    found = {stage: numbers.get(f"time/{stage}_s") for stage in ("iteration", *_STAGES)}
+    found = {stage: numbers.get(f"time/{stage}_s") for stage in ("iteration", *STAGES)}
     return {stage: seconds for stage, seconds in found.items() if seconds is not None}
 
 
 def limit(prediction: Prediction) -> str:
     """Say in one line what limits an iteration."""
-    text = f"bottleneck {bottleneck(prediction.numbers, prediction.active)}"
+    return f"bottleneck {bottleneck(prediction.numbers, prediction.active)}{crowded(prediction)}"
+
+
+def crowded(prediction: Prediction) -> str:
+    """Return the end of a sentence: on which node the processors are at work nearly always; "" for none."""
     node, share = max(prediction.processors.items(), key=lambda pair: pair[1])
     where = f" of node {node}" if len(prediction.processors) > 1 else ""
-    return f"{text}; processors{where} at work {share:.0%}" if share >= _BUSY else text
+    return f"; processors{where} at work {share:.0%}" if share >= _BUSY else ""
 
 
 def notes(prediction: Prediction) -> list[str]:

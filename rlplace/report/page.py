@@ -145,8 +145,8 @@ def _score(summary: Mapping[str, Any]) -> str:
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
     summary, usage = run.summary, run.summary.get("utilisation", {})
-    first, last = (summary[key] for key in ("return_first", "return_last"))
-    if last is not None:
+    first, last = (summary.get(key) for key in ("return_first", "return_last"))
+    if first is not None and last is not None:
         yield number(last), f"{_score(summary)}, from {number(first)} in the first iteration"
     if (held_out := summary.get("eval_last")) is not None:
         yield number(held_out), f"reward of held-out prompts, from {number(summary['eval_first'])}"
@@ -302,7 +302,7 @@ def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
 
 def _numbers(run: RunRecord) -> dict[str, float]:
     summary, usage = run.summary, run.summary.get("utilisation", {})
-    found = {f"{_score(summary)}, last": summary["return_last"], "held out, last": summary.get("eval_last")}
+    found = {f"{_score(summary)}, last": summary.get("return_last"), "held out, last": summary.get("eval_last")}
     found |= {name.replace("_", " "): summary[name] for name in ("iterations", "wall_s", "start_s", "train_s")}
     found |= {name.replace("_", " "): value for name, value in summary.items() if name.endswith("_per_s")}
     found |= {f"share {name}": usage["shares"][key] for key, name in _SHARES.items() if usage}

@@ -8,16 +8,30 @@ import statistics
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import yaml
 
+from rlplace.config.read import value_at
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.report.sinks import METRICS_FILE
 
 CONFIG, PLAN, SUMMARY = "config.yaml", "plan.json", "summary.json"
 _RECENT = 10  # iterations behind a median
+_NUMBER = (int, float)
+# Keys that a report cannot do without or would stumble over -> of what kinds they are; NoneType: it may lack them.
+_OF_CONFIG = {"runner.total_iterations": (int, NoneType), "runner.stop_at_return": (*_NUMBER, NoneType)}
+_OF_PLAN = {"config": (str,), "components": (dict,), "schedule.active": (dict,)}
+_OF_SUMMARY = {
+    **dict.fromkeys(("return_first", "return_last", "eval_first", "eval_last"), (*_NUMBER, NoneType)),
+    **dict.fromkeys(("wall_s", "start_s", "train_s", "iterations"), _NUMBER),
+    "seconds": (dict,),
+    **dict.fromkeys(
+        ("predicted", "memory", "utilisation", "faults", "waits", "skipped", "machine", "versions"), (dict, NoneType)
+    ),
+}
 
 
 class Series(NamedTuple):
@@ -55,7 +69,8 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     """Read the folder of a run that is over. Raises ConfigError, of `key`, where it is none or nothing was trained."""
     try:
         config, plan = _text(folder / CONFIG), _mapping(folder / PLAN)
-        keys = dict(_flat("", yaml.safe_load(config)))
+        keys = dict(_flat("", _checked(yaml.safe_load(config), CONFIG, _OF_CONFIG)))
+        _checked(plan, PLAN, _OF_PLAN)
         pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
         plan_picture, timeline, plan_text = (_text(file) if file.is_file() else "" for file in pictures)
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -63,13 +78,18 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         why, fix = f"a run has {CONFIG} and {PLAN}: {error}", str(runs[-1]) if runs else ""
         raise _wrong(key, "not-a-run", "is not the folder of a run", folder, why, fix) from error
     try:
-        summary = _mapping(folder / SUMMARY)
+        summary = {name: value for name, value in _mapping(folder / SUMMARY).items() if value is not None}
     except (OSError, ValueError) as error:
         why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
         raise _wrong(key, "run-without-iterations", "the run has no end", folder, why) from error
     if not summary.get("iterations"):
         why = "it ended before the first iteration was over"
         raise _wrong(key, "run-without-iterations", "nothing was trained in this run", folder, why)
+    steps = "env_steps" if "env_steps" in summary else "answers"
+    try:
+        _checked(summary, SUMMARY, {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER})
+    except ValueError as error:
+        raise _wrong(key, "not-a-run", "is not what this version writes", folder, str(error)) from error
     return RunRecord(
         folder=folder,
         config=config,
@@ -91,6 +111,16 @@ def _mapping(file: Path) -> dict[str, Any]:
     found = json.loads(_text(file))
     if not isinstance(found, dict):
         raise ValueError(f"{file.name} is no JSON object")
+    return found
+
+
+def _checked(found: object, name: str, kinds: Mapping[str, tuple[type, ...]]) -> Mapping[str, Any]:
+    """Return the values of a file. Raises ValueError for those of another kind."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name} is no mapping")
+    for key, allowed in kinds.items():
+        if not isinstance(value := value_at(found, key), allowed):
+            raise ValueError(f"{name} has {'no ' if value is None else 'an unreadable '}{key}")
     return found
 
 

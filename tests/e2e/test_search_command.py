@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from rlplace.config import compose
 from rlplace.foresight.profile import Profile
 from rlplace.plan import main as plan
+from rlplace.profile import main as measure
 from rlplace.search import main as search
 from tests.foresight_profiles import random_text_profile, usual_profile
 
@@ -84,7 +88,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        ((), 2, "[no-profile]"),
+        (("profile={folder}/no.json",), 2, "fix: profile=last\n"),
         (("{profile}", "objective=second"), 2, "objective=seconds"),
         (("{profile}", "fix=rolout"), 2, "fix=rollout"),
         (("{profile}", "accelerators=many"), 2, "is no whole number"),
@@ -95,6 +99,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
         (("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"), 3, "do not fit in memory"),
         (("{lacking}",), 2, "the profile lacks env.run/sim"),
         (("{still}", "fix=actor,env,rollout"), 3, "the profile lacks env.move_full/rest"),
+        (("{still}", "fix=actor,env,rollout"), 3, "fix: python -m rlplace.profile --config-name hybrid_ppo\n"),
     ],
 )
 def test_wrong_input_is_named_with_what_to_do(
@@ -107,6 +112,38 @@ def test_wrong_input_is_named_with_what_to_do(
         if word in lacks:
             costs = {name: curve for name, curve in usual.costs.items() if not name.startswith(lacks[word])}
             word = written(tmp_path, dataclasses.replace(usual, costs=costs))
-        given.append(word)
+        given.append(word.format(folder=tmp_path))
     assert search([*JOB, *given]) == status
     assert told in capsys.readouterr().err
+
+
+def test_without_a_profile_the_last_of_the_job_is_taken_and_where_there_is_none_the_fix_measures_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*JOB, f"runner.output_dir={tmp_path / 'the runs'}", "env.total_num_envs=8"]
+    assert search([*words, "fix=actor"]) == 2
+    told = capsys.readouterr().err
+    assert "[no-profile]" in told
+    fix = shlex.split(told.partition("fix: ")[2])
+    assert fix[:3] == ["python", "-m", "rlplace.profile"]
+    assert compose.with_hydra(fix[3:])[0].mapping == compose.with_hydra(words)[0].mapping
+    for name, cores in (("older", 1), ("newer", 2)):
+        folder = tmp_path / "the runs" / "hybrid_ppo" / name
+        folder.mkdir(parents=True)
+        written(folder, usual_profile(cores))
+        os.utime(folder / "profile.json", (cores, cores))
+    assert search([*words, "--format=json"]) == 0
+    out, told = capsys.readouterr()
+    assert f"profile={folder}/profile.json, the last of this job" in told
+    assert search([*words, f"profile={folder}", "--format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == json.loads(out)["best"]
+
+
+@pytest.mark.slow
+def test_the_command_that_the_fix_has_measures_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("env.total_num_envs=8", "algorithm.rollout_steps=8", "cluster.accelerators_per_node=2")
+    placed = (f"cluster.component_placement.{component}=all" for component in ("actor", "env", "rollout"))
+    words = [*JOB, *few, *placed, "cluster.launcher=inline", f"runner.output_dir={tmp_path}"]
+    assert search(words) == 2
+    assert measure(shlex.split(capsys.readouterr().err.partition("fix: ")[2])[3:]) == 0
+    assert search(words) == 0

@@ -24,6 +24,7 @@ from rlplace.config.compose import with_hydra
 from rlplace.config.schema import Config
 from rlplace.config.yaml_text import line_sources
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
+from rlplace.foresight.show import foreseen
 from rlplace.prepare import prepare
 
 ROWS = yaml.safe_load((Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8"))
@@ -187,6 +188,8 @@ def job(config: Mapping[str, Any], sources: Mapping[str, Source] | None = None) 
     """What a config means: its values, and the ranks of each component."""
     prepared = prepare(config, sources=sources)
     read = prepared.config
+    if read.profile is not None:
+        foreseen(read, prepared.plan, prepared.case)
     placement = prepared.plan.placement
     values = dataclasses.replace(read, cluster=dataclasses.replace(read.cluster, component_placement={}))
     return values, {name: placement.spec(name).canonical() for name in placement.components}

@@ -189,3 +189,23 @@ def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.Ca
     assert "line 2 is no JSON object" in capsys.readouterr().err
     assert main([str(run.parent)]) == 2
     assert f"fix: {run}" in capsys.readouterr().err  # the newest run below
+
+
+def test_files_that_are_not_as_a_run_writes_them_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    whole = {name: (run / name).read_text() for name in ("config.yaml", "plan.json", "summary.json")}
+    texts = ["", "{}", "[]", "null", "{", "\0", "runner: {total_iterations: many}"]
+    tried = [(name, text) for name in whole for text in texts]
+    for name in ("plan.json", "summary.json"):
+        keys = json.loads(whole[name])
+        tried += [(name, json.dumps({k: v for k, v in keys.items() if k != gone})) for gone in keys]
+        tried += [(name, json.dumps(keys | {key: odd})) for key in keys for odd in (None, [], {}, "x")]
+    refused = 0
+    for name, text in tried:
+        (run / name).write_text(text)
+        status, told = main([str(run)]), capsys.readouterr().err
+        assert (status, told) == (0, "") or (status == 2 and told.startswith("RUN: ")), (name, text)
+        refused += status == 2
+        (run / name).write_text(whole[name])
+    assert refused > 60
+    assert main([str(run)]) == 0

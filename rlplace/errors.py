@@ -291,6 +291,7 @@ class WorkerError(RlplaceError):
     version: int | None = None
     remote_traceback: str | None = None  # on the worker's side
     cause: BaseException | None = None  # the exception raised there; None when the process died
+    output: str | None = None  # the file on the worker's node of all that it printed
 
     def __post_init__(self) -> None:
         super().__init__(*(getattr(self, field.name) for field in dataclasses.fields(self)))  # what is pickled
@@ -301,6 +302,7 @@ class WorkerError(RlplaceError):
         on += f", stage {self.stage}" if self.stage is not None else ""
         on += f", policy version {self.version}" if self.version is not None else ""
         lines = [f"{self.component} rank {self.rank} ({on}): {self.method} failed: {self.what}"]
+        lines += [f"  its output: {self.output}"] if self.output else []
         if self.remote_traceback:
             lines += ["  on the worker:", *("    " + line for line in self.remote_traceback.rstrip().splitlines())]
         return "\n".join(lines)

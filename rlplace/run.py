@@ -58,6 +58,7 @@ from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
+LOGS = "logs"  # of what workers print, in the run's folder
 _FORESEEN = 512  # most ranks whose iterations are predicted at the end of a run: that takes seconds
 
 
@@ -167,7 +168,7 @@ def _run(
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
     display = Display(runner, _console(job), schedule.active)
-    with _shown(job, display, signals), _cluster(job, display) as cluster, contextlib.ExitStack() as opened:
+    with _shown(job, display, signals), _cluster(job, display, folder) as cluster, contextlib.ExitStack() as opened:
 
         def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
             opened.close()
@@ -187,7 +188,7 @@ def _run(
                 curves = sinks(sizes)
         progress.start_s += time.perf_counter() - began
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
-        print(f"files: {folder}", flush=True)
+        print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         display.watch(loop, channels, progress.iterations)
         policies: dict[str, Path] = {}
@@ -222,11 +223,16 @@ def _shown(job: JobSpec, display: Display, signals: Signals) -> contextlib.Abstr
     return display.shown(signals) if "console" in job.config.runner.sinks else contextlib.nullcontext()
 
 
-def _cluster(job: JobSpec, display: Display) -> Cluster:
+def _cluster(job: JobSpec, display: Display, folder: Path) -> Cluster:
     cluster, topology = job.config.cluster, job.plan.topology
     shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in topology.nodes}
     return Cluster.from_config(
-        cluster, topology, shared_bytes=shared, tell=display.starting, workers=job.workers.values()
+        cluster,
+        topology,
+        shared_bytes=shared,
+        tell=display.starting,
+        workers=job.workers.values(),
+        output=folder / LOGS,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,23 @@ class Killer(Script):
         return super().step(action)
 
 
+class Talks(Script):
+    """Prints, warns, logs and writes past Python; fails in a step if asked to."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__(terminate_at=5)
+        self._fails_at = fails_at
+        print("a simulator prints")
+        warnings.warn("a simulator warns", stacklevel=1)
+        logging.getLogger("simulator").warning("a simulator logs")
+        os.write(1, b"a simulator writes\n")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._fails_at == self._step:
+            raise ValueError("a simulator fails")
+        return super().step(action)
+
+
 class NeedsAbsent(Script):
     """Its library is nowhere."""
 
@@ -180,6 +199,7 @@ for _name, _class in {
     "Counter-v0": Counter,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,
+    "Talks-v0": Talks,
     "NeedsAbsent-v0": NeedsAbsent,
     "Broken-v0": Broken,
 }.items():

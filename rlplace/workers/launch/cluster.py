@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
@@ -25,6 +26,7 @@ from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
 from rlplace.workers.launch.group import GroupBuilder, Pending, Settle, WorkerGroup, WorkerHandle, close_all, wait_all
 from rlplace.workers.launch.host import Failure, GroupSpec, Request, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
+from rlplace.workers.launch.output import Outputs, output_file
 from rlplace.workers.launch.reservation import visible_to
 from rlplace.workers.lending import Lending
 from rlplace.workers.worker import Rendezvous, Worker
@@ -52,11 +54,13 @@ class Cluster:
         shared_bytes: Mapping[int, int] | None = None,
         tell: Callable[[str], None] = lambda line: None,
         workers: Iterable[type[Worker]] = (),
+        output: Path | None = None,
     ) -> None:
         """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node.
 
         `tell` is called with a line for each step of the start, also by other threads. `workers`: classes that will be
-        launched, whose imports can be made from now on.
+        launched, whose imports can be made from now on. `output`: folder of what workers print, a file per rank, on
+        each node; None: where Ray, or this process, puts it.
         """
         self._ray = ray or RayConfig()
         local = self._ray.address is None
@@ -85,6 +89,7 @@ class Cluster:
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
+        self._output = output
         self._given_up = set[tuple[int, int]]()  # node, and the number there of an accelerator
         self._started = self._reserved = self._closed = False
 
@@ -97,6 +102,7 @@ class Cluster:
         shared_bytes: Mapping[int, int] | None = None,
         tell: Callable[[str], None] = lambda line: None,
         workers: Iterable[type[Worker]] = (),
+        output: Path | None = None,
     ) -> Cluster:
         return cls(
             topology=topology or declared_topology(config),
@@ -106,6 +112,7 @@ class Cluster:
             shared_bytes=shared_bytes,
             tell=tell,
             workers=workers,
+            output=output,
         )
 
     def start(self) -> None:
@@ -257,6 +264,7 @@ class Cluster:
             slots=tuple(s if s.component == name else dataclasses.replace(s, component=name) for s in slots),
             channels=channels,
             seed=seed,
+            output=self._output,
         )
 
     def _tell(self, what: str) -> None:
@@ -337,6 +345,7 @@ class InlineLauncher:
         self._account = MemoryAccount(topology.memory_bytes)
         self._channels: list[Channel] = []
         self._lending = Lending()
+        self._outputs: Outputs | None = None
 
     def start(self) -> None:
         """Do nothing: this process runs already."""
@@ -356,6 +365,8 @@ class InlineLauncher:
                 why="a process can join only one process group, so each of these ranks needs a process of its own",
                 fix=f"cluster.launcher=ray     (or one rank: cluster.component_placement.{crowded[0].name}=0)",
             )
+        if self._outputs is None and any(spec.output for spec in specs):
+            self._outputs = Outputs()
         return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
 
     def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
@@ -377,7 +388,7 @@ class InlineLauncher:
         if spec.worker.needs_own_process:
             listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
             rendezvous = Rendezvous(host="127.0.0.1", port=listening.getsockname()[1], listen_fd=listening.detach())
-        return InlineWorker(spec, slot, device, rendezvous, self._lending)
+        return InlineWorker(spec, slot, device, rendezvous, self._lending, self._outputs)
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
         channel = LocalChannel(spec)
@@ -391,16 +402,28 @@ class InlineLauncher:
         for channel in self._channels:
             channel.break_("the cluster was closed")
         self._channels.clear()
+        if self._outputs is not None:
+            self._outputs.close()
 
 
 class InlineWorker(WorkerHandle):
     """A worker in a thread with a mailbox."""
 
-    def __init__(self, spec: GroupSpec, slot: Slot, device: Device, rendezvous: Rendezvous, lending: Lending) -> None:
+    def __init__(
+        self,
+        spec: GroupSpec,
+        slot: Slot,
+        device: Device,
+        rendezvous: Rendezvous,
+        lending: Lending,
+        outputs: Outputs | None,
+    ) -> None:
         super().__init__(slot)
         self._device = device
-        self._host = WorkerHost()
+        self._host = WorkerHost(shows_failures=spec.output is not None)
         self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        if outputs is not None:
+            self._mailbox.put(lambda: outputs.enter(output_file(spec.output, slot), slot.owner))
         self._mailbox.put(lambda: self._host.build(spec, slot, device, rendezvous, lending=lending))
         threading.Thread(target=self._work, name=slot.owner, daemon=True).start()
 

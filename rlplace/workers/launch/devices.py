@@ -168,7 +168,8 @@ def out_of_memory(
 def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemory | None:
     """Turn torch's error of a full GPU into ours; None for any other error."""
     torch = sys.modules.get("torch")  # not imported: most workers never need it
-    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+    # Another thread may be importing it: then it lacks names, and has raised nothing.
+    if not isinstance(error, getattr(torch, "OutOfMemoryError", ())):
         return None
     text, sizes = str(error), []
     for words in ("Tried to allocate", "of which"):  # "20.00 MiB"

@@ -27,6 +27,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlplace.comm.channel import Channel
@@ -44,6 +45,7 @@ from rlplace.errors import (
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.stopwatch import CallRecord
 from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome, Request
+from rlplace.workers.launch.output import output_file
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -104,7 +106,9 @@ class WorkerHandle(abc.ABC):
         """End the worker, whatever it is doing, and release what it held on its accelerators. Idempotent."""
 
 
-def failed(slot: Slot, method: str, failure: Failure) -> WorkerError:
+def failed(slot: Slot, method: str, failure: Failure, output: Path | None) -> WorkerError:
+    """Return the error of a worker. `output`: folder of what it printed."""
+    file = output_file(output, slot)
     error = WorkerError(
         component=slot.component,
         rank=slot.rank,
@@ -114,6 +118,7 @@ def failed(slot: Slot, method: str, failure: Failure) -> WorkerError:
         what=failure.what,
         remote_traceback=failure.traceback,
         cause=failure.cause,
+        output=None if file is None else str(file),
     )
     error.__cause__ = failure.cause
     return error
@@ -265,7 +270,7 @@ class WorkerGroup:
     in_vain: Callable[[], bool] = staticmethod(lambda: False)  # whether there is nothing to be patient for
 
     def __init__(self, spec: GroupSpec, handles: Sequence[WorkerHandle], grace_s: float = GRACE_S) -> None:
-        self.name, self.worker, self.channels = spec.name, spec.worker, spec.channels
+        self.name, self.worker, self.channels, self.output = spec.name, spec.worker, spec.channels, spec.output
         self.failure: WorkerError | None = None  # what every later call raises
         self.failed_calls: list[Call] = []  # while the group was not closed
         self.late_calls: list[Call] = []  # of ranks that did not give up
@@ -406,7 +411,7 @@ class WorkerGroup:
             call.record = outcome.record
             call.set_result(outcome.value)
             return
-        error = failed(call.slot, call.method, outcome)
+        error = failed(call.slot, call.method, outcome, self.output)
         call.failed_at_s, call.stopped = time.monotonic(), outcome is _STOPPED
         call.set_exception(error)
         if counts:

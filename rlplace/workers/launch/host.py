@@ -32,6 +32,7 @@ class GroupSpec:
     slots: tuple[Slot, ...]  # by rank
     channels: Mapping[str, Channel]
     seed: int
+    output: Path | None = None  # folder of what the ranks print; None: where their processes do
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ Request = tuple[str, tuple[Any, ...], Mapping[str, Any]]  # a method and its arg
 class WorkerHost:
     """One worker, made or not yet. `build` and `run` come from its own thread, `cancel` and `where` from any other."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_failures: bool = False) -> None:
+        """`shows_failures`: also on standard error, whose text nobody else sees."""
+        self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None
         self._failure: Failure | None = None  # why there is no worker; every call answers with it
@@ -120,7 +123,7 @@ class WorkerHost:
 
     def refuse(self, error: BaseException) -> None:
         """Answer every call to the worker, which will not be made, with `error`."""
-        self._failure = Failure.of(error)
+        self._failure = self._failed(error)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run methods in order, as `call`. Those after a failure, or after `cancel`, are not begun: the list ends."""
@@ -150,12 +153,18 @@ class WorkerHost:
             return Done(value, recorder.record())
         except ChannelTimeout as late:
             late.add_note(report(view(context.channels)) or "no other end waits")  # before the failure breaks them
-            return Failure.of(late)
+            return self._failed(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             full = cuda_out_of_memory(error, context.slot)
-            return Failure.of(error if full is None else full.with_traceback(error.__traceback__))
+            return self._failed(error if full is None else full.with_traceback(error.__traceback__))
         finally:
             self._running = None
+
+    def _failed(self, error: BaseException) -> Failure:
+        failure = Failure.of(error)
+        if self._shows_failures:
+            sys.stderr.write(failure.traceback or failure.what)
+        return failure
 
     def cancel(self) -> None:
         self._cancelled.set()

@@ -24,6 +24,7 @@ from rlplace.placement.language.slots import Slot
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.launch.group import Settle, WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
+from rlplace.workers.launch.output import Outputs
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.lending import Lending
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
@@ -35,12 +36,14 @@ CONTROL = "control"  # concurrency group beside the threads that run the workers
 class RayHost:
     """A Ray actor with the workers of one process, by number: each has one thread, in which all its methods run."""
 
-    def __init__(self, environment: Mapping[str, str], workers: int) -> None:
+    def __init__(self, environment: Mapping[str, str], outputs: Sequence[Path | None]) -> None:
+        """`outputs`: the file of what each worker prints."""
+        self._files, self._outputs = outputs, Outputs(outputs)
         ray_is_set_up()
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
         self._ends, self._lending = ProcessChannels(), Lending()
-        self._hosts = [WorkerHost() for _ in range(workers)]
+        self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._listening: socket.socket | None = None
 
     def report(self, serve_at: str | None) -> WorkerReport:
@@ -63,6 +66,7 @@ class RayHost:
         self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, rendezvous: Rendezvous
     ) -> None:
         """Build a worker from `pickled`: a GroupSpec, channel addresses. A broken import is a failure of this rank."""
+        self._outputs.enter(self._files[number], slot.owner)
         listen_fd = self._listening.detach() if self._listening else None
         host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
         try:

@@ -13,6 +13,7 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -33,6 +34,7 @@ from rlplace.workers.launch.devices import Device, make_device
 from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus
+from rlplace.workers.launch.output import output_file
 from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
@@ -205,9 +207,12 @@ class RayLauncher:
     def _launch(
         self, specs: Sequence[GroupSpec], slots: Sequence[Slot], tell: Callable[[str], None] = lambda line: None
     ) -> dict[str, list[WorkerHandle]]:
-        started = {worker.slot: worker for sharing in reservation.processes(slots) for worker in self._process(sharing)}
+        output = next((spec.output for spec in specs), None)
+        sharings = reservation.processes(slots)
+        started = {worker.slot: worker for sharing in sharings for worker in self._process(sharing, output)}
         self._workers += started.values()
-        reports = self._reports(started, {spec.name for spec in specs if spec.worker.needs_own_process}, tell)
+        serving = {spec.name for spec in specs if spec.worker.needs_own_process}
+        reports = self._reports(started, serving, tell, output)
         here = ray.get_runtime_context().get_node_id()
         self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
@@ -233,8 +238,8 @@ class RayLauncher:
         for worker in workers:
             worker.make(pickled, folders[worker.slot.node], rendezvous)
 
-    def _process(self, slots: Sequence[Slot]) -> list[RayWorker]:
-        """Start the process of `slots`, with a thread for each of its workers."""
+    def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
+        """Start the process of `slots`, with a thread for each of its workers. `output`: folder of what these print."""
         slot, runtime_env = slots[0], slots[0].runtime_env
         environment = {"OMP_NUM_THREADS": "1", **dict(runtime_env.env_vars)}
         # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
@@ -250,7 +255,8 @@ class RayLauncher:
             options.setdefault("runtime_env", {})["py_executable"] = runtime_env.interpreter
         if not runtime_env.env_vars and not runtime_env.interpreter and (command := self._templates.command(slot.node)):
             options["runtime_env"] = {"py_executable": command}
-        actor = host.options(**options, **self._on(slot.node)).remote(environment, len(slots))
+        files = [output_file(output and output.absolute(), each) for each in slots]  # processes are in other folders
+        actor = host.options(**options, **self._on(slot.node)).remote(environment, files)
         process = RayProcess(actor, len(slots))
         if slot.process:
             self._shared[slot.process] = process
@@ -264,7 +270,7 @@ class RayLauncher:
         return make_device(slot, self._topology, account, index=index, uuids=uuids)
 
     def _reports(
-        self, workers: Mapping[Slot, RayWorker], serving: set[str], tell: Callable[[str], None]
+        self, workers: Mapping[Slot, RayWorker], serving: set[str], tell: Callable[[str], None], output: Path | None
     ) -> dict[Slot, WorkerReport]:
         """Wait for the reports; `serving` groups open a rendezvous. ClusterError: late, WorkerError: dead."""
         asked: dict[Slot, Any] = {}
@@ -289,7 +295,7 @@ class RayLauncher:
             try:
                 reports[slot] = ray.get(reference)
             except RayActorError as error:
-                raise failed(slot, "start", Failure(what=explain(error))) from error
+                raise failed(slot, "start", Failure(what=explain(error)), output) from error
         return reports
 
     def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:

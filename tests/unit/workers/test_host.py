@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import sys
 import threading
+import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from rlplace.comm.channel import ChannelSpec
@@ -96,6 +99,18 @@ class Large(Worker):
             "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.11 GiB of which 512.00 "
             "MiB is free. See documentation for Memory Management"
         )
+
+
+class Unlucky(Worker):
+    def learn(self) -> None:
+        raise KeyError("weights")
+
+
+def test_an_error_travels_while_another_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # as it is at first: without its names
+    failure = host_of(Unlucky).call("learn", (), {})
+    assert isinstance(failure, Failure)
+    assert failure.what == "KeyError: 'weights'"
 
 
 def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster() -> None:

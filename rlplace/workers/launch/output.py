@@ -1,0 +1,72 @@
+"""What workers print, log and warn: a file per rank, `<run>/logs/env-0.txt`, instead of the driver's console."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlplace.placement.language.slots import Slot
+
+
+def output_file(folder: Path | None, slot: Slot) -> Path | None:
+    """Return where the output of a rank goes; None: where that of its process goes."""
+    return None if folder is None else folder / f"{slot.component}-{slot.rank}.txt"
+
+
+class Outputs:
+    """Owns sys.stdout and sys.stderr of a process until `close`: each thread writes to its worker's file.
+
+    What no worker's thread writes goes on as before; in a process of workers alone, to the file of the first.
+    """
+
+    def __init__(self, files: Sequence[Path | None] = ()) -> None:
+        """`files`: of the workers, where the process has no others."""
+        self._of_thread = threading.local()
+        self._opened: dict[Path, TextIO] = {}
+        if files and files[0] is not None and (whole := self._open(files[0])):
+            for descriptor in (1, 2):  # for what is not Python, and for processes that it starts
+                os.dup2(whole.fileno(), descriptor)
+            sys.stdout = sys.stderr = whole
+        self._before = sys.stdout, sys.stderr
+        self._ours = ByThread(self._of_thread, sys.stdout), ByThread(self._of_thread, sys.stderr)
+        sys.stdout, sys.stderr = self._ours
+
+    def enter(self, file: Path | None, owner: str) -> None:
+        """Send what this thread writes to a file. One that cannot be written leaves it as it is."""
+        if file is not None and (opened := self._open(file)):
+            self._of_thread.file = opened
+            began = time.strftime("%Y-%m-%d %H:%M:%S")
+            opened.write(f"# {owner}, process {os.getpid()} on {socket.gethostname()}, {began}\n")
+
+    def close(self) -> None:
+        """Put back what was there, unless somebody else has replaced it meanwhile."""
+        if sys.stdout is self._ours[0]:
+            sys.stdout = self._before[0]
+        if sys.stderr is self._ours[1]:
+            sys.stderr = self._before[1]
+
+    def _open(self, file: Path) -> TextIO | None:
+        """Open a file once, for whole lines that appear at once. None where that is not possible."""
+        with contextlib.suppress(OSError):
+            if file not in self._opened:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._opened[file] = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            return self._opened[file]
+        return None
+
+
+class ByThread:
+    """A standard stream that is the file of a thread's worker, or `others` for any other thread."""
+
+    def __init__(self, of_thread: threading.local, others: TextIO) -> None:
+        self._of_thread, self._others = of_thread, others
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self._of_thread, "file", self._others), name)

@@ -1,0 +1,63 @@
+"""What workers print: a file per rank in the run's folder, named by the errors of that rank."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.training import INLINE, INLINE_LAUNCHER, SMALL, finish, placed, start, train
+
+TALKS = ("env.id=tests.gyms:Talks-v0", "algorithm.rollout_steps=8", "runner.total_iterations=1")
+SAID = ("a simulator prints", "a simulator logs", "a simulator writes")
+LAUNCHES = pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param((*INLINE, *placed("0", "0-1", "1")), id="inline"),
+        pytest.param((*SMALL, *placed("0", "0-1", "1")), id="forks", marks=pytest.mark.ray),
+        pytest.param(
+            (*SMALL, *placed("0", "0-1", "1"), "cluster.ray.start=plain"),
+            id="plain",
+            marks=[pytest.mark.ray, pytest.mark.slow],
+        ),
+    ],
+)
+
+
+@LAUNCHES
+def test_what_a_rank_prints_is_in_its_own_file(launch: tuple[str, ...], tmp_path: Path) -> None:
+    run = finish(start("hybrid_ppo", tmp_path, *launch, *TALKS), tmp_path)
+    assert run.code == 0, run.err
+    assert run.folder is not None
+    logs = run.folder / "logs"
+    assert {file.name for file in logs.iterdir()} == {"actor-0.txt", "env-0.txt", "env-1.txt", "rollout-0.txt"}
+    texts = [(logs / f"env-{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
+    for rank, text in enumerate(texts):
+        assert text.startswith(f"# env rank {rank}, process ")
+        # What is not Python's is on the console of a process that has threads of its own.
+        assert [text.count(line) for line in SAID] == [8, 8, 0 if INLINE_LAUNCHER in launch else 8]
+    assert "UserWarning: a simulator warns" in "".join(texts), "once in each process, in one thread of it"
+    assert "a simulator" not in (logs / "rollout-0.txt").read_text(encoding="utf-8")
+    assert run.out.count(SAID[0]) == 1, "the driver makes one to see its spaces"
+    assert "what workers print: logs/" in run.out
+
+
+@LAUNCHES
+def test_an_error_names_the_file_which_has_its_traceback(launch: tuple[str, ...], tmp_path: Path) -> None:
+    run = train("hybrid_ppo", tmp_path, *launch, *TALKS, "+env.kwargs.fails_at=3", "faults.restarts=0")
+    assert run.code == 1
+    assert run.folder is not None
+    named = re.search(r"^  its output: (.*)$", run.err, re.MULTILINE)
+    assert named is not None
+    assert Path(named[1]).parent == run.folder / "logs"
+    text = Path(named[1]).read_text(encoding="utf-8")
+    assert "Traceback" in text
+    assert "ValueError: a simulator fails" in text
+
+
+def test_streams_are_given_back(tmp_path: Path) -> None:
+    before = sys.stdout, sys.stderr
+    train("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0-1", "1"), *TALKS)
+    assert (sys.stdout, sys.stderr) == before

@@ -31,12 +31,7 @@ from rlplace.prepare import Prepared, planned_only, prepare_composed
 FITS, DOES_NOT_FIT = 0, 3
 USAGE = Path(__file__).with_name("plan_usage.txt")
 
-FORMATS: Mapping[str, Callable[[PlanView], str]] = {
-    "text": render_text,
-    "json": lambda view: json.dumps(render_json(view), indent=1),
-    "svg": render_svg,
-    "html": render_html,
-}
+FORMATS = ("text", "json", "svg", "html", "timeline")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,16 +133,28 @@ def _plan(request: Request) -> int:
 
 def _show(job: Prepared, form: str) -> None:
     """Print a plan, with its seconds where a profile says what work takes."""
-    if job.config.profile is None or form not in ("text", "json"):
-        print(FORMATS[form](job.view))
-        return
-    from rlplace.foresight.show import foreseen, prediction_record, render_prediction
-
-    prediction = foreseen(job.config, job.plan, job.case, job.words)
-    if form == "json":
-        print(json.dumps(render_json(job.view) | {"prediction": prediction_record(prediction)}, indent=1))
+    if form == "svg":
+        print(render_svg(job.view))
+    elif job.config.profile is not None or form == "timeline":
+        _show_seconds(job, form)
     else:
-        print(f"{render_text(job.view)}\n\n{render_prediction(prediction)}")
+        show: Mapping[str, Callable[[PlanView], str]] = {"html": render_html, "text": render_text}
+        print(json.dumps(render_json(job.view), indent=1) if form == "json" else show[form](job.view))
+
+
+def _show_seconds(job: Prepared, form: str) -> None:
+    from rlplace.foresight import show
+
+    prediction = show.foreseen(job.config, job.plan, job.case, job.words)
+    match form:
+        case "json":
+            print(json.dumps(render_json(job.view) | {"prediction": show.prediction_record(prediction)}, indent=1))
+        case "html":
+            print(render_html(job.view, show.prediction_parts(prediction, job.plan, job.view.name)))
+        case "timeline":
+            print(show.draw_prediction(prediction, job.plan, job.view.name))
+        case _:
+            print(f"{render_text(job.view)}\n\n{show.render_prediction(prediction)}")
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:

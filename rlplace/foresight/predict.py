@@ -21,7 +21,6 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
-from rlplace.report.utilisation import StageUse
 
 _ITERATIONS = 3  # the first begins with everything off
 _SIMULATORS: Mapping[str, type[Rank]] = {"actor": PolicyActorRank, "env": EnvRank, "rollout": RolloutRank}
@@ -41,8 +40,7 @@ class Prediction:
 
     numbers: Mapping[str, float]  # its metrics, named as those of a run; seconds
     active: Mapping[str, Sequence[str]]  # stage -> the components that run in it
-    uses: Sequence[StageUse]  # of the last iteration
-    calls: IterationCalls  # of the last iteration
+    iterations: Sequence[IterationCalls]  # the last ones, for a picture; a search keeps none
     queues: Mapping[str, int]  # channel -> most items at any time
     processors: Mapping[int, float]  # node -> the share of the time in which its processors were at work
     costs: Costs  # what was asked of the profile
@@ -78,8 +76,7 @@ def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> P
     return Prediction(
         numbers={name: statistics.fmean(numbers.get(name, 0.0) for numbers in found) for name in names},
         active=plan.schedule.active,
-        uses=loop.usage.last,
-        calls=loop.log.iterations[-1],
+        iterations=tuple(loop.log.iterations),
         processors={
             node: at_work.busy_s / (cores * site.world.now) if site.world.now else 0.0
             for node, at_work in site.cores.items()

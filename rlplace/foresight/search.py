@@ -141,7 +141,7 @@ class Search:
         """Predict a plan, once for all that take as long."""
         key = self.key(plan.schedule, layout)
         if key not in self.predicted:
-            self.predicted[key] = predict(config, plan, case, self.profile)
+            self.predicted[key] = dataclasses.replace(predict(config, plan, case, self.profile), iterations=())
         return self.predicted[key]
 
     def key(self, schedule: Schedule, layout: Layout) -> object:

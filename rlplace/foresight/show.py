@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem
-from rlplace.foresight.known import NOTHING_MEASURED, find_profile, foreign
+from rlplace.foresight.known import LAST, NOTHING_MEASURED, find_profile, foreign
 from rlplace.foresight.predict import Prediction, can_predict, predict
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
+from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import bottleneck
 
 NINE_OF_TEN = 1.64  # standard deviations to both sides
@@ -19,16 +22,17 @@ _NOTED, _BUSY = 6, 0.9
 
 
 def foreseen(config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()) -> Prediction:
-    """Predict a plan from the profile that its config names. Raises ConfigError where there is none of this job.
+    """Predict a plan from the profile that its config names, or from the last one.
 
-    `words`: a command line of the job, for the command that measures it.
+    `words`: a command line of the job, for the command that measures it. Raises ConfigError where no profile is of it.
     """
     if not can_predict(config):
         what = "is required to predict seconds"
         missing = config.missing.items()
         raise ConfigError([Problem(code="plan-only", key=k, what=what, why=why, fix=fix) for k, (why, fix) in missing])
+    config = dataclasses.replace(config, profile=config.profile or LAST)
     profile = find_profile(config, plan, case, words)
-    assert profile is not None, "the config names one"
+    assert profile is not None, "one is named"
     return predict(config, plan, case, profile)
 
 
@@ -85,9 +89,23 @@ def render_prediction(prediction: Prediction) -> str:
     return "\n".join(["seconds: predicted from the profile", *(f"  {line}" for line in lines)])
 
 
+def draw_prediction(prediction: Prediction, plan: Plan, name: str) -> str:
+    """Draw an iteration as an SVG document: accelerators down, seconds across, as the report of a run does."""
+    accelerators = sorted(plan.placement.used)
+    return render_timeline(prediction.iterations, accelerators, plan.placement.components, f"{name}, predicted")
+
+
+def prediction_parts(prediction: Prediction, plan: Plan, name: str) -> list[str]:
+    """Write the seconds of an iteration and their picture as parts of an HTML page."""
+    title, _, text = render_prediction(prediction).partition("\n")
+    picture = draw_prediction(prediction, plan, name)
+    return [f"<h2>{title.capitalize()}</h2>", f'<div class="plan">{picture}</div>', f"<pre>{escape(text)}</pre>"]
+
+
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """Return the prediction as plain values."""
     low, high = interval(prediction)
+    last = prediction.iterations[-1]
     return {
         "seconds": stage_seconds(prediction.numbers),
         "low_s": low,
@@ -95,6 +113,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         "bottleneck": limit(prediction),
         "queues": dict(prediction.queues),
         "notes": notes(prediction),
+        "stages": [[stage.stage, stage.began_s - last.began_s, stage.ended_s - last.began_s] for stage in last.stages],
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -38,10 +40,14 @@ def test_a_run_leaves_a_profile_and_its_prediction_beside_what_it_measured(folde
     assert profile.costs["env.run/sim"].points[0].laps == 3 * 32  # vector steps of three iterations, two are warm
     predicted = json.loads((folder / "summary.json").read_text())["predicted"]
     assert predicted["from"] == "this run's own profile"
-    assert {"iteration", "rollout", "learn", "sync"} <= set(predicted["seconds"])
-    for row in predicted["seconds"].values():
-        assert row["predicted"] >= 0.0 <= row["measured"]
-    assert predicted["seconds"]["rollout"]["predicted"] > 0.0
+    assert [*predicted["seconds"]] == ["iteration", "rollout", "learn", "sync", "moves"]
+    iterations = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for stage, row in predicted["seconds"].items():
+        assert row["measured"] == statistics.median(numbers[f"time/{stage}_s"] for numbers in iterations[2:])
+    whole, *parts = (row["predicted"] for row in predicted["seconds"].values())
+    assert all(parts[:-1])
+    assert parts[-1] == 0.0, "no component shares an accelerator"
+    assert whole == pytest.approx(sum(parts))
 
 
 def test_a_plan_says_its_seconds_from_the_last_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +60,22 @@ def test_a_plan_says_its_seconds_from_the_last_profile(folder: Path, capsys: pyt
     assert code == 0
     prediction = json.loads(out)["prediction"]
     assert prediction["low_s"] <= prediction["seconds"]["iteration"] <= prediction["high_s"]
+    assert [stage for stage, _, _ in prediction["stages"]] == ["sync", "rollout", "learn"]
+    ends = [at for _, *both in prediction["stages"] for at in both]
+    assert 0.0 <= ends[0] <= ends[-1] == pytest.approx(prediction["seconds"]["iteration"], rel=0.05)
+    assert ends == sorted(ends)
+
+
+def test_a_plan_draws_the_iteration_that_it_predicts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, picture, _ = asked(folder, capsys, "--format=timeline")  # from the last profile, where none is named
+    assert code == 0
+    drawn = ElementTree.fromstring(picture)
+    titles = {title.text.partition(",")[0] for title in drawn.iter("{http://www.w3.org/2000/svg}title") if title.text}
+    assert {"actor rank 0: learn", "env rank 0: run", "rollout rank 0: generate"} <= titles
+    code, page, _ = asked(folder, capsys, "profile=last", "--format=html")
+    assert code == 0
+    assert picture.strip() in page
+    assert "an iteration takes" in page
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = Path(__file__).with_name("page.css")  # colours follow the light or dark setting of the browser
 
 
-def render_html(view: PlanView) -> str:
+def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
+    """Return the page. `seconds`: parts in HTML about the time of an iteration."""
     look, verdict = ("fits", "fits") if view.ledger.known else ("unknown", "memory not known")
     if not view.fits:
         look, verdict = "tight", "does not fit"
@@ -32,6 +33,7 @@ def render_html(view: PlanView) -> str:
             f"<p>{view.plan.placement.mode} placement on {escape(view.machines)}</p>",
             tiles(_tiles(view)),
             f'<div class="plan">{render_svg(view)}</div>',
+            *seconds,
             *_problems("Does not fit", view.shortages, ""),
             *_problems("Warnings", view.plan.warnings, " warning"),
             *_memory(view),

@@ -53,17 +53,19 @@ def test_the_moves_are_those_of_the_schedule_and_calls_cost_the_driver_and_the_r
     # The driver sends in half of its time and takes results in the other. sync: two calls of no work; rollout: env is
     # there after 0.5 + 2 ms, then both have ended at once; learn: one call.
     assert calls.seconds == pytest.approx((2 * 1.0 + (0.5 + 2.0 + 2 * 0.5) + 1.0) * MS)
-    assert calls.numbers["time/iteration_s"] == pytest.approx(sum(s.ended_s - s.began_s for s in calls.calls.stages))
+    stages = calls.iterations[-1].stages
+    assert calls.numbers["time/iteration_s"] == pytest.approx(sum(s.ended_s - s.began_s for s in stages))
 
 
 def test_what_is_asked_of_a_rank_between_two_waits_costs_the_driver_and_the_rank_once() -> None:
     one = (PLACE + "actor=0", PLACE + "env=0", PLACE + "rollout=0")
-    calls = timed({"driver/ray_call": 1.0}, *one)
+    found = timed({"driver/ray_call": 1.0}, *one)
+    calls = found.iterations[-1].calls
     # 13 calls: moves of the actor out of learn and out of sync; push; pull and run and generate and learn, with the
     # moves before and behind them.
-    assert (len(calls.calls.calls), sum(call.work for call in calls.calls.calls)) == (13, 7)
-    assert {call.name for call in calls.calls.calls if not call.work} == {"move full", "move off", "move weights"}
-    assert calls.seconds == pytest.approx(7 * 1.0 * MS)
+    assert (len(calls), sum(call.work for call in calls)) == (13, 7)
+    assert {call.name for call in calls if not call.work} == {"move full", "move off", "move weights"}
+    assert found.seconds == pytest.approx(7 * 1.0 * MS)
     assert timed({"env/ray_call": 2.0}, *one).seconds == pytest.approx(2.0 * MS)
 
 

@@ -128,7 +128,7 @@ def test_held_out_prompts_are_answered_before_those_of_the_iteration() -> None:
 def test_long_answers_are_spent_from_one_end_of_an_answer_to_the_next() -> None:
     tokens = tuple(float(n) for n in range(1, 61))
     found = generated(8, 16, tokens, PLACE + "rollout=2")
-    calls = [call for call in found.calls.calls if call.name == "generate"]
+    calls = [call for call in found.iterations[-1].calls if call.name == "generate"]
     laps = sum(len(spans.ends) for call in calls for spans in call.record.spans)
     assert laps < 3 * 64
 

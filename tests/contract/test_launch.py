@@ -189,12 +189,13 @@ def test_a_constructor_that_fails_fails_the_launch(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("launcher", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 def test_an_argument_that_cannot_be_pickled_fails_before_anything_is_sent(probes: WorkerGroup) -> None:
-    with pytest.raises(TypeError, match=r"(?s)serialize the argument.*'add'"):
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
         probes.add(threading.Lock())
+    assert caught.value.__notes__ == ["in pickling the arguments of add"]
     probes.hold()
     probes.rank()
     probes.execute_on(1).add(threading.Lock())
-    with pytest.raises(TypeError, match=r"(?s)serialize the argument.*'add'"):
+    with pytest.raises(TypeError, match="cannot pickle"):
         probes.flush()
     assert not probes.at_work
     assert probes.add(1).wait(timeout_s=30) == [1, 101, 201]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
@@ -145,6 +146,7 @@ class WorkerReport:
     address: str = ""  # of the rendezvous it opened
     port: int = 0
     forked: bool = False  # from a template
+    socket: Path | None = None  # where it takes requests
 
 
 def check_place(slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport) -> None:

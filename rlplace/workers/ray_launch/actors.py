@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import socket
@@ -28,6 +29,7 @@ from rlplace.workers.launch.output import Outputs
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.lending import Lending
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
+from rlplace.workers.ray_launch.lines import Line, Lines, Service
 from rlplace.workers.worker import Rendezvous
 
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
@@ -44,14 +46,19 @@ class RayHost:
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
         self._ends, self._lending = ProcessChannels(), Lending()
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
+        self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
 
-    def report(self, serve_at: str | None) -> WorkerReport:
-        """Report where this process is. Opens the rendezvous at address `serve_at` ("": this node's) unless None."""
+    def report(self, number: int, serve_at: str | None, folder: Path | None) -> WorkerReport:
+        """Report where this process is, and at what socket in `folder` the worker takes requests, unless None.
+
+        Opens the rendezvous at address `serve_at` ("": this node's) unless None.
+        """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
             self._listening = socket.create_server((serve_at or ray.util.get_node_ip_address(), 0), backlog=1024)
         address, port = self._listening.getsockname()[:2] if self._listening else ("", 0)
+        service = self._services[number] = None if folder is None else Service(folder)
         return WorkerReport(
             machine=ray.get_runtime_context().get_node_id(),
             host=socket.gethostname(),
@@ -60,6 +67,7 @@ class RayHost:
             address=address,
             port=port,
             forked=FORKED in os.environ,
+            socket=None if service is None else service.path,
         )
 
     def make(
@@ -83,6 +91,12 @@ class RayHost:
             gc.freeze()  # modules stay for good: no later collection needs to look at them
             gc.enable()
         return outcomes
+
+    def answer(self, number: int) -> None:
+        """Run what comes to the worker's socket until it was closed."""
+        service = self._services[number]
+        assert service is not None, "report was given a folder"
+        service.answer(functools.partial(self.run, number))
 
     def control(self, number: int, method: str, after: object = None) -> Any:
         """Call `cancel`, `proceed` or `where` of a worker's host, beside the worker's own thread."""
@@ -119,7 +133,7 @@ def thread_of(number: int) -> str:
 
 
 class RayWorker(WorkerHandle):
-    """One worker of a process; `number` counts those of the process."""
+    """One worker of a process; `number` counts those of the process. Its calls go by a line, if there is one."""
 
     def __init__(self, slot: Slot, device: Device, process: RayProcess, number: int) -> None:
         super().__init__(slot)
@@ -127,17 +141,33 @@ class RayWorker(WorkerHandle):
         self._process = process
         self._number = number
         self._ended = False
+        self._line: Line | None = None
         self._cancelling: Any = None  # the reference to the last `cancel`
 
-    def report(self, serve_at: str | None) -> Any:
+    def report(self, serve_at: str | None, folder: Path | None) -> Any:
         """Ask for its WorkerReport. Returns a reference to it."""
-        return self._in_its_thread("report").remote(serve_at)
+        return self._in_its_thread("report").remote(self._number, serve_at, folder)
+
+    def connect(self, lines: Lines, path: Path) -> None:
+        """Have calls go by the worker's socket from now on, once it is made."""
+        self._line = lines.open(path)
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
         """Have the worker built of what `pickled` refers to, without waiting: a failure fails the first call."""
         self._in_its_thread("make").remote(self._number, pickled, self.slot, self._device, folder, rendezvous)
+        if (line := self._line) is not None:
+
+            def over(source: Future[None]) -> None:
+                error = source.exception()
+                line.fail(Failure(what="the worker is closed" if error is None else explain(error)))
+
+            self._in_its_thread("answer").remote(self._number).future().add_done_callback(over)
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        if self._line is not None:
+            self._line.send(settle, requests)
+            return
+
         def ended(source: Future[list[Outcome]]) -> None:
             error = source.exception()
             settle(source.result() if error is None else Failure(what=explain(error)))
@@ -163,7 +193,7 @@ class RayWorker(WorkerHandle):
         self._ended = True
         if ray.is_initialized():
             self.cancel()
-            self._in_its_thread("run").remote(self._number, [("close", (), {})])  # once it gives up
+            self.send(lambda answer: None, [("close", (), {})])  # once it gives up
         self._process.leave()
         with contextlib.suppress(
             ClusterError, OSError

@@ -38,6 +38,7 @@ from rlplace.workers.launch.output import output_file
 from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
+from rlplace.workers.ray_launch.lines import Lines
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
 from rlplace.workers.ray_launch.templates import Templates
@@ -84,6 +85,7 @@ class RayLauncher:
         self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
         self._templates = Templates(template)
         self._forks = 0  # of the workers
+        self._lines = Lines()
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +223,8 @@ class RayLauncher:
                     self._processes[slot] = psutil.Process(found.pid)
         for slot, found in reports.items():
             reservation.check_place(slot, self._machines[slot.node], self._reserved[slot.node], found)
+            if found.socket is not None:
+                started[slot].connect(self._lines, found.socket)
         for spec in specs:
             self._build(spec, [started[slot] for slot in spec.slots if slot in started], reports)
         return {spec.name: [started[slot] for slot in spec.slots if slot in started] for spec in specs}
@@ -273,10 +277,12 @@ class RayLauncher:
         self, workers: Mapping[Slot, RayWorker], serving: set[str], tell: Callable[[str], None], output: Path | None
     ) -> dict[Slot, WorkerReport]:
         """Wait for the reports; `serving` groups open a rendezvous. ClusterError: late, WorkerError: dead."""
-        asked: dict[Slot, Any] = {}
+        assert self._channels is not None, "start makes the folders"
+        asked, here = dict[Slot, Any](), ray.get_runtime_context().get_node_id()
         for slot, worker in workers.items():
             serves = slot.rank == 0 and slot.component in serving
-            asked[slot] = worker.report(rendezvous_host(self._reserved) if serves else None)
+            folder = self._channels.folder(slot.node) if self._machines[slot.node].id == here else None
+            asked[slot] = worker.report(rendezvous_host(self._reserved) if serves else None, folder)
         limit_s = self._config.start_timeout_s
         groups: dict[str, list[Any]] = {}
         for slot, reference in asked.items():
@@ -323,6 +329,7 @@ class RayLauncher:
             worker.end()
         try:
             self._templates.stop()
+            self._lines.close()
             if self._channels is not None:
                 self._channels.close()
             if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it

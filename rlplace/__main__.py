@@ -13,7 +13,8 @@ COMMANDS = {
     "profile": "measures a job under several placements",
     "search": "finds the best placement under a profile",
     "report": "writes the report of a run",
-    "export": "writes a language model of a checkpoint as a Hugging Face folder",
+    "evaluate": "plays a trained policy, and films it",
+    "export": "writes the model of a checkpoint for other programs",
 }
 WRONG = 2
 

@@ -1,4 +1,4 @@
-"""`python -m rlplace.export CHECKPOINT OUT`: the weights of a checkpoint as other tools read them.
+"""`python -m rlplace.export CHECKPOINT OUT`: the model of a checkpoint as other programs read it.
 
 Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no such checkpoint.
 """
@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import find, verify
 from rlplace.commands import DONE, answered
-from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, OutputError, did_you_mean
+from rlplace.trained import POLICY, Trained, config_of
 
 _TRAINED = ("actor", "critic")
 _KEY = "CHECKPOINT"
-_FILE = ".safetensors"
 _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
 
@@ -38,10 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    about = "Writes the weights of a checkpoint: a language model as a folder of transformers, a policy as one file."
+    about = (
+        "Writes the model of a checkpoint: a language model as a folder of transformers; a policy of simulators as a"
+    )
+    about += " folder for rlplace.load_policy, or by the end of the name as .safetensors, .pt (TorchScript) or .onnx."
     parser = argparse.ArgumentParser(prog="python -m rlplace.export", description=about, allow_abbrev=False)
     parser.add_argument("checkpoint", metavar=_KEY, help="the folder of a checkpoint, or of a run: its newest")
-    parser.add_argument("out", metavar="OUT", help="the folder, or for a policy the *.safetensors file; a new one")
+    parser.add_argument("out", metavar="OUT", help="the new folder or file")
     parser.add_argument("--component", default="actor", metavar="actor|critic", help="whose weights (actor)")
     parser.add_argument("--ema", action="store_true", help="their moving average (actor.ema_decay)")
     return parser.parse_args(argv)
@@ -51,7 +52,7 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     path = Path(named).expanduser().absolute()
     found = find(str(path), path.parent, _KEY)
     assert found is not None, "a path is found or refused"
-    config = with_folder(read_config(yaml.safe_load(found.text(CONFIG))), {})
+    config = config_of(found.folder / CONFIG, _KEY)
     there = [c for c in _TRAINED if c in found.ranks]
     if component not in there:
         near, why = did_you_mean(component, there), "it has the weights of " + ", ".join(there)
@@ -61,8 +62,7 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     if config.kind == "mlp" and average:
         raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
     if out.exists():
-        name = out.name.removesuffix(_FILE)
-        free = out.with_name(f"{name}_{found.iteration}{out.name.removeprefix(name)}")
+        free = out.with_name(f"{out.stem}_{found.iteration}{out.suffix}")
         raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", str(free))
     verify(found, _KEY)
     try:
@@ -77,14 +77,14 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
 
 
 def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *, average: bool) -> None:
-    from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec, ValueLm
-    from rlplace.models.saved_state import write_lm, write_policy
-    from rlplace.workers.roles.checks import folder_of
-
     folder = checkpoint.folder / component
     if config.kind == "mlp":
-        write_policy(folder, out)
+        _write_policy(checkpoint, out, config)
         return
+    from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec, ValueLm
+    from rlplace.models.saved_lm import write_lm
+    from rlplace.workers.roles.checks import folder_of
+
     job, seed = Path(config.model_path), config.runner.seed
     if component == "critic":
         own = folder_of(config.critic.model)
@@ -93,6 +93,22 @@ def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *,
     else:
         spec = LmSpec.of(config.actor, component, seed, job_folder=job, own_folder=None)
         write_lm(folder, out, spec, ActorCriticLm if config.critic.on_actor else CausalLm, average=average)
+
+
+def _write_policy(checkpoint: Checkpoint, out: Path, config: Config) -> None:
+    from rlplace.models.policy import policy_of, write_onnx, write_torchscript
+    from rlplace.models.saved_state import write_policy
+
+    actor = checkpoint.folder / "actor"
+    if out.suffix in (".pt", ".onnx"):
+        policy = policy_of(Trained(weights=actor, config=config, checkpoint=checkpoint), seed=0, key=_KEY)
+        (write_onnx if out.suffix == ".onnx" else write_torchscript)(policy, out)
+    elif out.suffix == ".safetensors":
+        write_policy(actor, out)
+    else:
+        out.mkdir()
+        write_policy(actor, out / POLICY)
+        shutil.copyfile(checkpoint.folder / CONFIG, out / CONFIG)
 
 
 def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> ConfigError:

@@ -120,6 +120,23 @@ class ManyActions(Script):
         self.action_space = MultiDiscrete([2, 3])
 
 
+class Drawn(Script):
+    """Draws its step and episode as grey. `picture`: none raises an error, flat has no colours."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012  as Gymnasium has it
+
+    def __init__(self, render_mode: str | None = None, picture: str = "grey") -> None:
+        super().__init__(terminate_at=[3, 5, 7], truncate_at=9)
+        self.render_mode, self._picture = render_mode, picture
+
+    def render(self) -> Any:
+        if self._picture == "none":
+            raise OSError("no display")
+        return np.full(
+            (32, 48) if self._picture == "flat" else (32, 48, 3), 20 * self._step + 10 * self.episode, np.uint8
+        )
+
+
 class Counter(Script):
     """Tells its state; that of its last actions changes in size."""
 
@@ -196,6 +213,7 @@ for _name, _class in {
     "DictObservations-v0": DictObservations,
     "ManyActions-v0": ManyActions,
     "Pixels-v0": Pixels,
+    "Drawn-v0": Drawn,
     "Counter-v0": Counter,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,

@@ -19,7 +19,7 @@ PACKAGE = "rlplace"
 FLOORS = (  # lowest first; a room imports from floors below its own
     ("codes", "errors", "extras", "signals", "units"),
     ("checkpoints", "commands", "config", "metrics", "stopwatch", "tokens", "trajectory"),
-    ("algo", "imports", "placement"),
+    ("algo", "imports", "placement", "trained"),
     ("comm",),
     ("envs", "models", "workers"),
     ("loop", "faults", "memory_monitor", "report"),
@@ -30,7 +30,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("prepare",),
     ("resume",),
     ("node_loss",),
-    ("__main__", "export", "plan", "profile", "search", "train"),
+    ("__main__", "evaluate", "export", "plan", "profile", "search", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
@@ -53,10 +53,13 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "flash_attn": {"models.packed"},
     "gymnasium": {"envs"},
     "hydra": {"config.compose"},
+    "imageio": {"envs"},
+    "imageio_ffmpeg": {"envs"},
     "jinja2": {"models.tokenizer"},
     "mujoco": {"envs"},
     "numpy": {"comm", "envs", "models", "tokens", "trajectory", "workers"},
     "omegaconf": {"config.compose"},
+    "onnx": {"models.policy"},
     "peft": {"models.lora"},
     "psutil": {"workers"},
     "pydantic": {"config"},
@@ -73,12 +76,19 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
     "vllm": {"workers.engines.vllm"},
-    "yaml": {"config.compose", "config.yaml_text", "export", "imports.settings", "report.record", "resume", "run"},
+    "yaml": {"config.compose", "config.yaml_text", "imports.settings", "report.record", "resume", "run", "trained"},
     "zmq": {"comm.network"},
 }
 # library -> what may not pull it in when imported, not even through others
 PURE = {"config.compose", "config.read", "errors", "imports", "metrics", "placement"}
-PLANNER = PURE | {"checkpoints", "export", "plan", "report.__main__", "train"}  # shows the plan within a second
+PLANNER = PURE | {
+    "checkpoints",
+    "evaluate",
+    "export",
+    "plan",
+    "report.__main__",
+    "train",
+}  # shows the plan within a second
 # starts fast, stays small
 DRIVER = PLANNER | {"envs", "loop", "overlap", "run", "trajectory", "workers.launch.group", "workers.worker"}
 WITHOUT = {
@@ -98,6 +108,7 @@ WITHOUT = {
     | {
         "comm.weights",
         "models.mlp",
+        "models.policy",
         "workers.engines.torch",
         "workers.roles.rollout",
         "workers.roles.text_env",

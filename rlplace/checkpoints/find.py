@@ -179,7 +179,8 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
         code, what, why = "no-checkpoint", "this run has no checkpoint", "it ended before the first one was whole"
     elif path.is_file() or any(path.glob("*.safetensors")):
         why = "weights alone lack the optimizer and the run's place; they can be a start: actor.model.path"
-    offered = _offered([path, runs])
+    inside = [f for f in path.iterdir() if f.is_dir()] if path.is_dir() else []  # of a folder of jobs: their runs
+    offered = _offered([path, *sorted(inside, key=lambda f: f.stat().st_mtime_ns, reverse=True), runs])
     fix = _without(key) if offered is None else _taking(offered, key)
     return ConfigError.of(code, key, what, str(path), why, fix)
 

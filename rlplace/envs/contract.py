@@ -88,6 +88,18 @@ class Restorable(Protocol):
         ...
 
 
+@runtime_checkable
+class Rendering(Protocol):
+    """A simulator that draws what it simulates, if its `env.kwargs` have render_mode: rgb_array."""
+
+    @property
+    def frames_per_s(self) -> float: ...
+
+    def frame(self) -> NDArray[np.uint8]:
+        """Return a picture of the first row, [height, width, 3]."""
+        ...
+
+
 class Adapter(Protocol):
     """One simulator library. Stateless; a class whose instances need no arguments."""
 

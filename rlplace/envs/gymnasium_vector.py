@@ -15,6 +15,8 @@ from rlplace.envs.gymnasium_state import restore, state_of
 if TYPE_CHECKING:
     import gymnasium
 
+_FRAMES_PER_S = 30.0  # of an environment that does not say
+
 
 class GymnasiumVector:
     """Steps its environments one by one, which for cheap simulators beats processes. Owns them and their episodes."""
@@ -97,6 +99,18 @@ class GymnasiumVector:
             else:
                 begun[row] = env.reset()[0]
         return begun
+
+    @property
+    def frames_per_s(self) -> float:
+        return float(self._envs[0].metadata.get("render_fps") or _FRAMES_PER_S)
+
+    def frame(self) -> NDArray[np.uint8]:
+        from gymnasium.error import DependencyNotInstalled
+
+        try:
+            return np.asarray(self._envs[0].render())
+        except DependencyNotInstalled as error:
+            raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def close(self) -> None:
         for env in self._envs:

@@ -149,7 +149,11 @@ def _complete(part: Path, stored: Sequence[Sequence[str]], size: int, changed: M
 
 def write_file(path: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Replace `path` by one safetensors file. Raises OutputError; then `path` is what it was before."""
-    content = save(dict(_on_host(weights)))
+    write_bytes(path, save(dict(_on_host(weights))))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by a file of `content`. Raises OutputError; then `path` is what it was before."""
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as out:

@@ -86,12 +86,12 @@ class ActorCritic(nn.Module):
     def forward(self, observations: Tensor) -> PolicyOutput:
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        flat = observations.reshape(len(observations), self._size)
+        flat = observations.reshape(-1, self._size)  # of any N also once it is traced
         means, values = self.policy(flat), self.value(flat)[:, 0]
         if isinstance(self._actions, DiscreteActions):
             return DiscreteOutput(means, values)
         shape = self._actions.shape
-        return ContinuousOutput(means.view(len(means), *shape), self.log_std.view(shape), values)
+        return ContinuousOutput(means.view(-1, *shape), self.log_std.view(shape), values)
 
 
 def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> ActorCritic:
@@ -138,6 +138,11 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     else:
         actions = output.means + output.log_std.exp() * noise
     return actions, logprob(output, actions)
+
+
+def mode(output: PolicyOutput) -> Tensor:
+    """Return the likeliest actions: [N] int64, or [N, *A] float32."""
+    return output.logits.argmax(dim=-1) if isinstance(output, DiscreteOutput) else output.means
 
 
 def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:

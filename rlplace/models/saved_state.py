@@ -17,10 +17,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlplace.errors import ConfigError
-from rlplace.models import BUILDING
-from rlplace.models.causal_lm import LmSpec, PackedLm, rows_of, skeleton
-from rlplace.models.checkpoint import Checkpoint, model_mismatch, write_file, write_model
-from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
+from rlplace.models.checkpoint import write_file
 
 _MODEL, _AVERAGE = "model.", "average."
 _NUMBERS = {"normalizer.count"}  # single ones, which the files hold as vectors of length 1
@@ -72,41 +69,11 @@ class SavedState:
 
 def write_policy(folder: Path, out: Path) -> None:
     """Write a simulator policy as one file, as a run does at its end. Raises OutputError."""
+    write_file(out, policy_tensors(folder))
+
+
+def policy_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a simulator policy, under the names of its module."""
     state = SavedState(folder, average=False)
-    found = state.tensors(sorted(state.names))
-    write_file(out, ((name, tensor.view([]) if name in _NUMBERS else tensor) for name, tensor in found))
-
-
-def write_lm(folder: Path, out: Path, spec: LmSpec, kind: type[PackedLm], *, average: bool) -> None:
-    """Write a language model as a folder of transformers, as a run does at its end. Raises OutputError, ConfigError."""
-    with BUILDING:
-        module = skeleton(kind, spec)
-    weights = _lm_weights(SavedState(folder, average=average), spec, module)
-    write_model(out, spec.folder, weights, config=module.saved_config())
-
-
-def _lm_weights(state: SavedState, spec: LmSpec, module: PackedLm) -> Iterator[tuple[str, Tensor]]:
-    parameters: dict[Tensor, str] = {}  # under the first of its names
-    for name, parameter in module.named_tensors():
-        parameters.setdefault(parameter, name)
-    dtypes = {name: parameter.dtype for parameter, name in parameters.items()}
-    for parameter, name in parameters.items():
-        if parameter.requires_grad and state.shape(name) != tuple(parameter.shape):
-            why = f"{name} is {list(parameter.shape)} there, {list(state.shape(name) or ())} in the checkpoint"
-            raise model_mismatch(spec.folder, why, spec.key)
-    if spec.lora is None:
-        saved = [name for name in parameters.values() if name not in module.kept]
-        yield from ((checkpoint_name(name), tensor.to(dtypes[name])) for name, tensor in state.tensors(saved))
-        return
-    trained = {name: tensor.to(dtypes[name]) for name, tensor in state.tensors(state.names)}
-    frozen = Checkpoint(spec.folder, spec.key)
-    for parameter, name in parameters.items():
-        if name in trained:
-            weight = trained[name]
-        else:
-            weight = rows_of(module, name, parameter, frozen, spec.seed).to(parameter.dtype)
-        if pair := factors_of(name):
-            a, b = (trained[factor] for factor in pair)
-            weight = Factors(a=a, b=b, scale=spec.lora.scale).added_to(weight, weight.device)
-        if not is_factor(name) and name not in module.kept:
-            yield checkpoint_name(name), weight
+    for name, tensor in state.tensors(sorted(state.names)):
+        yield name, tensor.view([]) if name in _NUMBERS else tensor

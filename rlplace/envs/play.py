@@ -1,0 +1,143 @@
+"""Play whole episodes of a simulator by a policy, and film them; nothing is learned.
+
+Each row plays as many episodes as any other, and what it plays beyond that is not counted: the first episodes to end of
+all rows would be the short ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.envs.contract import Rendering, Simulator
+from rlplace.envs.registry import find_adapter, missing_library, needs, row_seeds
+from rlplace.errors import ConfigError, OutputError, SimulatorError, one_of
+
+Act = Callable[[NDArray[np.float32]], NDArray[Any]]  # observations [B, *O] -> actions [B, *A]
+_ROWS = 16  # most that are simulated side by side
+_EVALUATION = -1  # instead of an iteration: no episodes that a run has trained on
+_GIF_FRAMES_PER_S = 20.0  # at most: each frame is a picture of its own, slow to make and large
+_KEY = "video"
+
+
+class Played(NamedTuple):
+    """One whole episode."""
+
+    total: float  # undiscounted return
+    length: int  # steps
+
+
+def play(config: SimulatorEnvConfig, act: Act, *, episodes: int, seed: int, video: Path | None = None) -> list[Played]:
+    """Play that many episodes; the same seed and actions give the same ones. `video`: of those of the first row.
+
+    Raises ConfigError: no such simulator, or one that draws nothing; SimulatorError: a number that is not finite;
+    OutputError: the video cannot be written.
+    """
+    rows = min(episodes, _ROWS)
+    due = [episodes // rows + (row < episodes % rows) for row in range(rows)]
+    played: list[list[Played]] = [[] for _ in range(rows)]
+    with contextlib.ExitStack() as opened:
+        simulator = _made(config, rows, drawn=video is not None)
+        opened.callback(simulator.close)
+        observations = simulator.reset(row_seeds(seed, 0, rows, _EVALUATION))
+        film = None if video is None else opened.enter_context(contextlib.closing(_Film(video, simulator, config)))
+        while sum(map(len, played)) < episodes:
+            if film is not None and len(played[0]) < due[0]:
+                film.add()
+            result = simulator.step(act(observations))
+            observations = result.observations
+            if not (np.isfinite(observations).all() and np.isfinite(result.rewards).all()):
+                what, why = "gave a number that is not finite", "the mean of such episodes says nothing"
+                raise SimulatorError.about("simulator-not-finite", config.id, what, why=why, fix="seed=<another>")
+            ended = np.flatnonzero(result.terminated | result.truncated)
+            for row, total, length in zip(ended, result.episode_returns, result.episode_lengths, strict=True):
+                if len(played[row]) < due[row]:
+                    played[row].append(Played(total, length))
+    return [episode for each in played for episode in each]
+
+
+def _made(config: SimulatorEnvConfig, rows: int, *, drawn: bool) -> Simulator:
+    adapter = find_adapter(config.kind)
+    if not drawn:
+        return adapter.make(config, rows)
+    drawing = dataclasses.replace(config, kwargs={**config.kwargs, "render_mode": "rgb_array"})
+    try:
+        return adapter.make(drawing, rows)
+    except TypeError as error:  # it takes no such argument
+        raise _not_drawn(config, str(error)) from error
+
+
+class _Film:
+    """Writes pictures of a simulator's first row. Owns the file until `close`."""
+
+    def __init__(self, video: Path, simulator: Simulator, config: SimulatorEnvConfig) -> None:
+        if not isinstance(simulator, Rendering):
+            raise _not_drawn(config, f"simulators of env.kind: {config.kind} draw nothing here")
+        self._video, self._simulator, self._config = video, simulator, config
+        film = video.suffix == ".mp4"
+        with needs("imageio", "imageio_ffmpeg", got=str(video), extra="video", key=_KEY, of="videos"):
+            import imageio.v2
+
+            if film:
+                import imageio_ffmpeg  # noqa: F401  # which imageio looks for when it writes
+        self._frame()  # what draws nothing makes no file
+        rate = simulator.frames_per_s
+        self._every = 1 if film else math.ceil(rate / _GIF_FRAMES_PER_S)
+        self._asked = 0
+        options: dict[str, Any] = {"duration": 1000 * self._every / rate, "loop": 0}  # ms; plays for ever
+        if film:
+            options = {"fps": rate, "macro_block_size": 2}  # its sides are even
+        with self._writing():
+            video.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = imageio.v2.get_writer(video, **options)
+
+    def add(self) -> None:
+        """Add the present picture; of an animated image every n-th."""
+        self._asked += 1
+        if (self._asked - 1) % self._every:
+            return
+        frame = self._frame()
+        with self._writing():
+            self._writer.append_data(frame)
+
+    def close(self) -> None:
+        with self._writing():
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError.of(self._video, error, _KEY, "a file") from error
+
+    def _frame(self) -> NDArray[np.uint8]:
+        assert isinstance(self._simulator, Rendering)
+        try:
+            frame = self._simulator.frame()
+        except ModuleNotFoundError as error:
+            raise missing_library(str(error), got=self._config.id, extra="video", key=_KEY, of="videos") from error
+        except Exception as error:  # foreign renderers and drivers fail with errors of any kind
+            raise _not_drawn(self._config, f"{type(error).__name__}: {error}") from error
+        if frame.dtype != np.uint8 or frame.ndim != 3:
+            raise _not_drawn(
+                self._config, f"its picture is no [height, width, 3] of bytes, but {frame.shape} of {frame.dtype}"
+            )
+        return frame
+
+
+def _not_drawn(config: SimulatorEnvConfig, why: str) -> ConfigError:
+    fix = f"leave out {_KEY}="
+    if "mujoco" in sys.modules:
+        osmesa = "apt-get install -y libosmesa6 && export MUJOCO_GL=osmesa        (without a GPU)"
+        fix = one_of(["export MUJOCO_GL=egl        (with a GPU)", osmesa, fix])
+    return ConfigError.of("cannot-draw", _KEY, "the simulator cannot be drawn", config.id, why, fix)

@@ -1,0 +1,151 @@
+"""Trained simulator policies, to use outside of a run: `rlplace.load_policy`.
+
+Letters: N observations, O observation shape, A action shape.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from rlplace.config.schema import Config
+from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.envs.registry import describe, needs
+from rlplace.errors import ConfigError
+from rlplace.models.checkpoint import write_bytes
+from rlplace.models.mlp import ActorCritic, PolicyOutput, build_policy, mode, noise_shape, sample
+from rlplace.models.saved_state import policy_tensors
+from rlplace.trained import Trained, find_trained
+
+
+class Policy(nn.Module):
+    """Decides on the CPU, as the simulator takes it; observations are normalised as in training."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, network: ActorCritic, spaces: Spaces, config: Config, *, seed: int) -> None:
+        super().__init__()
+        self.network, self.spaces, self.config = network, spaces, config
+        self._generator = torch.Generator().manual_seed(seed)
+        self._bounded = isinstance(spaces.actions, ContinuousActions)
+        if isinstance(spaces.actions, ContinuousActions):
+            self.register_buffer("low", torch.tensor(spaces.actions.low).view(spaces.actions.shape))
+            self.register_buffer("high", torch.tensor(spaces.actions.high).view(spaces.actions.shape))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return the likeliest actions of [N, *O] float32, as `act` does."""
+        return self._within(mode(self.network(observations)))
+
+    @torch.inference_mode()
+    def act(self, observations: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
+        """Return the actions for observations [*O], or a batch [N, *O], of the shape `spaces.observation_shape`.
+
+        Of a discrete space: int64 [] or [N], counted from 0. Of a continuous one: float32 [*A] or [N, *A], within its
+        bounds. The likeliest ones; with `deterministic=False` they are drawn, as in training. Raises ValueError for
+        another shape.
+        """
+        given, shape = np.asarray(observations, np.float32), self.spaces.observation_shape
+        if given.shape[given.ndim - len(shape) :] != shape or given.ndim not in (len(shape), len(shape) + 1):
+            raise _wrong_shape(given.shape, shape)
+        batch = torch.tensor(given).reshape(-1, *shape)
+        actions = self(batch) if deterministic else self._drawn(self.network(batch))
+        found: NDArray[Any] = actions.numpy()
+        return found if given.ndim > len(shape) else found[0]
+
+    def _drawn(self, output: PolicyOutput) -> Tensor:
+        size = (len(output.values), *noise_shape(self.spaces.actions))
+        draw = torch.randn if self._bounded else torch.rand
+        return self._within(sample(output, draw(size, generator=self._generator))[0])
+
+    def _within(self, actions: Tensor) -> Tensor:
+        return torch.clamp(actions, self.low, self.high) if self._bounded else actions
+
+
+def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Policy:
+    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of a folder that `rlplace.export` wrote.
+
+    The simulator is made once, to see its spaces. `seed`: of actions that are drawn. Raises ConfigError, of `key`.
+    """
+    return policy_of(find_trained(path, key), seed=seed, key=key)
+
+
+def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
+    """Load a policy that was found. Raises ConfigError, of `key`: damaged weights, a language model."""
+    config = trained.config
+    if config.kind != "mlp":
+        what, why = (
+            "this is a language model",
+            "its folder is loaded by transformers, and it is no policy of simulators",
+        )
+        fix = f"python -m rlplace.export {trained.folder} <new folder>"
+        raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
+    spaces = describe(config.simulator_env)
+    network = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
+    found, expected = _tensors(trained, key), network.state_dict()
+    there, wanted = ({name: tuple(t.shape) for name, t in of.items()} for of in (found, expected))
+    if odd := sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name)):
+        what = "the weights are not those of a policy for this simulator"
+        why = f"{odd[0]} is {there.get(odd[0], 'missing')} there and {wanted.get(odd[0], 'missing')} by config.yaml"
+        why += f"; {config.simulator_env.id} may show or take something else than when it was trained on"
+        fix = "name a checkpoint of this simulator, or bring back the simulator of then"
+        raise ConfigError.of("other-state", key, what, str(trained.weights), why, fix)
+    network.load_state_dict(found)
+    return Policy(network.requires_grad_(False).eval(), spaces, config, seed=seed).eval()
+
+
+def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
+    if trained.checkpoint is not None:
+        return dict(policy_tensors(trained.weights))
+    try:
+        return load_file(trained.weights)
+    except (SafetensorError, OSError) as error:
+        what, fix = "the weights cannot be read", "export them again: python -m rlplace.export RUN <new folder>"
+        raise ConfigError.of("checkpoint-damaged", key, what, str(trained.weights), str(error), fix) from error
+
+
+# ── for other programs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_torchscript(policy: Policy, out: Path) -> None:
+    """Write observations [N, *O] float32 -> likeliest actions, for `torch.jit.load`. Raises OutputError."""
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends other forms, which need Python to run
+        torch.jit.save(torch.jit.trace(policy, _example(policy)), content)
+    write_bytes(out, content.getvalue())
+
+
+def write_onnx(policy: Policy, out: Path) -> None:
+    """Write `observations` [N, *O] float32 -> `actions`, the likeliest. OSError; ConfigError without onnx."""
+    with needs("onnx", got=str(out), extra="onnx", key="OUT", of="the format"):
+        import onnx  # noqa: F401  # which torch looks for when it writes
+    names, part = ["observations", "actions"], out.with_name(out.name + ".part")
+    options: dict[str, Any] = {"input_names": names[:1], "output_names": names[1:], "dynamo": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the exporter that succeeds this one needs onnxscript
+        torch.onnx.export(policy, (_example(policy),), part, dynamic_axes={n: {0: "N"} for n in names}, **options)
+    part.replace(out)
+
+
+def _example(policy: Policy) -> Tensor:
+    return torch.zeros((2, *policy.spaces.observation_shape))
+
+
+def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
+    what, why = (
+        "observations of another shape",
+        f"the policy was trained on {list(shape)}; a batch is [N, *{list(shape)}]",
+    )
+    return ConfigError.of(
+        "observation-shape", "observations", what, str(list(got)), why, "stack them along the first axis"
+    )

@@ -186,6 +186,7 @@ def _run(
             loop.recovery = recovery_of(job, cluster, groups, saving, history)
             if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
                 curves = sinks(sizes)
+        signals.check()  # one that code of others has swallowed
         progress.start_s += time.perf_counter() - began
         print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)

@@ -6,6 +6,7 @@
     inside               signal ──▶ asked ── the run sees it between two iterations, saves and ends
                                       ├── half of the grace is over ──▶ Stopped
                                       └── another signal ──▶ Stopped
+    inside `held`        signal ──▶ waits for `let_in` or the end, then as above
 """
 
 from __future__ import annotations
@@ -64,6 +65,16 @@ class Signals:
         if self.asked is not None:
             raise Stopped(self.asked)
 
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise Stopped for what fails after it was raised: it breaks imports, which then fail in ways of their own."""
+        try:
+            yield
+        except Exception as error:
+            if self.at_once:
+                self.check()
+            raise error
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         first, self.asked = self.asked is None, self.asked or number
         if first and self._grace_s:
@@ -84,6 +95,57 @@ class Signals:
         if not self.at_once:
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
         self.check()
+
+
+class _Holding:
+    """A handler that keeps signals."""
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+        self._before = {each: signal.signal(each, self) for each in _STOPPING}
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+    def let_in(self) -> None:
+        """Have the program's own handlers called for what came. They may raise."""
+        came, self._came = self._came, []
+        if came:
+            self.end()
+            signal.raise_signal(came[0])
+            for each in _STOPPING:  # it has only asked
+                signal.signal(each, self)
+
+    def end(self) -> None:
+        """Put the handlers back, unless the program has others meanwhile."""
+        for each, handler in self._before.items():
+            if signal.getsignal(each) is self:
+                signal.signal(each, handler)
+        for number in self._came[:1]:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Have signals wait inside, for calls of libraries that break where a handler raises in their middle.
+
+    Does nothing in other threads than the main one, which never run a handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    holding = _Holding()
+    try:
+        yield
+    finally:
+        holding.end()
+
+
+def let_in() -> None:
+    """Have signals that wait handled now, where raising does no harm."""
+    holding = signal.getsignal(signal.SIGINT)
+    if isinstance(holding, _Holding):
+        holding.let_in()
 
 
 def _write_error(text: str) -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+if __name__ == "__main__":  # until they are listened for: Ctrl-C ends the imports below without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
@@ -44,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals = Signals()
     signals.listen()
     try:
-        jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
-        return max((_job(composed, signals) for composed in jobs), default=DONE)
+        with signals.explaining():
+            jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
+            return max((_job(composed, signals) for composed in jobs), default=DONE)
     except (ProblemsError, ClusterError) as error:
         print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
         return WRONG

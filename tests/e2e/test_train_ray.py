@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,36 @@ def test_a_run_that_ends_early_says_why_and_leaves_nothing(
     _, alive = psutil.wait_procs(started, timeout=20.0)
     assert not alive
     assert [*shm.iterdir(), *disk.glob("rlplace-*")] == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "more_s", "number"),
+    [
+        ("starting ", 0.2, signal.SIGTERM),
+        *(pytest.param("starting ", more_s, signal.SIGINT, marks=pytest.mark.slow) for more_s in (0.0, 0.7, 1.5)),
+        pytest.param("  Ray: started", 0.1, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("  actor: 2 workers started", 0.1, signal.SIGTERM, marks=pytest.mark.slow),
+        ("  Ray: started", 0.3, signal.SIGINT),
+    ],
+)
+def test_a_run_can_be_stopped_while_it_starts(
+    seen: str, more_s: float, number: signal.Signals, homes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Ctrl-C goes to all processes of a terminal, SIGTERM to the driver alone."""
+    shm, disk = homes
+    overrides = (*SMALL, *placed("0-1", "0", "1"), f"cluster.comm.shm_folder={shm}")
+    environment = {**os.environ, "TMPDIR": str(disk)}
+    process = start("hybrid_ppo", tmp_path, *overrides, env=environment, start_new_session=True)
+    before = read_until(process, seen)
+    time.sleep(more_s)
+    started = psutil.Process(process.pid).children(recursive=True)
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    run = finish(process, tmp_path, before)
+    assert run.code == 128 + number
+    assert run.err == f"stopped by {number.name}\n"
+    _, alive = psutil.wait_procs(started, timeout=20.0)
+    assert not alive
+    assert [*shm.iterdir(), *disk.glob("rlplace*")] == []
 
 
 def test_a_reservation_that_cannot_come_true_is_refused(tmp_path: Path) -> None:

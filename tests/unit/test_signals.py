@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplace.signals import Signals, Stopped
+from rlplace.signals import Signals, Stopped, held, let_in
 
 
 @pytest.fixture
@@ -49,6 +49,59 @@ def test_the_first_only_asks_and_the_second_stops(signals: Signals, capfd: pytes
         _send(signal.SIGINT)  # a third does nothing
     with pytest.raises(Stopped):
         signals.check()
+
+
+def test_signals_wait_while_they_are_held(signals: Signals) -> None:
+    ended = []
+
+    def hold() -> None:
+        with held():
+            _send(signal.SIGINT)
+            _send(signal.SIGTERM)
+            ended.append(True)
+
+    with pytest.raises(Stopped, match="SIGINT"):
+        hold()
+    assert ended
+    with held():  # what ends now is not interrupted
+        _send(signal.SIGTERM)
+
+
+def test_signals_that_are_held_are_let_in_where_asked(signals: Signals) -> None:
+    def hold() -> None:
+        with held():
+            let_in()
+            _send(signal.SIGTERM)
+            let_in()
+            raise AssertionError("nothing is begun after it")
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        hold()
+    let_in()
+
+
+def test_a_first_signal_still_only_asks_after_it_was_held(signals: Signals) -> None:
+    with signals.patient(60.0), held():
+        _send(signal.SIGINT)
+        let_in()
+        assert signals.asked == signal.SIGINT
+        _send(signal.SIGINT)
+        with pytest.raises(Stopped):
+            let_in()
+
+
+def test_what_fails_after_a_signal_is_due_to_it(signals: Signals) -> None:
+    def load() -> None:
+        with signals.explaining():
+            try:
+                _send(signal.SIGINT)
+            except Stopped:
+                raise ImportError("broken by it") from None
+
+    with pytest.raises(ImportError), signals.explaining():
+        raise ImportError("absent")
+    with pytest.raises(Stopped, match="SIGINT"):
+        load()
 
 
 def test_half_of_the_grace_is_for_the_iteration(signals: Signals) -> None:

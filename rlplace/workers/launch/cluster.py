@@ -22,6 +22,7 @@ from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
+from rlplace.signals import held
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
 from rlplace.workers.launch.group import GroupBuilder, Pending, Settle, WorkerGroup, WorkerHandle, close_all, wait_all
 from rlplace.workers.launch.host import Failure, GroupSpec, Request, WorkerHost
@@ -73,25 +74,33 @@ class Cluster:
         if launcher == "inline":
             self._launcher = InlineLauncher(self.topology)
         else:
-            from rlplace.workers.ray_launch.session import ray_environment
-            from rlplace.workers.ray_launch.template import Template, modules_of
-
-            template, modules = None, modules_of(workers)
-            here = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
-            if modules and here and local and self._ray.start == "fork":
-                template = Template(modules)  # before Ray is imported
-            with ray_environment(self._ray.address):
-                from rlplace.workers.ray_launch.launcher import RayLauncher
-
-            self._launcher = RayLauncher(
-                self.topology, self._ray, comm or CommConfig(), shared_bytes or {}, self._tell, template
-            )
+            self._launcher = self._ray_launcher(comm or CommConfig(), shared_bytes or {}, workers)
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
         self._output = output
         self._given_up = set[tuple[int, int]]()  # node, and the number there of an accelerator
         self._started = self._reserved = self._closed = False
+
+    def _ray_launcher(
+        self, comm: CommConfig, shared_bytes: Mapping[int, int], workers: Iterable[type[Worker]]
+    ) -> RayLauncher:
+        with contextlib.ExitStack() as stopped:
+            with held():
+                from rlplace.workers.ray_launch.session import ray_environment
+                from rlplace.workers.ray_launch.template import Template, modules_of
+
+                template, modules = None, modules_of(workers)
+                here = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+                if modules and here and self._ray.address is None and self._ray.start == "fork":
+                    template = Template(modules)  # before Ray is imported
+                    stopped.callback(template.stop)
+                with ray_environment(self._ray.address):
+                    from rlplace.workers.ray_launch.launcher import RayLauncher
+
+                launcher = RayLauncher(self.topology, self._ray, comm, shared_bytes, self._tell, template)
+            stopped.pop_all()
+        return launcher
 
     @classmethod
     def from_config(
@@ -120,7 +129,7 @@ class Cluster:
         if self._closed:
             raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
         if not self._started:
-            with self._phase("cluster"):
+            with self._phase("cluster"), held():
                 self._launcher.start()
             self._started = True
 
@@ -129,7 +138,7 @@ class Cluster:
         self.start()
         if self._reserved:
             return
-        with self._phase("reserve"):
+        with self._phase("reserve"), held():
             self._launcher.reserve(slots)
         self._reserved = True
 
@@ -144,7 +153,8 @@ class Cluster:
                 why="the name stands for the channel in errors and statistics",
                 fix=f'ChannelSpec(name="{spec.name}_2", ...)',
             )
-        channel = self._channels[spec.name] = self._launcher.channel(spec, locations)
+        with held():
+            channel = self._channels[spec.name] = self._launcher.channel(spec, locations)
         return channel
 
     def launch_all(self, launches: Mapping[str, Launch], *, seed: int = 0) -> dict[str, WorkerGroup]:
@@ -152,13 +162,14 @@ class Cluster:
         began = time.monotonic()
         specs = [self._spec(name, *launch, seed) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
-        with self._phase("workers"):
+        with self._phase("workers"), held():
             handles = self._launcher.launch(specs)
         groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(close_all, list(groups.values()), 0.0)
             left_s = self._ray.start_timeout_s - (time.monotonic() - began)
-            setups = [group.setup() for group in groups.values()]
+            with held():
+                setups = [group.setup() for group in groups.values()]
             for pending in setups:
                 self._tell_ready(pending)
             wait_all(setups, max(1.0, left_s))

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -29,6 +29,7 @@ from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
+from rlplace.signals import let_in
 from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import Device, make_device
 from rlplace.workers.launch.group import WorkerHandle, failed
@@ -41,12 +42,13 @@ from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.lines import Lines
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
-from rlplace.workers.ray_launch.templates import Templates
+from rlplace.workers.ray_launch.templates import Templates, late_of
 from rlplace.workers.worker import Rendezvous
 
 _CONNECT_S = 2.0  # for the server of a node to take a connection
 _DECIDED_S = 60.0  # for Ray to find that such a server is gone: health checks fail for a while first
 _LOOK_S = 0.5
+_WAKE_S = 0.2  # the longest wait that does not let signals in
 _FREE_S = 10.0  # for Ray to say whether accelerators are free
 _END_S = 10.0  # for processes to be gone after they were asked to end
 
@@ -111,7 +113,7 @@ class RayLauncher:
             bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
         )
         self._reserved, waited_s = needed, self._config.reserve_timeout_s
-        if not self._bundles.wait(waited_s):
+        if not _reserved(self._bundles, waited_s):
             raise reservation.not_free(needed, self._machines, self._session.free(), waited_s)
         asked = {
             node: _ask(_given_gpus, self._bundles, index, len(use.accelerators))
@@ -119,10 +121,9 @@ class RayLauncher:
             if use.kind == "cuda" and use.accelerators
         }
         limit_s = self._config.start_timeout_s
-        try:
-            given = ray.get(list(asked.values()), timeout=limit_s)
-        except GetTimeoutError as error:
-            raise _late([f"one that lists the GPUs of node {node}" for node in asked], limit_s) from error
+        if late_of(list(asked.values()), limit_s):
+            raise _late([f"one that lists the GPUs of node {node}" for node in asked], limit_s)
+        given = ray.get(list(asked.values()))
         for node, (ids, gpus) in zip(asked, given, strict=True):
             use = needed[node]
             needed[node] = dataclasses.replace(use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus)
@@ -290,7 +291,7 @@ class RayLauncher:
         until, late = time.monotonic() + limit_s, list[Any]()
         for name, references in groups.items():
             left_s = max(0.0, until - time.monotonic())
-            late += (unanswered := ray.wait(references, num_returns=len(references), timeout=left_s)[1])
+            late += (unanswered := late_of(references, left_s))
             if not unanswered:
                 tell(f"{name}: {len(references)} worker{'s' * (len(references) > 1)} started")
         if late:
@@ -355,6 +356,16 @@ def _listens(address: str, port: int) -> bool:
         socket.create_connection((address, port), timeout=_CONNECT_S).close()
     except OSError:
         return False
+    return True
+
+
+def _reserved(bundles: PlacementGroup, timeout_s: float) -> bool:
+    """Wait until Ray has reserved them; False where it has not in time."""
+    until = time.monotonic() + timeout_s
+    while not bundles.wait(max(0.0, min(_WAKE_S, until - time.monotonic()))):
+        let_in()
+        if time.monotonic() > until:
+            return False
     return True
 
 

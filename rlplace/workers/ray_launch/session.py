@@ -6,10 +6,8 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -217,15 +215,15 @@ def _join(address: str) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep the program's SIGTERM handler, which Ray replaces by its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+    """Keep the program's SIGTERM handler, which Ray replaces by ones that exit in the middle of its own calls."""
+    from ray._private import utils
+
+    before = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        utils.set_sigterm_handler = before
 
 
 class Guard:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from rlplace.signals import let_in
 from rlplace.workers.ray_launch.template import END_S, Template
+
+_WAKE_S = 0.2  # the longest wait that does not let signals in
 
 
 class Templates:
@@ -30,7 +34,7 @@ class Templates:
         hosts = {node: made.options(num_cpus=0, **on).remote(modules) for node, on in new.items()}
         asked = {node: host.command.remote() for node, host in hosts.items()}
         if asked:
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+            late_of(list(asked.values()), timeout_s)
         for node, host in hosts.items():
             try:
                 self._elsewhere[node] = host, ray.get(asked[node], timeout=0)
@@ -70,3 +74,15 @@ class Templates:
             for host in hosts:
                 ray.kill(host)
         self._elsewhere.clear()
+
+
+def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Wait for results of Ray; return those that are not there in time. Lets signals in."""
+    until, late = time.monotonic() + timeout_s, list(references)
+    while late:
+        left_s = until - time.monotonic()
+        late = ray.wait(late, num_returns=len(late), timeout=max(0.0, min(_WAKE_S, left_s)))[1]
+        let_in()
+        if left_s < _WAKE_S:
+            break
+    return late

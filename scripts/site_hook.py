@@ -10,7 +10,14 @@ import site_reference
 from mkdocs.structure.files import File, Files
 
 # Files of the repository outside docs/ -> their pages; and a folder that pages link to.
-FROM_ROOT = {"README.md": "index.md", "LICENSE": "license.md"}
+FROM_ROOT = {
+    "README.md": "index.md",
+    "README.zh.md": "zh/index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "reporting.md",
+    "LICENSE": "license.md",
+}
 ELSEWHERE = FROM_ROOT | {"docs/decisions": "decisions/index.md", "configs": "reference/configs.md"}
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)

@@ -7,33 +7,20 @@ import io
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from rlplace import plan
 from rlplace.commands import WRONG
+from tests.pages import ROOT, blocks, says
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-ELSEWHERE = "..."  # a line that stands for any number of lines
-
-
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """(what is typed, what it answers) of every console block."""
-    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
-        for typed, answer in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            yield typed, answer.rstrip("\n").split("\n")
+FILE = ROOT / "docs" / "planning.md"
+PAGE = FILE.read_text(encoding="utf-8")
+COMMANDS = [command for block in blocks(FILE) if block.language == "console" for command in block.commands()]
 
 
-def says(answer: Sequence[str], shown: Sequence[str]) -> bool:
-    """Whether `answer` is `shown`, with something in the place of every ELSEWHERE."""
-    pattern = "".join(r"(?:.*\n)*?" if line.strip() == ELSEWHERE else re.escape(line) + r"\n" for line in shown)
-    return re.fullmatch(pattern, "\n".join([*answer, ""])) is not None
-
-
-@pytest.mark.parametrize(("typed", "shown"), [pytest.param(*c, id=c[0]) for c in commands()])
+@pytest.mark.parametrize(("typed", "shown"), [pytest.param(*c, id=c[0]) for c in COMMANDS])
 def test_a_command_answers_what_the_page_shows(
     typed: str, shown: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The engine without the command line: the README's example as printed there, and a sync that is equal to the bit."""
+"""The engine without the command line: the example of docs/python.md, and a sync that is equal to the bit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
 from tests.e2e.training import SMALL, placed
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 
 @pytest.mark.ray
-def test_the_readme_example_prints_what_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    example, printed = re.findall(
-        r"```(?:python|text)\n(.*?)```", README.read_text(encoding="utf-8").split("## Python")[1], re.S
-    )[:2]
+def test_the_example_prints_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    example, printed = re.findall(r"```(?:python|text)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)[:2]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
+        exec(compile(example, "python.md", "exec"), {"__name__": "__main__"})
     assert out.getvalue() == printed
 
 

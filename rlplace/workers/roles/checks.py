@@ -123,7 +123,16 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
         ("", "compute", trained.compute, ("fp32", "bf16"), fp16),
         ("", "zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
     )
-    return [
+    rounded = trained.weights == "bf16" and trained.optimizer.kind == "adamw" and not trained.optimizer.on_host
+    lost = Problem(
+        code="rounded-away",
+        key=f"{component}.weights",
+        what="Adam's steps would be lost in rounding",
+        got=f"weights: {trained.weights}, optimizer.kind: adamw",
+        why="a 16-bit weight keeps 8 bits: a step below 1/256 of it, as nearly all are, leaves it where it is",
+        fix="optimizer.kind: adamw_master (float32 copies beside the weights) or weights: fp32",
+    )
+    return [lost] * rounded + [
         Problem(
             code="plan-only",
             key=f"{component}.{block}{field}",

@@ -12,6 +12,7 @@ COMMANDS = {
     "plan": "shows, draws, checks and compares placements; starts nothing",
     "profile": "measures a job under several placements",
     "search": "finds the best placement under a profile",
+    "runs": "lists runs: how they ended, and with which return or reward",
     "report": "writes the report of a run",
     "evaluate": "plays a trained policy, and films it",
     "export": "writes the model of a checkpoint for other programs",

@@ -274,7 +274,9 @@ class NodeLost(_OneProblem):
     def noted(self, note: str) -> NodeLost:
         """Return the same error with a note in its text."""
         why = "\n".join(filter(None, [self.problem.why, note]))
-        return NodeLost(dataclasses.replace(self.problem, why=why), self.nodes, self.folder)
+        noted = NodeLost(dataclasses.replace(self.problem, why=why), self.nodes, self.folder)
+        noted.__notes__ = [*getattr(self, "__notes__", ())]  # what is told behind it
+        return noted
 
 
 @dataclasses.dataclass(eq=False, repr=False)

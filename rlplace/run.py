@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.saving import Saving
 from rlplace.signals import Signals, Stopped
+from rlplace.trained import where
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, first_failure_s
@@ -143,8 +145,8 @@ def run(
     """Train until the goal or the end is reached, or a signal asks to end. Return the run's folder.
 
     `resumed`: go on with this checkpoint, in the folder of its run. `history`: of the same run, which NodeLost ended.
-    Raises ClusterError before anything trains, WorkerError when a worker fails, NodeLost, Stopped; all processes are
-    gone afterwards.
+    The last line that is printed says where the policy is; it is a note of what is raised. Raises ClusterError before
+    anything trains, WorkerError when a worker fails, NodeLost, Stopped; all processes are gone afterwards.
     """
     folder = make_folder(Path(job.config.runner.output_dir) / report.name) if resumed is None else resumed.run
     with lock(folder):
@@ -154,7 +156,12 @@ def run(
         }
         for name, text in {**texts, "plan.txt": render_text(report) + "\n", "plan.svg": render_svg(report)}.items():
             write_whole(folder / name, text)
-        _run(job, folder, texts, signals or Signals(), resumed, history or History())
+        try:
+            _run(job, folder, texts, signals or Signals(), resumed, history or History())
+        except BaseException as error:
+            error.add_note(where(folder))
+            raise
+    _tell(where(folder))
     return folder
 
 
@@ -218,6 +225,13 @@ def _run(
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
+
+
+def _state(error: BaseException | None) -> str:
+    """Return how a run has ended, as summary.json has it."""
+    if error is None:
+        return "finished"
+    return "stopped" if isinstance(error, Stopped) else "failed"
 
 
 def _shown(job: JobSpec, display: Display, signals: Signals) -> contextlib.AbstractContextManager[object]:
@@ -369,6 +383,7 @@ def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
 def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, observed: Observations) -> None:
     """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
     usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
+    ended["state"] = _state(sys.exception())
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
     ended |= {"machine": machine(), "versions": versions()}

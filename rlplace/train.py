@@ -55,13 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
         return WRONG
     except RlplaceError as error:
-        print(error, file=sys.stderr)
+        print(error, *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
     except Stopped as stopped:
-        print(f"stopped by {stopped}", file=sys.stderr)
+        print(f"stopped by {stopped}", *_notes(stopped), sep="\n", file=sys.stderr)
         return stopped.exit_code
     except SystemExit as done:  # of argparse
         return done.code if isinstance(done.code, int) else FAILED
+
+
+def _notes(error: BaseException) -> Sequence[str]:
+    """Return what `run` has added to an error: where the policy is."""
+    return getattr(error, "__notes__", ())
 
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,7 @@ from rlplace.config.schema import Config
 from rlplace.errors import ConfigError
 
 POLICY = "policy.safetensors"  # of a simulator policy, beside its config.yaml
+_MODEL = "policy"  # the folder of a language model
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,15 @@ def find_trained(named: str | Path, key: str = "RUN") -> Trained:
     verify(checkpoint, key)
     config = config_of(checkpoint.folder / CONFIG, key)
     return Trained(weights=checkpoint.folder / "actor", config=config, checkpoint=checkpoint)
+
+
+def where(run: Path) -> str:
+    """Return the last line of what a run prints: its newest policy, and the command that plays it."""
+    saved = [*folders_of(run)[:1], *(file for name in (POLICY, _MODEL) if (file := run / name).exists())]
+    if not saved:
+        return "policy     none: the run ended before it had saved one"
+    newest = max(saved, key=lambda path: path.stat().st_mtime_ns)
+    return f"policy     {newest}, played by: python -m rlplace.evaluate {shlex.quote(str(run))}"
 
 
 def config_of(file: Path, key: str) -> Config:

@@ -30,7 +30,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("prepare",),
     ("resume",),
     ("node_loss",),
-    ("__main__", "evaluate", "export", "plan", "profile", "search", "train"),
+    ("__main__", "evaluate", "export", "plan", "profile", "runs", "search", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},

@@ -266,6 +266,18 @@ def lock(run: Path) -> Iterator[None]:
         yield
 
 
+def in_use(run: Path) -> bool:
+    """Return whether a process has locked the run; False also where that cannot be found out."""
+    try:
+        with open(run / LOCK, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _locked(run: Path) -> TextIO:
     file = open(run / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  `lock` closes it
     try:

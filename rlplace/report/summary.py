@@ -216,20 +216,14 @@ def summary_text(report: Mapping[str, Any]) -> str:
         *_skipped_rows(report.get("skipped", {})),
         *_wait_rows(report.get("waits", {})),
         *_memory_rows(report.get("memory", {})),
-        *_kept_rows(report),
+        *_checkpoint_rows(report),
         ("files", report["folder"]),
     ]
     return "\n".join(["", *(f"{head:<11}{text}" for head, text in rows)])
 
 
-def _kept_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Say where the policy and the newest checkpoint are."""
-    policy, checkpoint = report.get("policy"), report.get("checkpoint")
-    if policy:
-        yield "policy", policy
-    elif checkpoint:
-        yield "policy", f"in the checkpoint: python -m rlplace.export {checkpoint} <new file or folder>"
-    if checkpoint:
+def _checkpoint_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if checkpoint := report.get("checkpoint"):
         yield "checkpoint", f"{checkpoint}   (saving took {report['save_s']:.1f} s; goes on with resume=auto)"
 
 

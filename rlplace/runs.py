@@ -1,0 +1,139 @@
+"""`python -m rlplace.runs [FOLDER]`: one line per run, the oldest first.
+
+Exit codes: 0 listed, 2 wrong usage or no run there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.checkpoints.store import LOCK, in_use
+from rlplace.commands import DONE, answered
+from rlplace.errors import ConfigError, did_you_mean
+from rlplace.report.record import CONFIG, SUMMARY
+from rlplace.report.sinks import METRICS_FILE
+
+FORMATS = ("text", "json")
+_SCORES = ("env/mean_return", "actor/reward")  # of an iteration: the last 100 episodes, or its answers
+_DEEPEST = 2  # <output_dir>/<config>/<date>
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its folder shows it."""
+
+    folder: str
+    config: str
+    state: str  # running, finished, stopped by a signal, failed, or not started: it ended before it trained
+    iterations: int
+    best: float | None  # return or reward; None while there is none
+    last: float | None
+    seconds: float  # of all its commands; while it runs, of its iterations
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List what one command line names; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlplace.runs", description="Lists runs, the oldest first.", allow_abbrev=False
+    )
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs (runs)")
+    parser.add_argument("--format", default=FORMATS[0], help="text (the default) or json")
+
+    def command() -> int:
+        options = parser.parse_args(argv)
+        if options.format not in FORMATS:
+            near = did_you_mean(options.format, FORMATS) or FORMATS[0]
+            why = "one of " + ", ".join(FORMATS)
+            raise ConfigError.of("bad-option", "--format", "no such format", options.format, why, f"--format {near}")
+        found = [read(folder) for folder in sorted(folders(Path(options.folder)), key=lambda f: (f.name, f))]
+        if not found:
+            what, why = "there is no run in this folder", f"a run has {CONFIG} and {LOCK}"
+            fix = "python -m rlplace.runs <runner.output_dir of a config>"
+            raise ConfigError.of("not-a-run", "FOLDER", what, options.folder, why, fix)
+        shown = [dataclasses.asdict(run) for run in found]
+        print(json.dumps(shown, indent=1) if options.format == "json" else render(found))
+        return DONE
+
+    return answered(command)
+
+
+def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
+    """Yield the folders of runs, `place` itself or up to `depth` below it."""
+    if (place / CONFIG).is_file() and (place / LOCK).is_file():
+        yield place
+    elif depth and place.is_dir():
+        for inside in place.iterdir():
+            yield from folders(inside, depth - 1)
+
+
+def read(folder: Path) -> Run:
+    """Read what a run has written so far; what is damaged or missing counts as nothing."""
+    lines = list(_lines(folder / METRICS_FILE))
+    summary = _mapping(_text(folder / SUMMARY))
+    over = (folder / SUMMARY).is_file() and _written(folder / SUMMARY) >= _written(folder / LOCK)  # not resumed since
+    scores = [line[name] for line in lines for name in _SCORES if isinstance(line.get(name), int | float)]
+    scores = [score for score in scores if math.isfinite(score)]
+    seconds = summary.get("wall_s", 0.0) if over else sum(line.get("time/iteration_s", 0.0) for line in lines)
+    return Run(
+        folder=str(folder),
+        config=folder.absolute().parent.name,
+        state="running" if in_use(folder) else _ended(summary) if over else "failed" if lines else "not started",
+        iterations=int(lines[-1].get("iteration", 0)) if lines else int(summary.get("iterations", 0)),
+        best=max(scores, default=None),
+        last=scores[-1] if scores else None,
+        seconds=float(seconds),
+    )
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    """Return the state; versions that did not write it named the policy of a run that finished."""
+    return str(summary.get("state") or ("finished" if summary.get("policy") else "failed"))
+
+
+def _written(file: Path) -> int:
+    return file.stat().st_mtime_ns
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
+    return (line for line in map(_mapping, _text(file).splitlines()) if line)
+
+
+def _mapping(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:  # being written, or cut
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def render(found: Sequence[Run]) -> str:
+    """Write runs as a table."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3f}"
+
+    rows = [("folder", "config", "state", "iterations", "best", "last", "seconds")]
+    for run in found:
+        score = (number(run.best), number(run.last), f"{run.seconds:,.0f}")
+        rows.append((run.folder, run.config, run.state, f"{run.iterations:,}", *score))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [f"{c:<{w}}" if at < 3 else f"{c:>{w}}" for at, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,7 +27,7 @@ from rlplace.algo.minibatches import Rows
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, Spaces
-from rlplace.models.mlp import build_policy
+from rlplace.models.policy_networks import build_policy
 from rlplace.trajectory import Trajectory
 from rlplace.workers.training.optimizer import Trainer
 from rlplace.workers.training.policy_learner import PolicyLearner

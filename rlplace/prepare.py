@@ -17,7 +17,7 @@ from typing import Any
 from rlplace.config.compose import Composed
 from rlplace.config.read import no_folder, read_config, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
-from rlplace.envs.registry import check, check_task, describe, missing_library
+from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source, source_of
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of
@@ -83,7 +83,7 @@ def prepare(
         raise type(error)([*error.problems, *_errors(problems)]) from None
     problems += check_plan(config, plan, places)
     build = simulator and isinstance(config.env, SimulatorEnvConfig) and not problems
-    spaces = describe(config.simulator_env) if build else None
+    spaces = spaces_of_job(config) if build else None
     try:
         case = memory_case(plan, config, spaces, measured)
     except ProblemsError as error:

@@ -20,7 +20,7 @@ from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
-from rlplace.envs.registry import describe
+from rlplace.envs.registry import spaces_of_job
 from rlplace.errors import ConfigError, NodeLost, OutputError, Problem, RlplaceError, WorkerError
 from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
 from rlplace.foresight.known import FILE as PROFILE
@@ -84,7 +84,7 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
     if not simulated and config.cluster.launcher == "inline":
         import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
 
-    spaces = describe(config.simulator_env) if simulated else None
+    spaces = spaces_of_job(config) if simulated else None
     case = memory_case(plan, config, spaces)
     ranks = {component: placement.world_size(component) for component in placement.components}
     ledger = case.ledger()

@@ -11,7 +11,7 @@ import itertools
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.metrics import Metric
-from rlplace.models.mlp import ActorCritic, build_policy, noise_shape, sample
+from rlplace.models.mlp import noise_shape, sample
+from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.sharding import digest
 from rlplace.placement.flow import Delivery, Route, Routes
 from rlplace.placement.language.spec import RankLocations
@@ -50,6 +51,7 @@ class Scenario:
     algorithm: Mapping[str, object] = dataclasses.field(default_factory=dict)
     actor: Mapping[str, object] = dataclasses.field(default_factory=dict)
     iterations: int = 2
+    shape: tuple[int, ...] = (5,)  # of observations; of more axes: images
     offload: bool = False  # leave the accelerator between all stages
     session: Session = WHOLE
 
@@ -67,7 +69,8 @@ class Scenario:
 
     @property
     def spaces(self) -> Spaces:
-        return Spaces(observation_shape=(5,), actions=self.actions)
+        dtype: Literal["float32", "uint8"] = "uint8" if len(self.shape) > 1 else "float32"
+        return Spaces(observation_shape=self.shape, observation_dtype=dtype, actions=self.actions)
 
     @property
     def job(self) -> SimulatorArguments:
@@ -111,12 +114,12 @@ class Outcome:
     state_digest: str
 
 
-def iteration(scenario: Scenario, policy: ActorCritic, index: int) -> Trajectory:
+def iteration(scenario: Scenario, policy: PolicyNetwork, index: int) -> Trajectory:
     """All rows of iteration `index` as `policy` would have sampled them in a simulator that is a random process."""
     config, rows = scenario.config, sum(scenario.split)
     steps = config.algorithm.rollout_steps
     rng = np.random.default_rng([3, index])
-    observations = (rng.standard_normal((steps + 1, rows, 5)) * [1, 2, 3, 4, 5] + [0, 1, 2, 3, 4]).astype(np.float32)
+    observations = observed(scenario, rng, steps + 1, rows)
     shape = (steps, rows, *noise_shape(scenario.actions))
     discrete = isinstance(scenario.actions, DiscreteActions)
     noise = (rng.random(shape) if discrete else rng.standard_normal(shape)).astype(np.float32)
@@ -136,12 +139,20 @@ def iteration(scenario: Scenario, policy: ActorCritic, index: int) -> Trajectory
         actions=actions_of_rows,
         logprobs=logprobs.numpy().reshape(steps, rows),
         values=output.values.numpy().reshape(steps, rows),
-        rewards=(observations[:-1, :, 0] * pull + 3.0).astype(np.float32),
+        rewards=(observations[:-1].reshape(steps, rows, -1)[:, :, 0] * pull + 3.0).astype(np.float32),
         terminated=terminated,
         truncated=truncated,
         last_observations=observations[-1],
-        final_observations=rng.standard_normal((int(truncated.sum()), 5)).astype(np.float32),
+        final_observations=observed(scenario, rng, int(truncated.sum())),
     )
+
+
+def observed(scenario: Scenario, rng: np.random.Generator, *count: int) -> NDArray[Any]:
+    """Observations [*count, *O], elements of which differ in mean and deviation."""
+    if len(scenario.shape) > 1:
+        return rng.integers(0, 256, (*count, *scenario.shape), np.uint8)
+    normal = rng.standard_normal((*count, *scenario.shape))
+    return (normal * [1, 2, 3, 4, 5] + [0, 1, 2, 3, 4]).astype(np.float32)
 
 
 def first_iteration(scenario: Scenario, index: int = 0) -> Trajectory:
@@ -202,7 +213,7 @@ def state_digest(actor: TrainedWorker) -> str:
     return digest([*actor._model.whole_weights(), *states.items()])
 
 
-def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: ActorCritic, version: int) -> None:
+def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: PolicyNetwork, version: int) -> None:
     actor.move(Residency.WEIGHTS if scenario.offload else Residency.FULL)
     actor.push_weights(version)
     with receiver.pull(version) as received:

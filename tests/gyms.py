@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 
@@ -106,12 +106,59 @@ class DictObservations(Script):
         self.observation_space = Dict({"a": Box(0, 1), "b": Box(0, 1)})  # type: ignore[assignment]
 
 
+class Texts(Script):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = Dict({"a": Box(0, 1), "said": Text(5)})  # type: ignore[assignment]
+
+
 class Pixels(Script):
     """Has the space of a colour image."""
 
     def __init__(self) -> None:
         super().__init__()
         self.observation_space = Box(0, 255, (84, 84, 3), np.uint8)
+
+
+class Corner(gymnasium.Env[Any, Any]):
+    """Shows a bright square in one of four corners, as [12, 12, 1] bytes; an action that names the corner is paid 1.
+
+    Ten steps an episode, each with another corner. With `beside`, numbers that are shown beside the image say by how
+    much the answer is turned: only who looks at both is paid.
+    """
+
+    _SIZE, _STEPS = 12, 10
+
+    def __init__(self, beside: bool = False) -> None:
+        self._beside, image = beside, Box(0, 255, (self._SIZE, self._SIZE, 1), np.uint8)
+        turn = Dict({"turn": Discrete(4), "noise": Box(-1.0, 1.0, (2,))})
+        self.observation_space = Dict({"image": image, "told": turn}) if beside else image
+        self.action_space = Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        paid = float(int(action) == (self._corner + self._turn) % 4)
+        return self._show(), paid, self._step == self._STEPS, False, {}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        return {"step": self._step, "corner": self._corner, "turn": self._turn}
+
+    def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
+        self._step, self._corner, self._turn = (int(state[name]) for name in ("step", "corner", "turn"))
+
+    def _show(self) -> Any:
+        self._corner, half = int(self.np_random.integers(4)), self._SIZE // 2
+        self._turn = int(self.np_random.integers(4)) if self._beside else 0
+        image = self.np_random.integers(0, 64, (self._SIZE, self._SIZE, 1), np.uint8)
+        top, left = (half * side + int(self.np_random.integers(half - 2)) for side in divmod(self._corner, 2))
+        image[top : top + 2, left : left + 2] = 255
+        noise = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        return {"image": image, "told": {"turn": self._turn, "noise": noise}} if self._beside else image
 
 
 class ManyActions(Script):
@@ -211,9 +258,11 @@ for _name, _class in {
     "Sleeper-v0": Sleeper,
     "Poisoned-v0": Poisoned,
     "DictObservations-v0": DictObservations,
+    "Texts-v0": Texts,
     "ManyActions-v0": ManyActions,
     "Pixels-v0": Pixels,
     "Drawn-v0": Drawn,
+    "Corner-v0": Corner,
     "Counter-v0": Counter,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,

@@ -12,7 +12,7 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
 from rlplace.envs.registry import describe
 from rlplace.metrics import Metrics
-from rlplace.models.mlp import build_policy
+from rlplace.models.policy_networks import build_policy
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.schedule import Residency

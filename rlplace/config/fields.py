@@ -59,8 +59,16 @@ def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
     return field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
 
 
+def blocks_in(hint: object) -> tuple[type, ...]:
+    """Return the dataclasses that a type is, or has among its alternatives."""
+    return tuple(k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k))
+
+
 def block_in(hint: object) -> type | None:
-    """Return the dataclass that a type is, or has among its alternatives."""
-    return next(
-        (k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k)), None
-    )
+    """Return the first of `blocks_in`; of alternatives, the one that is meant where nothing says which."""
+    return next(iter(blocks_in(hint)), None)
+
+
+def tag_of(block: type) -> str:
+    """Return the `kind` that tells a block from its alternatives."""
+    return str(next(f.default for f in dataclasses.fields(block) if f.name == "kind"))

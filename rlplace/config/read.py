@@ -15,12 +15,12 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rlplace.config.fields import Field, ModelKind, block_in, default_of, fields_of
+from rlplace.config.fields import Field, ModelKind, block_in, blocks_in, default_of, fields_of, tag_of
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
@@ -35,7 +35,7 @@ _NOTHING: Any = object()  # a value that is not there
 _GET = "scripts/get_model smollm2        (or the folder of another Hugging Face model)"
 # Tag -> its values and the kind of actor model that each goes with.
 TAGS: Mapping[str, Mapping[str, ModelKind]] = {
-    "actor.model.kind": {"mlp": "mlp", "causal_lm": "causal_lm"},
+    "actor.model.kind": {"cnn": "mlp", "module": "mlp", "mlp": "mlp", "causal_lm": "causal_lm"},
     "env.kind": {"gymnasium": "mlp", "envpool": "mlp", "text": "causal_lm"},
     "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
 }
@@ -148,6 +148,8 @@ def _of_kind(
     kept: dict[str, object] = {}
     for name, value in mapping.items():
         key = f"{above}{name}"
+        if name in here and len(options := blocks_in(here[name][1])) > 1 and isinstance(value, Mapping):
+            value = _of_alternative(options, value, kind, key, found)
         if name in here or name not in there:
             inside = [block_in(fields[name][1]) if name in fields else None for fields in (here, there)]
             kept[str(name)] = _of_kind(inside[0], inside[1], value, kind, f"{key}.", found)
@@ -159,11 +161,28 @@ def _of_kind(
     return kept
 
 
+def _of_alternative(
+    options: Sequence[type], mapping: Mapping[Any, object], kind: ModelKind, above: str, found: Found
+) -> Mapping[Any, object]:
+    """Drop keys that only other alternatives of a block have; they are problems unless they change nothing."""
+    block = next((option for option in options if tag_of(option) == mapping.get("kind")), options[0])
+    kept: dict[Any, object] = {}
+    for name, value in mapping.items():
+        others = {tag_of(o): fields_of(o, kind)[name][0] for o in options if name in fields_of(o, kind)}
+        usuals = [default_of(field, kind) for field in others.values()]
+        if not others or tag_of(block) in others:
+            kept[name] = value
+        elif not any(value in (usual, list(usual) if isinstance(usual, tuple) else usual) for usual in usuals):
+            why, key = f"only with {above}.kind: {', '.join(others)}; this job has {tag_of(block)}", f"{above}.{name}"
+            found.reject("wrong-kind", key, "is no key of this model", value, why=why, fix=f"remove {key}")
+    return kept
+
+
 def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, found: Found) -> None:
     path = [step for step in wrong["loc"] if not str(step).startswith("<")]  # without the alternatives of a type
     key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".") or "config"
     leaf, value = key.rpartition(".")[2], wrong["input"]
-    above = functools.reduce(lambda of, step: _block_below(of, kind, step), path[:-1], block)
+    above = _block_at(block, kind, wrong["loc"][:-1])
     if wrong["type"] == "missing":
         field, _ = fields_of(above, kind)[str(path[-1])]
         found.reject("missing-key", key, "is required", why=field.metadata.get("doc"))
@@ -188,6 +207,20 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
             texts = [context["fix"] if i == path[-1] else quote(item) for i, item in enumerate(items)]
             fits = f"{path[-2]}: [{', '.join(texts)}]"
         found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
+
+
+def _block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
+    """Return the block of a path of keys; behind a key of several blocks, "<kind>" says which it is."""
+    others: tuple[type, ...] = ()
+    for step in path:
+        if str(step).startswith("<"):
+            block = next((other for other in others if f"<{tag_of(other)}>" == step), block)
+            continue
+        fields = fields_of(block, kind)
+        below = blocks_in(fields[step][1]) if isinstance(step, str) and step in fields else ()
+        others = below if len(below) > 1 else ()
+        block = next(iter(below), block)
+    return block
 
 
 def _block_below(block: type, kind: ModelKind, step: int | str) -> type:
@@ -215,7 +248,7 @@ def _unknown(
         why, fix = "it says where a component is, so it stands in component_placement", line
     elif re.split("_", name)[0] in SPLITS:
         why = NO_SUCH
-    elif places := _places(name):
+    elif places := [place for place in _places(name) if place != key]:
         why = f"there are {', '.join(places)}"
     elif name in KEYS:
         why = f"it may be {KEYS[name].lstrip('.')}"
@@ -235,7 +268,7 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
             return place
     if (near := did_you_mean(name, fields)) is not None:
         return f"{above}.{near}".removeprefix(".")
-    same = [place for place in _all_places(kind) if place.rpartition(".")[2] == name]
+    same = [place for place in _all_places(kind) if place.rpartition(".")[2] == name and place != key]
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
         below = {p.rpartition(".")[2]: p for p in _all_places(kind) if p.startswith(f"{above}.")}
@@ -250,10 +283,10 @@ def _all_places(kind: ModelKind) -> tuple[str, ...]:
     def inside(block: type, above: str) -> Iterator[str]:
         for name, (_, hint) in fields_of(block, kind).items():
             yield f"{above}{name}"
-            if (below := block_in(hint)) is not None:
+            for below in blocks_in(hint):
                 yield from inside(below, f"{above}{name}.")
 
-    return tuple(inside(Config, ""))
+    return tuple(dict.fromkeys(inside(Config, "")))
 
 
 def _places(name: str) -> list[str]:

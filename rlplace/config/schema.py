@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
+from rlplace.config.policies import PolicyConfig
 
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"]
 Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
@@ -23,6 +24,7 @@ MOST_PROMPTS, MOST_SAMPLES = 10**8, 10**4
 
 _Block = TypeVar("_Block")
 _MODEL = "path: a Hugging Face folder, or keys of its config.json; null: the actor's model"
+_ACTOR_MODEL = "of simulators kind: mlp | cnn | module; else path: a Hugging Face folder, or keys of its config.json"
 
 
 def _paired(block: object, kind: type[_Block]) -> _Block:
@@ -202,16 +204,6 @@ class TextRolloutConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MlpConfig:
-    """Policy and value network of a simulator's observations."""
-
-    kind: Literal["mlp"] = knob("policy and value network, fully connected", "mlp")
-    hidden: tuple[int, ...] = knob("widths of the hidden layers", (64, 64), minimum=1)
-    activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "tanh")
-    initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """AdamW, or another optimizer in a plan."""
 
@@ -247,7 +239,9 @@ class SyncConfig:
 class TrainedConfig:
     """A trained model: the actor, a critic."""
 
-    model: MlpConfig | ModelKeys | None = knob(_MODEL, None, by_kind={"mlp": MlpConfig, "causal_lm": ModelKeys | None})
+    model: PolicyConfig | ModelKeys | None = knob(
+        _ACTOR_MODEL, None, by_kind={"mlp": PolicyConfig, "causal_lm": ModelKeys | None}
+    )
     micro_batch: int = lm_knob("sequences of one forward and backward pass of a rank, in a plan", 1, minimum=1)
     token_budget: int = lm_knob("tokens of one forward and backward pass of a rank, in a run", 8192, minimum=1)
     weights: Dtype = lm_knob("dtype of the stored weights", "fp32")
@@ -261,8 +255,9 @@ class TrainedConfig:
     enable_offload: bool = knob("leave the accelerators in stages that do not need it", False)
 
     @property
-    def mlp(self) -> MlpConfig:
-        return _paired(self.model, MlpConfig)
+    def policy(self) -> PolicyConfig:
+        assert isinstance(self.model, PolicyConfig), self.model  # the reader pairs it with the kind of the job
+        return self.model
 
     @property
     def language_model(self) -> ModelKeys | None:
@@ -502,8 +497,8 @@ class Config:
 
     @property
     def kind(self) -> ModelKind:
-        """What the actor trains."""
-        return "mlp" if isinstance(self.actor.model, MlpConfig) else "causal_lm"
+        """What the actor trains; mlp stands for every policy of simulators."""
+        return "mlp" if isinstance(self.actor.model, PolicyConfig) else "causal_lm"
 
     @property
     def simulator_env(self) -> SimulatorEnvConfig:

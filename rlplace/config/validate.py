@@ -11,14 +11,14 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import annotated_types
 import pydantic
 import pydantic.json_schema
 from pydantic_core import PydanticCustomError
 
-from rlplace.config.fields import ModelKind, default_of, fields_of
+from rlplace.config.fields import ModelKind, default_of, fields_of, tag_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.read import MODEL_KEYS, TAGS
 from rlplace.config.schema import AlgorithmName, Config
@@ -67,7 +67,7 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
     for name, (field, hint) in fields_of(block, kind).items():
         default = default_of(field, kind)
         about: dict[str, Any] = {"description": field.metadata.get("doc")}
-        if dataclasses.is_dataclass(hint) or field.default_factory is not dataclasses.MISSING:
+        if dataclasses.is_dataclass(hint) or _tagged(hint) or field.default_factory is not dataclasses.MISSING:
             about |= {"default": {}, "validate_default": True}
         elif default is not dataclasses.MISSING:
             about["default"] = default
@@ -96,6 +96,8 @@ def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
         return model_of(hint, kind)
     if any(typing.get_origin(o) is Mapping and dataclasses.is_dataclass(typing.get_args(o)[1]) for o in args):
         return _one_or_named(args, kind)
+    if _tagged(hint):
+        return _one_of_kinds(args, kind)
     if typing.get_origin(hint) is tuple:
         items: Any = tuple
         listed = items[_annotation(args[0], rules, kind), ...]
@@ -108,6 +110,23 @@ def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
             raise _wrong(hint, value, rules, {wrong["type"] for wrong in error.errors()}) from None
 
     return Annotated[_value(hint, rules), pydantic.WrapValidator(explained)]
+
+
+def _tagged(hint: Any) -> bool:
+    """Tell whether a type is one of several blocks, each with a `kind`."""
+    return len(typing.get_args(hint)) > 1 and all(dataclasses.is_dataclass(o) for o in typing.get_args(hint))
+
+
+def _one_of_kinds(blocks: Sequence[Any], kind: ModelKind) -> Any:
+    """Take the block whose `kind` is written; the first where none is."""
+    tags = {tag_of(block): block for block in blocks}
+
+    def which(value: object) -> str:
+        written = value.get("kind") if isinstance(value, Mapping) else None
+        return f"<{written if written in tags else next(iter(tags))}>"
+
+    options: list[Any] = [Annotated[cast(Any, model_of(b, kind)), pydantic.Tag(f"<{tag}>")] for tag, b in tags.items()]
+    return Annotated[functools.reduce(operator.or_, options), pydantic.Discriminator(which)]
 
 
 def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:

@@ -6,8 +6,9 @@ Letters: B rows of one simulator, O observation shape, A action shape, K truncat
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for that
     import numpy as np
@@ -34,22 +35,57 @@ class ContinuousActions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Spaces:
-    """Observations and actions of every env of a job."""
+class Part:
+    """One entry of observations that are a Dict or a Tuple."""
 
-    observation_shape: tuple[int, ...]  # float32
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "uint8"] = "float32"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    """Observations and actions of every env of a job. An observation is one array, whatever the simulator shows.
+
+    Entries of a Dict or a Tuple follow each other in a row of numbers. Where one of them is an image, it is a row of
+    bytes, in which float32 numbers come before images::
+
+        position [3] float32, speed [1] float32                      [4] float32
+        position [3] float32, camera [64, 64, 3] uint8               [12 + 12288] uint8
+    """
+
+    observation_shape: tuple[int, ...]
     actions: DiscreteActions | ContinuousActions
+    observation_dtype: Literal["float32", "uint8"] = "float32"  # uint8: an image, or a row of bytes
+    parts: tuple[Part, ...] = ()  # in their order within a row; none: the observation is an array by itself
+
+    @property
+    def numbers(self) -> int:
+        """How many float32 numbers an observation begins with."""
+        if self.parts:
+            return sum(part.size for part in self.parts if part.dtype == "float32")
+        return math.prod(self.observation_shape) if self.observation_dtype == "float32" else 0
+
+    @property
+    def entries(self) -> tuple[Part, ...]:
+        """The parts; of an observation that is an array by itself, this one under no name."""
+        whole = Part(name="", shape=self.observation_shape, dtype=self.observation_dtype)
+        return self.parts or (whole,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """One step of B rows, in new arrays. Where an episode ended, `observations` has the first of the next."""
 
-    observations: NDArray[np.float32]  # [B, *O], after autoreset
+    observations: NDArray[Any]  # [B, *O], after autoreset
     rewards: NDArray[np.float32]  # [B]
     terminated: NDArray[np.bool_]  # [B]
     truncated: NDArray[np.bool_]  # [B], never where terminated
-    final_observations: NDArray[np.float32]  # [K, *O], last observation of truncated rows, in row order
+    final_observations: NDArray[Any]  # [K, *O], last observation of truncated rows, in row order
     episode_returns: Sequence[float]  # N, undiscounted
     episode_lengths: Sequence[int]  # N, steps
 
@@ -57,11 +93,11 @@ class StepResult:
 class Simulator(Protocol):
     """A vector of B environments. Used by one thread."""
 
-    def reset(self, seeds: Sequence[int]) -> NDArray[np.float32]:
+    def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         """Begin all episodes; return [B, *O]. All randomness of row i, later episodes too, comes from seeds[i]."""
         ...
 
-    def restart(self, rows: Sequence[int]) -> NDArray[np.float32]:
+    def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         """End the episodes of these rows uncounted and begin others; return [len(rows), *O]. For poisoned rows only."""
         ...
 

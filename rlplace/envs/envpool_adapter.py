@@ -25,7 +25,7 @@ class EnvPoolAdapter:
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
         pool = make_pool(config, [0])
         try:
-            return spaces_of(pool.observation_space, pool.action_space, fix="id: <one that shows a single array>")
+            return spaces_of(pool.observation_space, pool.action_space, arrays="id: <one that shows a single array>")
         finally:
             pool.close()
 

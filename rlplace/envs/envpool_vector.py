@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
+from rlplace.envs.observations import encoding_of
 
 
 class EnvPoolVector:
@@ -23,24 +24,26 @@ class EnvPoolVector:
         self._make = make
         self._pool: Any = None
 
-    def reset(self, seeds: Sequence[int]) -> NDArray[np.float32]:
+    def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         self.close()
         self._pool = self._make(seeds)
         space: Any = self._pool.action_space
         self._bounds: tuple[Any, Any] | None = (space.low, space.high) if hasattr(space, "low") else None
         self._kind = space.dtype
-        self._firsts = np.empty((len(seeds), *self._pool.observation_space.shape), np.float32)
+        encoding = encoding_of(self._pool.observation_space)
+        assert encoding is not None, "describe has refused it"
+        self._firsts = np.empty((len(seeds), *encoding.whole.shape), encoding.whole.dtype)
         self._returns, self._lengths = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
         return self._begun(np.arange(len(seeds)))
 
-    def restart(self, rows: Sequence[int]) -> NDArray[np.float32]:
+    def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         return self._begun(np.array(rows))
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         if self._bounds is not None:
             actions = np.clip(actions, *self._bounds)
         shown, rewards, terminated, truncated, _ = self._pool.step(actions.astype(self._kind))
-        observations, truncated = shown.astype(np.float32), truncated & ~terminated
+        observations, truncated = shown.astype(self._firsts.dtype), truncated & ~terminated
         self._returns += rewards
         self._lengths += 1
         ended = np.flatnonzero(terminated | truncated)
@@ -62,7 +65,7 @@ class EnvPoolVector:
             self._pool.close()
             self._pool = None
 
-    def _begun(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _begun(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Begin episodes of these rows; return their first observations in the order of `rows`."""
         self._returns[rows], self._lengths[rows] = 0.0, 0
         shown, info = self._pool.reset(rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.registry import needs
-from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
     import gymnasium
@@ -25,8 +25,6 @@ _RESERVED = {
     "max_episode_steps": "env.max_episode_steps",
     "disable_env_checker": None,
 }
-_IMAGE_AXES = 3  # height, width and channels, in some order
-_FLATTEN = "gymnasium.wrappers.FlattenObservation"
 
 
 class GymnasiumAdapter:
@@ -126,23 +124,26 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     return problems
 
 
-def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], fix: str | None = None) -> Spaces:
-    """Describe observations and actions; raise ConfigError for those that no policy handles, with `fix`."""
+def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays: str | None = None) -> Spaces:
+    """Describe observations and actions; raise ConfigError for those that no policy handles.
+
+    `arrays`: the fix where the library gives only observations that are arrays already.
+    """
     from gymnasium.spaces import Box, Discrete
 
+    from rlplace.envs.observations import encoding_of
+
     problems: list[Problem] = []
-    if not isinstance(seen, Box):
-        what, why = "shows observations that are not one array", "policies take one array of numbers per step"
-        problems += _unsupported(what, seen, why, fix or _wrap(_FLATTEN))
-    elif seen.dtype == "uint8" and len(seen.shape) >= _IMAGE_AXES:
-        what, why = "shows images", "there is no network for images; an MLP takes them as one row of numbers only"
-        ours = one_of(["kwargs: {obs_type: ram}        (of ALE; elsewhere an id that shows a state)", _wrap(_FLATTEN)])
-        problems += _unsupported(what, seen, why, fix or ours)
+    encoding = encoding_of(seen)
+    if encoding is None or (arrays is not None and encoding.encode is not None):
+        what, why = "shows observations that are no numbers", "entries are Box, Discrete, MultiDiscrete or MultiBinary"
+        problems += _unsupported(what, seen, why, arrays or _wrap("an ObservationWrapper"))
     if not (isinstance(taken, Discrete) or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
-        problems += _unsupported("takes actions no policy gives", taken, why, fix or _wrap("an ActionWrapper"))
+        problems += _unsupported("takes actions no policy gives", taken, why, arrays or _wrap("an ActionWrapper"))
     if problems:
         raise ConfigError(problems)
+    assert encoding is not None
     actions: DiscreteActions | ContinuousActions
     if isinstance(taken, Discrete):
         actions = DiscreteActions(n=int(taken.n))
@@ -150,7 +151,8 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], fix: str 
         assert isinstance(taken, Box)
         low, high = (tuple(float(bound) for bound in side.ravel()) for side in (taken.low, taken.high))
         actions = ContinuousActions(shape=taken.shape, low=low, high=high)
-    return Spaces(observation_shape=tuple(seen.shape or ()), actions=actions)
+    whole = encoding.whole
+    return Spaces(observation_shape=whole.shape, observation_dtype=whole.dtype, parts=encoding.parts, actions=actions)
 
 
 def _wrap(wrapper: str) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
 from rlplace.envs.gymnasium_state import restore, state_of
+from rlplace.envs.observations import encoding_of
 
 if TYPE_CHECKING:
     import gymnasium
@@ -24,7 +25,10 @@ class GymnasiumVector:
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, max_episode_steps: int | None) -> None:
         self._envs = list(envs)
         self._steps = [env.step for env in envs]
-        self._shape = (len(envs), *(envs[0].observation_space.shape or ()))
+        encoding = encoding_of(envs[0].observation_space)
+        assert encoding is not None, "describe has refused it"
+        self._shape, self._dtype = (len(envs), *encoding.whole.shape), np.dtype(encoding.whole.dtype)
+        self._encode = encoding.encode
         self._limit = max_episode_steps if max_episode_steps is not None else sys.maxsize
         self._returns = [0.0] * len(envs)
         self._lengths = [0] * len(envs)
@@ -32,27 +36,27 @@ class GymnasiumVector:
         self._first_action = int(getattr(space, "start", 0))
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
 
-    def reset(self, seeds: Sequence[int]) -> NDArray[np.float32]:
-        observations = np.empty(self._shape, np.float32)
+    def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
+        observations = np.empty(self._shape, self._dtype)
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            observations[row] = env.reset(seed=seed)[0]
+            observations[row] = self._shown(env.reset(seed=seed)[0])
         self._returns = [0.0] * len(self._envs)
         self._lengths = [0] * len(self._envs)
         return observations
 
-    def restart(self, rows: Sequence[int]) -> NDArray[np.float32]:
+    def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         for row in rows:
             self._returns[row], self._lengths[row] = 0.0, 0
-        return np.array([self._envs[row].reset()[0] for row in rows], np.float32)
+        return np.array([self._shown(self._envs[row].reset()[0]) for row in rows], self._dtype)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         # The hot loop of a run: local names, Python numbers, one array write per row.
-        observations = np.empty(self._shape, np.float32)
+        observations = np.empty(self._shape, self._dtype)
         terminations, truncations = np.zeros((2, len(self._envs)), np.bool_)
         rewards, finals = [], []
         episode_returns: list[float] = []
         episode_lengths: list[int] = []
-        returns, lengths, limit = self._returns, self._lengths, self._limit
+        returns, lengths, limit, encode = self._returns, self._lengths, self._limit, self._encode
         if self._bounds is None:
             taken = (actions + self._first_action).tolist()
         else:
@@ -60,6 +64,8 @@ class GymnasiumVector:
             taken = list(np.clip(actions, low, high, dtype=low.dtype))
         for row, (step, action) in enumerate(zip(self._steps, taken, strict=True)):
             observation, reward, terminated, truncated, _ = step(action)
+            if encode is not None:
+                observation = encode(observation)
             rewards.append(reward)
             returns[row] += float(reward)
             lengths[row] += 1
@@ -72,14 +78,14 @@ class GymnasiumVector:
                 episode_returns.append(returns[row])
                 episode_lengths.append(lengths[row])
                 returns[row], lengths[row] = 0.0, 0
-                observation = self._envs[row].reset()[0]
+                observation = self._shown(self._envs[row].reset()[0])
             observations[row] = observation
         return StepResult(
             observations=observations,
             rewards=np.array(rewards, np.float32),
             terminated=terminations,
             truncated=truncations,
-            final_observations=np.array(finals, np.float32).reshape(len(finals), *self._shape[1:]),
+            final_observations=np.array(finals, self._dtype).reshape(len(finals), *self._shape[1:]),
             episode_returns=episode_returns,
             episode_lengths=episode_lengths,
         )
@@ -97,7 +103,7 @@ class GymnasiumVector:
             if restore(env, state):
                 self._returns[row], self._lengths[row] = float(state["return"]), int(state["length"])
             else:
-                begun[row] = env.reset()[0]
+                begun[row] = self._shown(env.reset()[0])
         return begun
 
     @property
@@ -111,6 +117,9 @@ class GymnasiumVector:
             return np.asarray(self._envs[0].render())
         except DependencyNotInstalled as error:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
+
+    def _shown(self, observation: Any) -> Any:
+        return observation if self._encode is None else self._encode(observation)
 
     def close(self) -> None:
         for env in self._envs:

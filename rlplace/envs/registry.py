@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
 from rlplace.extras import install_command
 
 if TYPE_CHECKING:
-    from rlplace.config.schema import SimulatorEnvConfig, TextEnvConfig
+    from rlplace.config.schema import Config, SimulatorEnvConfig, TextEnvConfig
     from rlplace.envs.contract import Adapter, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
@@ -30,6 +30,8 @@ TASKS: Mapping[str, str] = {
     "toy_text": "rlplace.envs.text.tasks:ToyText",
     "text_arena": "rlplace.envs.text.tasks:TextArena",
 }
+_MISFIT = "model-misfit"
+_NATURE_LAYERS, _NATURE_PIXELS = 3, 36
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -39,8 +41,8 @@ def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: s
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
         near = did_you_mean(name, shipped)
-        why = "shipped: " + ", ".join(shipped) + "; your own is named package.module:Name"
-        fix = f"{key.rpartition('.')[2]}: {near or next(iter(shipped))}"
+        why = f"shipped: {', '.join(shipped) or 'none'}; your own is named package.module:Name"
+        fix = f"{key.rpartition('.')[2]}: {near or next(iter(shipped), 'package.module:Name')}"
         raise ConfigError.of(code, key, f"unknown {noun}" + suggestion(near), name, why, fix)
     try:
         module = importlib.import_module(module_name)
@@ -124,6 +126,30 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
 def describe(config: SimulatorEnvConfig) -> Spaces:
     """Return the shapes of observations and actions, by building one simulator. Raises ConfigError."""
     return find_adapter(config.kind).describe(config)
+
+
+def spaces_of_job(config: Config) -> Spaces:
+    """Return the shapes that the policy of a job has to do with. Raises ConfigError where its model takes others."""
+    spaces = describe(config.simulator_env)
+    images = [part for part in spaces.entries if part.dtype == "uint8"]
+    arrays = [part for part in spaces.entries if len(part.shape) > 1]
+    model, got = config.actor.policy, ", ".join(f"{part.name} {list(part.shape)}".strip() for part in images)
+    if model.kind == "mlp" and images:
+        why = "an MLP takes numbers, and pixels only as one row of them"
+        fix = one_of(["kind: cnn", "env.wrappers: [{name: gymnasium.wrappers:FlattenObservation}]"])
+        raise ConfigError.of(_MISFIT, "actor.model.kind", "the simulator shows images", got, why, fix)
+    if model.kind == "cnn" and not arrays:
+        why, got = "its convolutions are for images, which the simulator shows none of", str(spaces.observation_shape)
+        raise ConfigError.of(_MISFIT, "actor.model.kind", "there is no image to look at", got, why, "kind: mlp")
+    if model.kind == "cnn" and model.channels and model.network == "nature" and len(model.channels) != _NATURE_LAYERS:
+        got, why = str(list(model.channels)), f"nature has {_NATURE_LAYERS} layers of convolutions"
+        what = "not one number of channels for each layer"
+        raise ConfigError.of(_MISFIT, "actor.model.channels", what, got, why, "channels: [32, 64, 64]")
+    small = [part for part in arrays if sorted(part.shape)[-2] < _NATURE_PIXELS]
+    if model.kind == "cnn" and model.network == "nature" and small:
+        got, why = str(list(small[0].shape)), f"its three convolutions take {_NATURE_PIXELS} pixels each way or more"
+        raise ConfigError.of(_MISFIT, "actor.model.network", "the image is too small", got, why, "network: impala")
+    return spaces
 
 
 def row_seeds(seed: int, first_row: int, rows: int, iteration: int = 0) -> Sequence[int]:

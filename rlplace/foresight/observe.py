@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
@@ -10,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from rlplace.config.schema import Config, MlpConfig
+from rlplace.config.policies import MlpConfig, PolicyConfig
+from rlplace.config.schema import Config
 from rlplace.foresight.profile import ACCELERATOR, PROCESSOR, Curve, Point, Profile
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
@@ -251,6 +253,8 @@ def _subject(config: Config, component: str) -> str:
     model = getattr(block, "model", None)
     if isinstance(model, MlpConfig):
         return f"mlp {'x'.join(map(str, model.hidden))} {model.activation}"
+    if isinstance(model, PolicyConfig):
+        return ", ".join(str(value) for value in dataclasses.astuple(model))
     if isinstance(model, Mapping):
         sizes = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return " ".join(str(model.get(size, "?")) for size in sizes)

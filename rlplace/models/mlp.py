@@ -9,13 +9,14 @@ Letters: N observations, O observation shape, A action shape, n choices.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
-from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.policies import MlpConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
@@ -73,10 +74,12 @@ class ObservationNormalizer(nn.Module):
 class ActorCritic(nn.Module):
     """Two trunks, for policy and value; a categorical policy, or a normal one with a learned deviation per element."""
 
+    by_hand = True  # its passes in training
+
     def __init__(self, spaces: Spaces, config: MlpConfig, normalize: bool) -> None:
         super().__init__()
         self.normalizer = ObservationNormalizer(spaces.observation_shape) if normalize else None
-        self._size, self._actions = math.prod(spaces.observation_shape), spaces.actions
+        self._size, self.actions = math.prod(spaces.observation_shape), spaces.actions
         outputs = math.prod(noise_shape(spaces.actions))
         self.policy = _trunk(self._size, config.hidden, outputs, _ACTIVATIONS[config.activation])
         self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
@@ -87,27 +90,15 @@ class ActorCritic(nn.Module):
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         flat = observations.reshape(-1, self._size)  # of any N also once it is traced
-        means, values = self.policy(flat), self.value(flat)[:, 0]
-        if isinstance(self._actions, DiscreteActions):
-            return DiscreteOutput(means, values)
-        shape = self._actions.shape
-        return ContinuousOutput(means.view(-1, *shape), self.log_std.view(shape), values)
+        return output_of(self.actions, self.policy(flat), self.value(flat)[:, 0], getattr(self, "log_std", None))
 
+    def numbers(self, observations: Tensor) -> Tensor:
+        """Return what the normaliser counts."""
+        return observations
 
-def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> ActorCritic:
-    """Build the policy of a job on the host, in float32. The same arguments give the same weights in every process.
-
-    Orthogonal initialisation with gain sqrt(2) in the trunks, 0.01 at the policy head and 1 at the value head
-    (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: a small last policy layer matters most).
-    """
-    policy = ActorCritic(spaces, actor.mlp, algorithm.normalize_observations)
-    generator = torch.Generator().manual_seed(seed)
-    for trunk, head_gain in ((policy.policy, 0.01), (policy.value, 1.0)):
-        linears = [layer for layer in trunk if isinstance(layer, nn.Linear)]
-        for linear in linears:
-            nn.init.orthogonal_(linear.weight, head_gain if linear is linears[-1] else math.sqrt(2.0), generator)
-            nn.init.zeros_(linear.bias)
-    return policy
+    def prepared(self, observations: Tensor) -> Tensor:
+        """Return the observations [N, *O] as `Passes` take them, for a whole iteration."""
+        return observations if self.normalizer is None else self.normalizer(observations)
 
 
 def _trunk(inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[nn.Module]) -> nn.Sequential:
@@ -118,12 +109,33 @@ def _trunk(inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
+def initialise(linears: Sequence[nn.Linear | nn.Conv2d], head_gain: float, generator: torch.Generator) -> None:
+    """Make orthogonal weights with gain sqrt(2), and `head_gain` in the last layer; zero biases.
+
+    Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: a small last policy layer matters most.
+    """
+    for layer in linears:
+        nn.init.orthogonal_(layer.weight, head_gain if layer is linears[-1] else math.sqrt(2.0), generator)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
 # ── action distributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def noise_shape(actions: DiscreteActions | ContinuousActions) -> tuple[int, ...]:
     """Return the shape of one observation's noise: uniform in [0, 1) for discrete actions, else standard normal."""
     return (actions.n,) if isinstance(actions, DiscreteActions) else actions.shape
+
+
+def output_of(
+    actions: DiscreteActions | ContinuousActions, outputs: Tensor, values: Tensor, log_std: Tensor | None
+) -> PolicyOutput:
+    """Return the distribution over `actions` that outputs [N, K] of a network, and log deviations [K], are of."""
+    if isinstance(actions, DiscreteActions):
+        return DiscreteOutput(outputs, values)
+    assert log_std is not None, "continuous actions have a deviation"
+    return ContinuousOutput(outputs.view(-1, *actions.shape), log_std.view(actions.shape), values)
 
 
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:

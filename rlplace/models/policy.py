@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, Spaces
-from rlplace.envs.registry import describe, needs
+from rlplace.envs.registry import needs, spaces_of_job
 from rlplace.errors import ConfigError
 from rlplace.models.checkpoint import write_bytes
-from rlplace.models.mlp import ActorCritic, PolicyOutput, build_policy, mode, noise_shape, sample
+from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
+from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.saved_state import policy_tensors
 from rlplace.trained import Trained, find_trained
 
@@ -33,7 +34,7 @@ class Policy(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, network: ActorCritic, spaces: Spaces, config: Config, *, seed: int) -> None:
+    def __init__(self, network: PolicyNetwork, spaces: Spaces, config: Config, *, seed: int) -> None:
         super().__init__()
         self.network, self.spaces, self.config = network, spaces, config
         self._generator = torch.Generator().manual_seed(seed)
@@ -43,7 +44,7 @@ class Policy(nn.Module):
             self.register_buffer("high", torch.tensor(spaces.actions.high).view(spaces.actions.shape))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the likeliest actions of [N, *O] float32, as `act` does."""
+        """Return the likeliest actions of [N, *O], as `act` does."""
         return self._within(mode(self.network(observations)))
 
     @torch.inference_mode()
@@ -54,7 +55,7 @@ class Policy(nn.Module):
         bounds. The likeliest ones; with `deterministic=False` they are drawn, as in training. Raises ValueError for
         another shape.
         """
-        given, shape = np.asarray(observations, np.float32), self.spaces.observation_shape
+        given, shape = np.asarray(observations, self.spaces.observation_dtype), self.spaces.observation_shape
         if given.shape[given.ndim - len(shape) :] != shape or given.ndim not in (len(shape), len(shape) + 1):
             raise _wrong_shape(given.shape, shape)
         batch = torch.tensor(given).reshape(-1, *shape)
@@ -89,7 +90,7 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
         )
         fix = f"python -m rlplace.export {trained.folder} <new folder>"
         raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
-    spaces = describe(config.simulator_env)
+    spaces = spaces_of_job(config)
     network = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
     found, expected = _tensors(trained, key), network.state_dict()
     there, wanted = ({name: tuple(t.shape) for name, t in of.items()} for of in (found, expected))
@@ -138,7 +139,8 @@ def write_onnx(policy: Policy, out: Path) -> None:
 
 
 def _example(policy: Policy) -> Tensor:
-    return torch.zeros((2, *policy.spaces.observation_shape))
+    spaces = policy.spaces
+    return torch.zeros((2, *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype))
 
 
 def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:

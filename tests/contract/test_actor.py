@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.metrics import Metric
-from rlplace.models.mlp import build_policy
+from rlplace.models.policy_networks import build_policy
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS
 from rlplace.workers.roles.actor import PolicyActor

@@ -14,7 +14,8 @@ import torch
 from torch.distributions import Categorical, Normal
 
 from rlplace.algo.minibatches import iteration_generator
-from rlplace.models.mlp import ActorCritic, DiscreteOutput, PolicyOutput, build_policy, logprob
+from rlplace.models.mlp import ActorCritic, DiscreteOutput, PolicyOutput, logprob
+from rlplace.models.policy_networks import build_policy
 from rlplace.trajectory import Trajectory
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.shared_sum import SharedSum

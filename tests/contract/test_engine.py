@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.policies import MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.errors import NotResident
-from rlplace.models.mlp import build_policy, noise_shape
+from rlplace.models.mlp import noise_shape
+from rlplace.models.policy_networks import build_policy
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import Engine
 from rlplace.workers.engines.torch import TorchEngine

@@ -9,19 +9,18 @@ import pytest
 
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.models.mlp import build_policy
+from rlplace.models.policy_networks import build_policy
 from rlplace.models.sharding import own
 from rlplace.placement.memory.demands import (
     Footprint,
     HostPart,
     Placed,
     PolicyRolloutDemand,
-    PolicyShape,
     PolicyTrainingDemand,
     TrainingDemand,
-    policy_shape,
 )
 from rlplace.placement.memory.model import read_model
+from rlplace.placement.memory.policies import PolicyShape, policy_shape
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount

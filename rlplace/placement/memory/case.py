@@ -27,23 +27,26 @@ from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, part
 from rlplace.placement.flow import BUCKET_BYTES, Route, deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
-    Choices,
     Demand,
     DeviceSync,
     EngineDemand,
     Part,
     PolicyRolloutDemand,
-    PolicyShape,
-    PolicySpaces,
     PolicyTrainingDemand,
     ScoringDemand,
     SimulatorDemand,
     TrainingDemand,
-    policy_shape,
 )
 from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
 from rlplace.placement.memory.model import Head, ModelShape, read_model
+from rlplace.placement.memory.policies import (
+    PolicyShape,
+    PolicySpaces,
+    action_bytes,
+    observation_bytes,
+    policy_shape,
+)
 from rlplace.placement.memory.solve import fill_share
 from rlplace.placement.schedule import Residency
 
@@ -64,7 +67,7 @@ _TABLE_BYTES = 64 << 10  # of the segments of one process
 ITEM_BYTES = 2 << 10  # of an item beside its arrays: names, shapes, alignment
 WEIGHT_BUFFERS = 2  # one is read while the other is written
 _HEADER_BYTES = 64 << 10  # of a double buffer beside the weights
-_FLOAT32, _INT64 = 4, 8
+_FLOAT32 = 4
 
 _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
 _NO_MODEL = "the model is not known: its memory is not counted"
@@ -86,7 +89,7 @@ def memory_case(
     components, policy = plan.placement.components, PolicyShape(weights=(), buffer_bytes=0)
     if spaces is not None and config.kind == "mlp":
         normalize = config.algorithm.normalize_observations
-        policy = policy_shape(config.actor.mlp, spaces, normalize_observations=normalize)
+        policy = policy_shape(config.actor.policy, spaces, normalize_observations=normalize)
     demands: dict[str, Demand] = {}
     notes: list[str] = []
     problems: dict[str, Problem] = {}  # by key: several components may have the same model
@@ -386,9 +389,8 @@ def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weight
     """Bytes of the largest items of a job with simulators, by channel, with every episode cut once in an iteration."""
     routes, actors = plan.row_routes, plan.placement.world_size("actor")
     through_host = deliver_through_host(plan.deliveries)
-    observation = math.prod(spaces.observation_shape) * _FLOAT32
-    action = _INT64 if isinstance(spaces.actions, Choices) else math.prod(spaces.actions.shape) * _FLOAT32
-    decision = action + 2 * _FLOAT32  # with its log-probability and value
+    observation = observation_bytes(spaces)
+    decision = action_bytes(spaces.actions) + 2 * _FLOAT32  # with its log-probability and value
     step = observation + decision + _FLOAT32 + 2  # with its reward, and two marks of an end
     observed, gathered = routes.observations.most_rows, routes.trajectories.most_rows
     return {

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, MlpConfig, TextRolloutConfig, TrainedConfig
+from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
-from rlplace.placement.memory.model import ModelShape, Weight
+from rlplace.placement.memory.model import ModelShape
 from rlplace.placement.memory.passes import Moment, Pass
+from rlplace.placement.memory.policies import PolicyShape
 from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
@@ -458,70 +457,6 @@ class SimulatorDemand:
         )
 
 
-@runtime_checkable
-class Choices(Protocol):
-    """Discrete actions."""
-
-    @property
-    def n(self) -> int: ...
-
-
-class Vector(Protocol):
-    """Continuous actions."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-class PolicySpaces(Protocol):
-    """What a policy's size depends on; every simulator's spaces are such."""
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def actions(self) -> Choices | Vector: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyShape:
-    """Parameters in float32 and the buffers of the observation normaliser in float64."""
-
-    weights: tuple[Weight, ...]
-    buffer_bytes: int
-    widths: tuple[int, ...] = ()  # of the policy trunk: observation, hidden layers, outputs
-    kept_each: int = 1  # tensors that a hidden layer keeps for its backward pass
-
-    @property
-    def normalized(self) -> bool:
-        return self.buffer_bytes > 0
-
-    @property
-    def parameters_bytes(self) -> int:
-        return _FLOAT32 * sum(w.elements for w in self.weights)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Of a whole policy, as it is sent and sampled with."""
-        return self.parameters_bytes + self.buffer_bytes
-
-
-def policy_shape(model: MlpConfig, spaces: PolicySpaces, *, normalize_observations: bool) -> PolicyShape:
-    """Two trunks, policy and value, and a log deviation per element of a continuous action."""
-    actions, size = spaces.actions, math.prod(spaces.observation_shape)
-    outputs = actions.n if isinstance(actions, Choices) else math.prod(actions.shape)
-    weights: list[Weight] = []
-    for name, end in (("policy", outputs), ("value", 1)):
-        for at, (inputs, width) in enumerate(itertools.pairwise((size, *model.hidden, end))):
-            weights.append(Weight(name=f"{name}.{2 * at}.weight", shape=(width, inputs)))  # odd numbers: activations
-            weights.append(Weight(name=f"{name}.{2 * at}.bias", shape=(width,)))
-    if not isinstance(actions, Choices):
-        weights.append(Weight(name="log_std", shape=(outputs,)))
-    buffers = _FLOAT64 * (1 + 2 * size) if normalize_observations else 0
-    widths, kept = (size, *model.hidden, outputs), 2 if model.activation == "silu" else 1
-    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers, widths=widths, kept_each=kept)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrainingDemand:
     """The actor of simulators: on every rank all float32 weights in one tensor, and Adam's moments of it."""
@@ -551,15 +486,14 @@ class PolicyTrainingDemand:
 
     def _learning(self, placed: Placed) -> Bytes:
         """At the worst of: statistics of all samples, their order, a pass over a minibatch, the sum of its gradient."""
-        widths, whole, number = self.policy.widths, self.policy.parameters_bytes, DTYPE_BYTES[self.compute]
-        samples = formulas.policy_samples(widths, self.samples)
-        statistics = formulas.policy_statistics(widths, self.samples, self.policy.normalized)
+        whole, number = self.policy.parameters_bytes, DTYPE_BYTES[self.compute]
+        samples, statistics = self.policy.samples_bytes(self.samples), self.policy.statistics_bytes(self.samples)
         order = formulas.policy_order(self.samples, placed.ranks)
         rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32  # weights and gradient
         held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
         epoch = 2 * samples + 2 * _INT64 * self.samples  # all, and those of an epoch in its order
         epoch += self.policy.buffer_bytes  # the sums for the normaliser
-        activations = formulas.policy_pass(widths, self.minibatch, number, self.policy.kept_each)
+        activations = self.policy.pass_bytes(self.minibatch, number)
         exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
         return _larger(
             {Part.ACTIVATIONS: samples, Part.WORKSPACE: statistics},
@@ -581,11 +515,9 @@ class PolicyRolloutDemand:
     def footprint(self, placed: Placed) -> Footprint:
         process = self.sync.beside(placed.process(groups=0))
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
-        answering = formulas.policy_answer(self.policy.widths, self.rows, self.policy.normalized)
+        answering, normalizer = self.policy.answer_bytes(self.rows), self.policy.normalizer_bytes
         working = dict(self.sync.stages(self.policy.weights_bytes))
-        if self.policy.widths:
-            # Mean and scale of observations in float32, and the variance that the scale is made of.
-            normalizer = 3 * _FLOAT32 * self.policy.widths[0] * self.policy.normalized
+        if self.policy.weights:
             working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
             working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
         return Footprint(

@@ -83,7 +83,12 @@ def _kept(keys: str) -> Mapping[str, Any]:
 def _ask(keys: str) -> Mapping[str, Any]:
     family = json.loads(keys)["model_type"]
     sys.stderr.write(f"counting a {show(family)[:40]} by transformers, once; this takes some seconds ...\n")
-    command = [sys.executable, "-m", "rlplace.models.describe"]
+    return ask("rlplace.models.describe", keys)
+
+
+def ask(module: str, keys: str) -> Mapping[str, Any]:
+    """Return what a module answers as JSON, run in a process of its own with `keys`; else an "error"."""
+    command = [sys.executable, "-m", module]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # nothing is downloaded, and no code of a model runs
     try:
         done = subprocess.run(

@@ -236,7 +236,7 @@ def policy_pass(widths: Sequence[int], samples: int, compute: int, kept_each: in
     """n x (all outputs of hidden layers, and three tensors of a layer that goes backward; 4 A + 10 of the loss).
 
     `kept_each`: tensors that each hidden layer keeps: 2 where the slope of its activation needs the input as well.
-    Source: rlplace.models.mlp_passes: the policy trunk goes backward first, its last layer with all outputs there.
+    Source: rlplace.models.passes: the policy trunk goes backward first, its last layer with all outputs there.
     Accuracy: within 3 %.
     """
     if not widths:

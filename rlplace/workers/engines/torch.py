@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplace.comm.weights.shards import copy_tensor
-from rlplace.models.mlp import ActorCritic
-from rlplace.models.mlp_decision import MlpDecisions
+from rlplace.models.policy_networks import PolicyNetwork, decisions_of
 from rlplace.models.sharding import digest
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, Weights, require
@@ -99,19 +98,19 @@ class Decision:
 
 
 class TorchEngine(ModuleEngine):
-    """Decides on batches of observations by an actor-critic."""
+    """Decides on batches of observations by a policy."""
 
     labels = ("policy weights", "rollout workspace")
 
-    def __init__(self, policy: ActorCritic, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
+    def __init__(self, policy: PolicyNetwork, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
         super().__init__(policy, device, owner)
         self._policy, self._workspace_bytes = policy, workspace_bytes
 
     def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         super().load(weights, version, factors)
-        self._decisions = MlpDecisions(self._policy)
+        self._decisions = decisions_of(self._policy)
 
-    def decide(self, observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
+    def decide(self, observations: NDArray[Any], noise: NDArray[np.float32]) -> Decision:
         """Sample one action per row with that row's noise. Raises NotResident below FULL or without weights."""
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None

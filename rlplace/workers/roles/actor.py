@@ -128,7 +128,7 @@ class PolicyActor(Actor):
     """One rank of the learner of a simulator policy."""
 
     imports: ClassVar[tuple[str, ...]] = (
-        "rlplace.models.mlp",
+        "rlplace.models.policy_networks",
         "rlplace.workers.training.policy_learner",
         "rlplace.workers.training.state",
         "rlplace.comm.weights.host_sync",
@@ -138,7 +138,7 @@ class PolicyActor(Actor):
 
     def setup(self) -> None:
         from rlplace.algo.minibatches import Rows
-        from rlplace.models.mlp import build_policy
+        from rlplace.models.policy_networks import build_policy
         from rlplace.workers.training.policy_learner import PolicyLearner
         from rlplace.workers.training.trained_model import TrainedPolicy
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,12 +63,12 @@ class Recording:
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
         actions, shape = spaces.actions, spaces.observation_shape
         kind, each = (np.int64, ()) if isinstance(actions, DiscreteActions) else (np.float32, actions.shape)
-        self.observations = np.empty((steps + 1, rows, *shape), np.float32)
+        self.observations: Array = np.empty((steps + 1, rows, *shape), spaces.observation_dtype)
         self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
         self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}  # of a Trajectory, by its names
         self._arrays |= {name: np.empty((steps, rows), np.float32) for name in ("logprobs", "values", "rewards")}
         self._arrays |= {name: np.empty((steps, rows), np.bool_) for name in ("terminated", "truncated")}
-        self._finals = [np.empty((0, *shape), np.float32)]
+        self._finals: list[Array] = [np.empty((0, *shape), spaces.observation_dtype)]
         self.versions: set[int] = set()  # of the policies that decided
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
@@ -112,7 +112,7 @@ class StageGroup:
     first_row: int  # global
     columns: slice  # its rows within the rank
     simulator: Simulator
-    observations: NDArray[np.float32]  # [rows, *O], what comes next; kept from one iteration to the next
+    observations: Array  # [rows, *O], what comes next; kept from one iteration to the next
     lengths: NDArray[np.int64]  # [rows], steps of the episodes in progress
 
     def begin(self, seed: int, iteration: int = 0) -> None:
@@ -222,7 +222,7 @@ class VectorEnvWorker(EnvWorker):
                 self._oracle.answer(group, step, recording)
                 watch.lap("wait")
                 result = group.simulator.step(recording.actions[step, group.columns])
-                if not _finite(result):
+                if not self._finite(result):
                     result = self._without_poison(group, result, f"step {step} of iteration {iteration}")
                 group.observations = result.observations
                 group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
@@ -277,19 +277,20 @@ class VectorEnvWorker(EnvWorker):
         Raises SimulatorError, unless poison is to be skipped.
         """
         cut = np.flatnonzero(result.truncated)
-        poisoned = ~(np.isfinite(result.rewards) & _finite_rows(result.observations))
-        poisoned[cut] |= ~_finite_rows(result.final_observations)
+        poisoned = ~(np.isfinite(result.rewards) & self._finite_rows(result.observations))
+        poisoned[cut] |= ~self._finite_rows(result.final_observations)
         rows = np.flatnonzero(poisoned)
         for row in rows.tolist():
             shown = result.final_observations[cut == row][0] if row in cut else result.observations[row]
-            got = f"reward {result.rewards[row]}, observation {np.array2string(shown, threshold=8)}"
+            numbers = np.array2string(self._numbers(shown[None])[0], threshold=8)
+            got = f"reward {result.rewards[row]}, observation {numbers}"
             error = self._not_finite(group.first_row + row, what, got)
             if not self.config.config.skips_poison:
                 raise error
             self.context.log.warning("skipped: %s: %s", error.problem.what, got)
             if len(self._poison) < _NOTED:
                 self._poison.append(f"{self.context.owner}: {error.problem.what}: {got}")
-        going_on = ~(result.terminated | result.truncated) | ~_finite_rows(result.observations)
+        going_on = ~(result.terminated | result.truncated) | ~self._finite_rows(result.observations)
         again = np.flatnonzero(poisoned & going_on)
         if len(again):
             result.observations[again] = group.simulator.restart(again.tolist())
@@ -304,9 +305,26 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _require_finite(self, group: StageGroup, rows: Iterable[int], observations: Array, what: str) -> None:
-        for row, observation in zip(rows, observations, strict=True):
-            if not np.isfinite(observation).all():
-                raise self._not_finite(group.first_row + row, what, np.array2string(observation, threshold=8))
+        for row, numbers in zip(rows, self._numbers(observations), strict=True):
+            if not np.isfinite(numbers).all():
+                raise self._not_finite(group.first_row + row, what, np.array2string(numbers, threshold=8))
+
+    def _finite(self, result: StepResult) -> bool:
+        shown = (result.observations, result.final_observations)
+        return bool(np.isfinite(result.rewards).all() and all(self._finite_rows(each).all() for each in shown))
+
+    def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
+        """Return [B] bool of [B, *O]."""
+        numbers = self._numbers(observations)
+        return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
+
+    def _numbers(self, observations: Array) -> Array:
+        """Return the float32 numbers of observations [B, *O]; of images alone, none."""
+        spaces = self.config.spaces
+        if spaces.observation_dtype == "float32":
+            return observations
+        rows = observations.reshape(len(observations), prod(spaces.observation_shape))[:, : 4 * spaces.numbers]
+        return np.ascontiguousarray(rows).view(np.float32)
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
         """`row`: global."""
@@ -326,16 +344,3 @@ class VectorEnvWorker(EnvWorker):
         for share in self.config.routes.trajectories.sends(self.context.rank):
             piece = trajectory.split(share.start - first_row, share.stop - first_row)
             self.context.channels[TRAJECTORIES].put(piece, key=str(share.target), weight=piece.weight)
-
-
-def _finite(result: StepResult) -> bool:
-    return bool(
-        np.isfinite(result.rewards).all()
-        and np.isfinite(result.observations).all()
-        and np.isfinite(result.final_observations).all()
-    )
-
-
-def _finite_rows(observations: Array) -> NDArray[np.bool_]:
-    """Return [B] bool of [B, *O]."""
-    return np.asarray(np.isfinite(observations).all(axis=tuple(range(1, observations.ndim))))

@@ -30,7 +30,7 @@ class Episodes:
     """Neighbouring rows; the state of a simulator that cannot tell it is empty."""
 
     first_row: int
-    observations: NDArray[np.float32]
+    observations: NDArray[Any]
     lengths: NDArray[np.int64]
     states: Sequence[RowState]
 
@@ -46,7 +46,7 @@ class Episodes:
         return name
 
 
-def read(folder: Path, rows: range, like: NDArray[np.float32]) -> Episodes:
+def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
     """Read these rows, whatever files they are in; `like` are observations of as many. Raises ConfigError."""
     observations, lengths = np.empty_like(like), np.empty(len(rows), np.int64)
     states: list[RowState | None] = [None] * len(rows)
@@ -60,10 +60,10 @@ def read(folder: Path, rows: range, like: NDArray[np.float32]) -> Episodes:
                 found, steps, stored = arrays["observations"], arrays["lengths"], _unstacked(arrays, last + 1 - first)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise unreadable_state("env", file, error) from error
-        if found.shape[1:] != like.shape[1:]:
+        if (found.shape[1:], found.dtype) != (like.shape[1:], like.dtype):
             got, expected = (
-                f"{file}: observations of {list(found.shape[1:])}",
-                f"observations of {list(like.shape[1:])}",
+                f"{file}: observations of {found.dtype} {list(found.shape[1:])}",
+                f"observations of {like.dtype} {list(like.shape[1:])}",
             )
             raise other_state("env", got, expected)
         there, mine = (

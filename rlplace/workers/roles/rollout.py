@@ -115,7 +115,7 @@ class VectorRolloutWorker(RolloutWorker):
     """
 
     imports: ClassVar[tuple[str, ...]] = (
-        "rlplace.models.mlp_decision",
+        "rlplace.models.policy_networks",
         "rlplace.workers.engines.torch",
         "rlplace.workers.engines.weights",
         "rlplace.comm.weights.host_sync",
@@ -125,7 +125,8 @@ class VectorRolloutWorker(RolloutWorker):
     engine: TorchEngine
 
     def setup(self) -> None:
-        from rlplace.models.mlp import build_policy, noise_shape
+        from rlplace.models.mlp import noise_shape
+        from rlplace.models.policy_networks import build_policy
         from rlplace.workers.engines.torch import TorchEngine
 
         config, context, spaces = self.config.config, self.context, self.config.spaces

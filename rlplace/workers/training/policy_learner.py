@@ -25,12 +25,14 @@ from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
-from rlplace.models.mlp_passes import Passes
+from rlplace.models.passes import Passes
 from rlplace.stopwatch import Stopwatch
 from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedPolicy
+
+_AT_ONCE = 1024  # last observations whose values are found in one pass
 
 
 class PolicyLearner:
@@ -54,11 +56,10 @@ class PolicyLearner:
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(count=moments.count, mean=moments.mean[0], var=moments.var[0])
             samples = samples._replace(advantages=normalized(samples.advantages, of_advantages, 1e-8))
-        if self._policy.module.normalizer is not None:
-            samples = samples._replace(observations=self._policy.module.normalizer(samples.observations))
+        samples = samples._replace(observations=self._policy.module.prepared(samples.observations))
         lr = self._trainer.learning_rate(iteration)
         watch.lap("exchange", self._ranks.world_size)
-        with torch.inference_mode():
+        with torch.inference_mode(self._policy.module.by_hand):
             steps, stopped = self._steps(samples, of_all, iteration, lr, watch)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
@@ -102,7 +103,8 @@ class PolicyLearner:
         rewards = torch.where(poisoned, values, rewards)
         beyond = np.concatenate([trajectory.last_observations, trajectory.final_observations])
         with torch.no_grad():
-            beyond_values = self._policy.module(self._tensor(beyond)).values
+            pieces = self._tensor(beyond).split(_AT_ONCE)
+            beyond_values = torch.cat([self._policy.module(piece).values for piece in pieces])
         advantages, returns = gae(
             rewards=rewards,
             values=values,
@@ -133,7 +135,8 @@ class PolicyLearner:
         nothing = no_moments((3,), self._device)
         parts = [shifted_sums(columns, nothing.mean)]
         if self._policy.module.normalizer is not None:
-            parts.append(shifted_sums(samples.observations, self._policy.module.normalizer.mean))
+            numbers = self._policy.module.numbers(samples.observations)
+            parts.append(shifted_sums(numbers, self._policy.module.normalizer.mean))
         sums = self._ranks.sum(torch.cat(parts))
         cut = len(parts[0])
         return merge(nothing, sums[:cut]), sums[cut:]

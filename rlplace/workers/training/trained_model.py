@@ -22,8 +22,8 @@ from rlplace.comm.weights.shards import Shard, replicas, row_blocks
 from rlplace.config.schema import Dtype
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
-from rlplace.models.mlp import ActorCritic
-from rlplace.models.mlp_passes import Passes, flatten, slices
+from rlplace.models.passes import Passes, flatten, slices
+from rlplace.models.policy_networks import PolicyNetwork
 from rlplace.models.sharding import DTYPES, beside, own, whole
 from rlplace.workers.training.ranks import Ranks
 
@@ -171,7 +171,7 @@ class TrainedPolicy(TrainedModel):
     A step is one exchange of gradient and numbers in one tensor, after which all ranks make the same step.
     """
 
-    def __init__(self, module: ActorCritic, compute: Dtype, ranks: Ranks) -> None:
+    def __init__(self, module: PolicyNetwork, compute: Dtype, ranks: Ranks) -> None:
         """`module`: on the ranks' device already and equal on all of them."""
         self.module, self._flat = module, flatten(module)
         tensors = (*module.named_parameters(), *module.named_buffers())

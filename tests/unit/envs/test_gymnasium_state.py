@@ -103,7 +103,7 @@ def test_rows_that_are_nowhere_and_files_that_are_damaged_are_named(tmp_path: Pa
     with pytest.raises(ConfigError, match="no row 2") as caught:
         read(tmp_path, range(1, 3), observations)
     assert caught.value.codes == ("other-state",)
-    with pytest.raises(ConfigError, match=r"observations of \[3\]"):
+    with pytest.raises(ConfigError, match=r"observations of float32 \[3\]"):
         read(tmp_path, range(2), np.zeros((2, 5), np.float32))
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])

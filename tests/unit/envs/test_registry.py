@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config, SimulatorEnvConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
-from rlplace.envs.registry import check, describe, find_adapter
+from rlplace.envs.registry import check, describe, find_adapter, spaces_of_job
 from rlplace.errors import ConfigError, Problem
 from rlplace.extras import install_command
 
@@ -138,19 +139,66 @@ def test_arguments_that_are_not_the_simulators(name: str, value: object, fix: st
     assert [*check(broken)] == [found]
 
 
-@pytest.mark.parametrize("name", ["DictObservations-v0", "ManyActions-v0"])
+@pytest.mark.parametrize("name", ["Texts-v0", "ManyActions-v0"])
 def test_spaces_no_policy_can_take(name: str) -> None:
     found = problem(config(f"tests.gyms:{name}"))
     assert (found.code, found.key) == ("unsupported-space", "env.id")
 
 
-def test_images_are_refused_until_they_are_a_row() -> None:
-    """A policy without convolutions takes pixels only if the user says so."""
-    found = problem(config("tests.gyms:Pixels-v0"))
-    assert (found.code, found.key, found.what) == ("unsupported-space", "env.id", "the simulator shows images")
+def job(name: str, **model: object) -> Config:
+    given = {"cluster": {"component_placement": {}}, "env": {"id": f"tests.gyms:{name}"}, "actor": {"model": model}}
+    return read_config(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "key", "fix"),
+    [
+        ("Pixels-v0", {"kind": "mlp"}, "kind", "kind: cnn"),
+        ("Script-v0", {"kind": "cnn"}, "kind", "kind: mlp"),
+        ("Corner-v0", {"kind": "cnn"}, "network", "network: impala"),
+        ("Pixels-v0", {"kind": "cnn", "channels": [8]}, "channels", "channels: [32, 64, 64]"),
+    ],
+)
+def test_a_network_for_other_observations_is_refused(name: str, model: dict[str, object], key: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spaces_of_job(job(name, **model))
+    (found,) = caught.value.problems
+    assert (found.code, found.key) == ("model-misfit", f"actor.model.{key}")
     assert found.fix is not None
-    assert "gymnasium.wrappers.FlattenObservation" in found.fix
-    assert describe(config("tests.gyms:PixelRow-v0")).observation_shape == (84 * 84 * 3,)
+    assert fix in found.fix
+
+
+def test_images_stay_bytes_and_a_row_of_them_becomes_numbers() -> None:
+    images = spaces_of_job(job("Pixels-v0", kind="cnn"))
+    assert (images.observation_shape, images.observation_dtype, images.numbers) == ((84, 84, 3), "uint8", 0)
+    row = spaces_of_job(job("PixelRow-v0"))
+    assert (row.observation_shape, row.observation_dtype) == ((84 * 84 * 3,), "float32")
+    simulator = find_adapter("gymnasium").make(config("tests.gyms:Corner-v0"), 2)
+    shown = simulator.reset([1, 2])
+    result = simulator.step(np.zeros(2, np.int64))
+    assert {each.dtype for each in (shown, result.observations, result.final_observations)} == {np.dtype(np.uint8)}
+    assert shown.shape == (2, 12, 12, 1)
+    assert shown.max() == 255
+
+
+def test_entries_of_dicts_are_one_row_whose_numbers_come_first() -> None:
+    spaces = describe(config("tests.gyms:Corner-v0", kwargs={"beside": True}))
+    parts = [("told.noise", (2,), "float32"), ("told.turn", (4,), "float32"), ("image", (12, 12, 1), "uint8")]
+    assert sorted((part.name, part.shape, part.dtype) for part in spaces.parts) == sorted(parts)
+    assert [part.dtype for part in spaces.parts] == ["float32", "float32", "uint8"]
+    assert (spaces.observation_shape, spaces.observation_dtype, spaces.numbers) == ((4 * 6 + 144,), "uint8", 6)
+    simulator = find_adapter("gymnasium").make(config("tests.gyms:Corner-v0", kwargs={"beside": True}), 1)
+    (row,) = simulator.reset([3])
+    names, cut = [part.name for part in spaces.parts[:2]], spaces.parts[0].size
+    numbers = dict(zip(names, np.split(row[:24].view(np.float32), [cut]), strict=True))
+    assert sorted(numbers["told.turn"]) == [0, 0, 0, 1]
+    assert np.abs(numbers["told.noise"]).max() <= 1
+    assert row[24:].max() == 255
+
+
+def test_a_dict_of_numbers_alone_is_a_vector() -> None:
+    spaces = describe(config("tests.gyms:DictObservations-v0"))
+    assert (spaces.observation_shape, spaces.observation_dtype, spaces.numbers) == ((2,), "float32", 2)
 
 
 def test_a_bug_of_the_simulator_is_not_the_configs() -> None:

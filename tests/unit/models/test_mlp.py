@@ -9,17 +9,18 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from rlplace.algo.normalize import shifted_sums
-from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.policies import MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
 from rlplace.models.mlp import (
     ActorCritic,
     ContinuousOutput,
     DiscreteOutput,
     PolicyOutput,
-    build_policy,
     logprob,
     sample,
 )
+from rlplace.models.policy_networks import build_policy
 from rlplace.models.sharding import digest
 
 ARM = ContinuousActions(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))

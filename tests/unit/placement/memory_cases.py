@@ -110,6 +110,9 @@ class Spaces:
 
     observation_shape: tuple[int, ...]
     actions: Discrete | Continuous
+    observation_dtype: str = "float32"
+    parts: tuple[Any, ...] = ()
+    numbers: int = 0
 
 
 PENDULUM = Spaces(observation_shape=(4,), actions=Continuous(shape=(1,)))

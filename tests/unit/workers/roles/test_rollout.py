@@ -13,7 +13,7 @@ from torch import Tensor
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.host_sync import WeightSender
 from rlplace.errors import ChannelBroken
-from rlplace.models.mlp import build_policy
+from rlplace.models.policy_networks import build_policy
 from rlplace.placement.flow import Delivery
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation

@@ -1,7 +1,8 @@
-"""Passes of a simulator policy in training: forward and backward by hand, over one tensor of weights and one of slopes.
+"""Passes of a simulator policy in training, over one tensor of weights and one of slopes.
 
 A step of a small policy is bound by the calls it makes, not by their arithmetic; autograd, a tensor for each parameter
-and objects for distributions are most of these calls. Everything here runs without autograd::
+and objects for distributions are most of these calls. Therefore an MLP goes forward and backward by hand, and so do
+actions; only other networks are left to autograd::
 
     weights, gradient    [parameters] each; a parameter is a slice of the one, its slope the same slice of the other
 
@@ -10,7 +11,7 @@ Letters: N observations, O their size, K outputs (of all elements of an action),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic
+from rlplace.models.networks import NetworkPass, NetworkPolicy
 
 _ATEN = torch.ops.aten
 
@@ -80,26 +82,42 @@ class _Trunk:
                 slopes = self._activation.backward(slopes @ weight, before, given)  # type: ignore[union-attr]
 
 
+class _Trunks:
+    """Both trunks of an MLP."""
+
+    def __init__(self, module: ActorCritic, weights: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
+        def trunk(name: str, layers: nn.Sequential) -> _Trunk:
+            own = ([t for n, t in tensors.items() if n.startswith(f"{name}.")] for tensors in (weights, slopes))
+            return _Trunk(layers, *own)
+
+        self._policy, self._value = trunk("policy", module.policy), trunk("value", module.value)
+        self._dtype = next(iter(weights.values())).dtype
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        given = observations.to(self._dtype)
+        return self._policy.forward(given).float(), self._value.forward(given)[:, 0].float()
+
+    def backward(self, outputs: Tensor, values: Tensor) -> None:
+        self._policy.backward(outputs.to(self._dtype))
+        self._value.backward(values.to(self._dtype)[:, None])
+
+
 class Passes:
     """Forward and backward passes of a policy whose weights are slices of `weights`; slopes go into `gradient`."""
 
-    def __init__(self, module: ActorCritic, weights: Tensor, gradient: Tensor) -> None:
+    def __init__(self, module: ActorCritic | NetworkPolicy, weights: Tensor, gradient: Tensor) -> None:
         """Both are [parameters], of the dtype that is computed in."""
-        self._dtype = weights.dtype
         of, to = dict(slices(weights, module)), dict(slices(gradient, module))
-
-        def trunk(name: str, layers: nn.Sequential) -> _Trunk:
-            return _Trunk(
-                layers, *([t for n, t in tensors.items() if n.startswith(f"{name}.")] for tensors in (of, to))
-            )
-
-        self._policy, self._value = trunk("policy", module.policy), trunk("value", module.value)
+        self._network: _Trunks | NetworkPass
+        if isinstance(module, ActorCritic):
+            self._network = _Trunks(module, of, to)
+        else:
+            self._network = NetworkPass(module, of, to)
         self._log_std, self._log_std_slopes = of.get("log_std"), to.get("log_std")
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N] in float32, of normalised observations [N, O]."""
-        given = observations.to(self._dtype)
-        return self._policy.forward(given).float(), self._value.forward(given)[:, 0].float()
+        """Return outputs [N, K] and values [N] in float32, of `prepared` observations [N, O]."""
+        return self._network.forward(observations)
 
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:
         """Return what the policy says of actions taken: [N, 1] choices, or [N, K] numbers."""
@@ -112,8 +130,7 @@ class Passes:
         outputs, log_std = chosen.backward(logprob_slopes, entropy_slope)
         if self._log_std_slopes is not None:
             self._log_std_slopes.copy_(log_std)
-        self._policy.backward(outputs.to(self._dtype))
-        self._value.backward(values.to(self._dtype)[:, None])
+        self._network.backward(outputs, values)
 
 
 class _Choices:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
-from rlplace.config.schema import ActorConfig, AlgorithmConfig, MlpConfig
+from rlplace.config.policies import MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.models.mlp import ActorCritic, DiscreteOutput, build_policy
-from rlplace.models.mlp_passes import Passes, flatten, slices
+from rlplace.models.mlp import ActorCritic, DiscreteOutput
+from rlplace.models.passes import Passes, flatten, slices
+from rlplace.models.policy_networks import build_policy
 
 ARM = ContinuousActions(shape=(2, 3), low=(-1.0,) * 6, high=(1.0,) * 6)
 BUTTONS = DiscreteActions(n=3)

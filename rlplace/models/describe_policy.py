@@ -1,0 +1,112 @@
+"""Describe the policy of a simulator job: its weights, and what a pass over a sample saves, as a small one shows.
+
+The planner, which imports no torch, runs this as a process of its own, `python -m rlplace.models.describe_policy`, with
+model and spaces as JSON on its standard input; the answer on its standard output is what `placement.memory.policies`
+reads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlplace.config.policies import CnnConfig, ModuleConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.envs import contract
+from rlplace.errors import ConfigError
+from rlplace.models.mlp import noise_shape
+from rlplace.models.networks import NetworkPolicy
+from rlplace.models.policy_networks import build_policy
+
+_SAMPLES = 4
+_ACTIONS = {"DiscreteActions": contract.DiscreteActions, "ContinuousActions": contract.ContinuousActions}
+
+
+class _Largest(TorchDispatchMode):
+    """Record the most numbers that an operation returned in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple) else (made,):
+            if isinstance(each, Tensor) and not func.is_view:
+                self.numbers = max(self.numbers, each.numel())
+        return made
+
+
+def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description. Raises ConfigError where the network is not there or returns something else."""
+    spaces = _spaces(asked["spaces"])
+    model = _made(CnnConfig if asked["model"]["kind"] == "cnn" else ModuleConfig, asked["model"])
+    algorithm = AlgorithmConfig(normalize_observations=asked["normalize"])
+    policy = build_policy(spaces, ActorConfig(model=model), algorithm, seed=0)
+    assert isinstance(policy, NetworkPolicy), model
+    saved, largest = _traced(policy, spaces)
+    return {
+        "weights": [[name, list(parameter.shape)] for name, parameter in policy.named_parameters()],
+        "buffers": sum(buffer.nbytes for buffer in policy.buffers()),
+        "saved": -(-saved // _SAMPLES),
+        "largest": -(-largest // _SAMPLES),
+    }
+
+
+def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
+    """Return the numbers that a pass over a few samples saves, and those of its largest tensor."""
+    kept: dict[int, Tensor] = {parameter.untyped_storage()._cdata: parameter for parameter in policy.parameters()}
+    own, numbers = set(kept), 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    zeros = torch.zeros((_SAMPLES, *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype))
+    with saved_tensors_hooks(pack, lambda tensor: tensor), _Largest() as seen:
+        returned = policy.network(policy.inputs(zeros))
+    _check(returned, math.prod(noise_shape(spaces.actions)))
+    numbers = sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in own) // 4
+    return numbers, seen.numbers
+
+
+def _check(returned: object, outputs: int) -> None:
+    """Raise ConfigError unless a network returns what a policy needs."""
+    pair = returned if isinstance(returned, Sequence) else (returned,)
+    shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in pair]
+    if shapes != [(_SAMPLES, outputs), (_SAMPLES,)]:
+        why = f"of N observations a policy needs outputs [N, {outputs}] and values [N]; here N is {_SAMPLES}"
+        what, fix = "the network returns something else", "return outputs, values"
+        raise ConfigError.of("bad-network", "actor.model", what, str(shapes), why, fix)
+
+
+def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
+    actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
+    parts = [_made(contract.Part, part) for part in plain["parts"]]
+    spaces: contract.Spaces = _made(contract.Spaces, {**plain, "actions": actions, "parts": parts})
+    return spaces
+
+
+def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items() if name != "class"})
+
+
+def main() -> None:
+    try:
+        answer = describe(json.load(sys.stdin))
+    except ConfigError as error:
+        (problem,) = error.problems
+        answer = {"error": problem.what, "problem": [problem.key, problem.what, problem.got, problem.why]}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Policies of a network that autograd differentiates: convolutions for images, or a module of the user's own.
+
+A network takes observations and returns what the heads of a policy do::
+
+    forward(observations) -> outputs [N, K] and values [N]
+
+    observations    [N, *O], or of a Dict or Tuple a tensor for each entry by name: numbers float32 and normalised where
+                    the job normalises, images uint8 as the simulator shows them
+    outputs         K logits of a choice among K, or K means of a continuous action of K elements
+
+Letters: N observations, O observation shape, K outputs, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.config.policies import CnnConfig, ModuleConfig
+from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.envs.registry import named
+from rlplace.errors import ConfigError
+from rlplace.models.mlp import ObservationNormalizer, PolicyOutput, initialise, noise_shape, output_of
+
+Observed = Tensor | Mapping[str, Tensor]
+_NATURE = ((8, 4), (4, 2), (3, 1))  # kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
+_NATURE_CHANNELS, _IMPALA_CHANNELS = (32, 64, 64), (16, 32, 32)
+_BESIDE = 64  # features of the numbers beside images
+_BRIGHTEST = 255.0
+
+
+class NetworkPolicy(nn.Module):
+    """A network, the normaliser of the numbers in its observations, and the deviation of continuous actions.
+
+    It is always in eval mode: what was decided and what is learned from it must have the same probabilities.
+    """
+
+    by_hand = False
+
+    def __init__(self, spaces: Spaces, network: nn.Module, *, normalize: bool, initial_log_std: float) -> None:
+        super().__init__()
+        self._spaces, self.actions, self.network = spaces, spaces.actions, network
+        self.normalizer = ObservationNormalizer((spaces.numbers,)) if normalize and spaces.numbers else None
+        if isinstance(spaces.actions, ContinuousActions):
+            self.log_std = nn.Parameter(torch.full((math.prod(spaces.actions.shape),), initial_log_std))
+        self.eval()
+
+    def forward(self, observations: Tensor) -> PolicyOutput:
+        """Decide on [N, *O], or rows of as many elements."""
+        none = not len(observations)
+        outputs, values = self.nothing(observations) if none else self.network(self.inputs(observations))
+        return output_of(self.actions, outputs, values, getattr(self, "log_std", None))
+
+    def inputs(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Observed:
+        """Return what the network takes; `dtype`: of numbers, images stay uint8."""
+        spaces, number = self._spaces, 0
+        rows, byte = self._rows(observations), 4 * spaces.numbers
+        numbers = self.numbers(rows)
+        if self.normalizer is not None:
+            numbers = self.normalizer(numbers)
+        found: dict[str, Tensor] = {}
+        for entry in spaces.entries:
+            if entry.dtype == "float32":
+                part, number = numbers[:, number : number + entry.size].to(dtype), number + entry.size
+            else:
+                part, byte = rows[:, byte : byte + entry.size], byte + entry.size
+            found[entry.name] = part.reshape(-1, *entry.shape)
+        return found if spaces.parts else found[""]
+
+    def nothing(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and values of no observation, which not every network takes."""
+        outputs = torch.zeros((0, math.prod(noise_shape(self.actions))), device=observations.device)
+        return outputs, outputs.sum(dim=1)
+
+    def numbers(self, observations: Tensor) -> Tensor:
+        """Return [N, numbers] float32 of the observations, not normalised: what the normaliser counts."""
+        rows, count = self._rows(observations), self._spaces.numbers
+        if rows.dtype == torch.float32:
+            return rows
+        if not count:
+            return rows[:, :0].float()
+        return rows[:, : 4 * count].flatten().clone().view(torch.float32).view(-1, count)  # clone: aligned
+
+    def _rows(self, observations: Tensor) -> Tensor:
+        return observations.reshape(-1, math.prod(self._spaces.observation_shape))  # of any N also once it is traced
+
+    def prepared(self, observations: Tensor) -> Tensor:
+        """Return the observations as `Passes` take them: as they are, since each pass normalises its own."""
+        return observations
+
+
+class NetworkPass:
+    """Forward and backward passes of a network by autograd, over slices of one tensor of weights and one of slopes."""
+
+    def __init__(self, policy: NetworkPolicy, weights: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
+        """Both by name of the policy's parameter; of the dtype that is computed in."""
+        self._policy = policy
+        prefix = "network."
+        self._leaves = {
+            name.removeprefix(prefix): weight.detach().requires_grad_()
+            for name, weight in weights.items()
+            if name.startswith(prefix)
+        }
+        self._slopes = {name: slopes[prefix + name] for name in self._leaves}
+        self._found: tuple[Tensor, ...] = ()
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        if not len(observations):
+            self._found = ()
+            return self._policy.nothing(observations)
+        dtype = next(iter(self._leaves.values())).dtype
+        inputs = self._policy.inputs(observations, dtype)
+        with torch.enable_grad():
+            self._found = torch.func.functional_call(self._policy.network, self._leaves, (inputs,))
+        outputs, values = (each.detach().float() for each in self._found)
+        return outputs, values
+
+    def backward(self, outputs: Tensor, values: Tensor) -> None:
+        """Write the slopes of all parameters, from those of what `forward` returned; what no output uses has none."""
+        for name, leaf in self._leaves.items():
+            leaf.grad = self._slopes[name].zero_()
+        if self._found:
+            slopes = [s.to(f.dtype) for s, f in zip((outputs, values), self._found, strict=True)]
+            torch.autograd.backward(self._found, slopes)
+        self._found = ()
+
+
+# ── networks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ImageNetwork(nn.Module):
+    """Convolutions for each image, a layer for the numbers beside them; all features together, then both heads.
+
+    An array of two to four axes is an image: [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose
+    frames become channels.
+    """
+
+    def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
+        super().__init__()
+        self._entries = spaces.entries
+        shapes = [entry.shape for entry in spaces.entries if is_image(entry.shape)]
+        self.images = nn.ModuleList(_convolutions(config, channels_first(shape)) for shape in shapes)
+        numbers = sum(entry.size for entry in spaces.entries if not is_image(entry.shape))
+        self.numbers = nn.Linear(numbers, _BESIDE) if numbers else None
+        with torch.device("meta"):
+            sizes = [_convolutions(config, at)(torch.empty(1, *at)).numel() for at in map(channels_first, shapes)]
+        widths = [sum(sizes) + (_BESIDE if numbers else 0), *config.hidden]
+        layers = [nn.Sequential(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(widths)]
+        self.joint = nn.Sequential(*layers)
+        self.policy = nn.Linear(widths[-1], math.prod(noise_shape(spaces.actions)))
+        self.value = nn.Linear(widths[-1], 1)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Make the first weights: as those of an MLP, the heads apart."""
+        weighted = [m for m in self.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+        trunk = [layer for layer in weighted if layer not in (self.policy, self.value)]
+        initialise(trunk, math.sqrt(2.0), generator)
+        initialise([self.policy], 0.01, generator)
+        initialise([self.value], 1.0, generator)
+
+    def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:
+        by_name = {"": observations} if isinstance(observations, Tensor) else observations
+        features, numbers, images = [], [], iter(self.images)
+        dtype = self.value.weight.dtype
+        for entry in self._entries:
+            given = by_name[entry.name]
+            if is_image(entry.shape):
+                scaled = given.to(dtype) / _BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
+                features.append(next(images)(_channels_first(scaled)))
+            else:
+                numbers.append(given.flatten(1).to(dtype))
+        if self.numbers is not None:
+            features.append(torch.relu(self.numbers(torch.cat(numbers, dim=1))))
+        joined = self.joint(torch.cat(features, dim=1))
+        return self.policy(joined), self.value(joined)[:, 0]
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    return len(shape) > 1
+
+
+def channels_first(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return C, H and W of an image, whose channels are its last axis unless that is longer than its first."""
+    return cast("tuple[int, int, int]", tuple(_channels_first(torch.empty(1, *shape, device="meta")).shape[1:]))
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    """Return [N, C, H, W] of [N, H, W], [N, H, W, C], [N, C, H, W] or a stack [N, T, H, W, C]; T x C are channels."""
+    if images.dim() == 3:
+        return images.unsqueeze(1)
+    last = images.shape[-1] <= images.shape[-3]
+    if last:
+        images = images.movedim(-1, -3)
+    return images.flatten(1, -3)
+
+
+class _Residual(nn.Module):
+    """Two convolutions that are added to what they are given."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        each = [m for _ in range(2) for m in (nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))]
+        self.added = nn.Sequential(*each)
+
+    def forward(self, given: Tensor) -> Tensor:
+        added: Tensor = self.added(given)
+        return given + added
+
+
+def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequential:
+    """Return a network from [N, C, H, W] to features [N, F].
+
+    nature: three layers of Mnih et al. 2015. impala: stages of Espeholt et al. 2018 (arXiv:1802.01561, figure 3), each
+    half as large as the one before.
+    """
+    layers: list[nn.Module] = []
+    channels = image[0]
+    if config.network == "nature":
+        for width, (kernel, stride) in zip(config.channels or _NATURE_CHANNELS, _NATURE, strict=True):
+            layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
+            channels = width
+    else:
+        for width in config.channels or _IMPALA_CHANNELS:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            layers += [_Residual(width), _Residual(width)]
+            channels = width
+        layers.append(nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
+    """Make the user's module: `Class(spaces, **kwargs)`. Raises ConfigError where there is none, or it takes others."""
+    key = "actor.model.name"
+    kind = named(config.name, {}, key=key, code="unknown-module", noun="module")
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        why = "it is made with the spaces of the job and called with observations"
+        raise ConfigError.of(
+            "unknown-module", key, "is no torch.nn.Module", config.name, why, "name: <package.module:Class>"
+        )
+    try:
+        return kind(spaces, **config.kwargs)
+    except TypeError as error:
+        what, got = "the module does not take these arguments", ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
+        why = f"{config.name}: {error}; it gets rlplace.envs.contract.Spaces first"
+        raise ConfigError.of("bad-module-kwargs", "actor.model.kwargs", what, got, why, "kwargs: {}") from error

@@ -1,0 +1,55 @@
+"""The policy of a simulator job: built, deciding and in training, whichever kind of model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.config.policies import CnnConfig, MlpConfig
+from rlplace.config.schema import ActorConfig, AlgorithmConfig
+from rlplace.envs.contract import Spaces
+from rlplace.models import BUILDING
+from rlplace.models.mlp import ActorCritic, initialise, sample
+from rlplace.models.mlp_decision import MlpDecisions
+from rlplace.models.networks import ImageNetwork, NetworkPolicy, own_network
+
+PolicyNetwork = ActorCritic | NetworkPolicy
+Decide = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> PolicyNetwork:
+    """Build the policy of a job on the host, in float32. The same arguments give the same weights in every process.
+
+    Orthogonal initialisation, with gain 0.01 at the policy head and 1 at the value head; a network of the user's own
+    begins as it says itself, from random numbers of this seed. Raises ConfigError where it cannot be made.
+    """
+    generator, model = torch.Generator().manual_seed(seed), actor.policy
+    normalize = algorithm.normalize_observations
+    if isinstance(model, MlpConfig):
+        policy = ActorCritic(spaces, model, normalize)
+        for trunk, head_gain in ((policy.policy, 0.01), (policy.value, 1.0)):
+            initialise([layer for layer in trunk if isinstance(layer, nn.Linear)], head_gain, generator)
+        return policy
+    with BUILDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = ImageNetwork(spaces, model) if isinstance(model, CnnConfig) else own_network(spaces, model)
+    if isinstance(network, ImageNetwork):
+        network.initialise(generator)
+    return NetworkPolicy(spaces, network, normalize=normalize, initial_log_std=model.initial_log_std)
+
+
+def decisions_of(policy: PolicyNetwork) -> Decide:
+    """Return what decides by the weights that the policy has now: from observations and noise, row for row.
+
+    It returns actions, log-probabilities and values, and is to be called in inference mode.
+    """
+    if isinstance(policy, ActorCritic):
+        return MlpDecisions(policy)
+
+    def decide(observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output = policy(observations)
+        return *sample(output, noise), output.values
+
+    return decide

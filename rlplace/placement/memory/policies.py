@@ -1,0 +1,217 @@
+"""Sizes of simulator policies: an MLP's by formulas, any other network's as a pass in torch shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from rlplace.config.policies import MlpConfig, PolicyConfig
+from rlplace.errors import ConfigError
+from rlplace.extras import install_command
+from rlplace.placement.memory import formulas
+from rlplace.placement.memory.families import ask
+from rlplace.placement.memory.model import Weight
+
+_FLOAT32, _FLOAT64, _INT64 = 4, 8, 8
+_SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
+
+
+@runtime_checkable
+class Choices(Protocol):
+    """Discrete actions."""
+
+    @property
+    def n(self) -> int: ...
+
+
+class Vector(Protocol):
+    """Continuous actions."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Entry(Protocol):
+    """One entry of an observation."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+class PolicySpaces(Protocol):
+    """What a policy's size depends on; every simulator's spaces are such."""
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def observation_dtype(self) -> str: ...
+
+    @property
+    def parts(self) -> Sequence[Entry]: ...
+
+    @property
+    def numbers(self) -> int: ...
+
+    @property
+    def actions(self) -> Choices | Vector: ...
+
+
+def observation_bytes(spaces: PolicySpaces) -> int:
+    return math.prod(spaces.observation_shape) * _SIZE_OF[spaces.observation_dtype]
+
+
+def outputs_of(actions: Choices | Vector) -> int:
+    """Return the outputs of a policy head."""
+    return actions.n if isinstance(actions, Choices) else math.prod(actions.shape)
+
+
+def action_bytes(actions: Choices | Vector) -> int:
+    return _INT64 if isinstance(actions, Choices) else math.prod(actions.shape) * _FLOAT32
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyShape:
+    """Parameters in float32 and the buffers of the observation normaliser in float64; of an MLP unless a subclass."""
+
+    weights: tuple[Weight, ...]
+    buffer_bytes: int
+    widths: tuple[int, ...] = ()  # of the policy trunk: observation, hidden layers, outputs
+    kept_each: int = 1  # tensors that a hidden layer keeps for its backward pass
+
+    @property
+    def normalized(self) -> bool:
+        return self.buffer_bytes > 0
+
+    @property
+    def parameters_bytes(self) -> int:
+        return _FLOAT32 * sum(w.elements for w in self.weights)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of a whole policy, as it is sent and sampled with."""
+        return self.parameters_bytes + self.buffer_bytes
+
+    @property
+    def normalizer_bytes(self) -> int:
+        """Of mean and scale of observations in float32, and the variance that the scale is made of."""
+        return 3 * _FLOAT32 * self.widths[0] * self.normalized if self.widths else 0
+
+    def samples_bytes(self, samples: int) -> int:
+        """Of an iteration's samples as they are learned from."""
+        return formulas.policy_samples(self.widths, samples)
+
+    def statistics_bytes(self, samples: int) -> int:
+        """Of what their moments take."""
+        return formulas.policy_statistics(self.widths, samples, self.normalized)
+
+    def pass_bytes(self, samples: int, compute: int) -> int:
+        """Of a forward and backward pass in numbers of `compute` bytes."""
+        return formulas.policy_pass(self.widths, samples, compute, self.kept_each)
+
+    def answer_bytes(self, rows: int) -> int:
+        """Of a decision on so many rows."""
+        return formulas.policy_answer(self.widths, rows, self.normalized)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShape(PolicyShape):
+    """A network that autograd differentiates. What convolutions need beside their tensors is not counted."""
+
+    observation_bytes: int
+    numbers: int  # float32 ones in an observation
+    outputs: int
+    saved: int  # numbers that a pass over one sample saves for its backward pass; 0: not known
+    largest: int  # of one tensor in it
+
+    @property
+    def normalizer_bytes(self) -> int:
+        return 0  # an observation's mean and scale are made in each pass
+
+    def samples_bytes(self, samples: int) -> int:
+        return samples * (self.observation_bytes + _FLOAT32 * (self.outputs + 4))
+
+    def statistics_bytes(self, samples: int) -> int:
+        return formulas.policy_statistics((self.numbers, self.outputs), samples, self.normalized)
+
+    def pass_bytes(self, samples: int, compute: int) -> int:
+        """Of what is saved, and of two slopes of the largest tensor beside its own."""
+        terms = _FLOAT32 * (4 * self.outputs + 10)
+        return samples * (terms + compute * (self.saved + 2 * self.largest + 2 * self.numbers))
+
+    def answer_bytes(self, rows: int) -> int:
+        return rows * _FLOAT32 * (3 * self.largest + 2 * self.numbers + 6 * self.outputs)
+
+
+def policy_shape(model: PolicyConfig, spaces: PolicySpaces, *, normalize_observations: bool) -> PolicyShape:
+    """Return two trunks of an MLP, policy and value, with a log deviation per element of a continuous action; or a
+    network as `models.describe_policy` traces it, in a process of its own.
+
+    Raises ConfigError for a module of the user's own that is not there or does not do what a policy needs.
+    """
+    if not isinstance(model, MlpConfig):
+        return _traced(model, spaces, normalize_observations)
+    actions, size = spaces.actions, math.prod(spaces.observation_shape)
+    outputs = outputs_of(actions)
+    weights: list[Weight] = []
+    for name, end in (("policy", outputs), ("value", 1)):
+        for at, (inputs, width) in enumerate(itertools.pairwise((size, *model.hidden, end))):
+            weights.append(Weight(name=f"{name}.{2 * at}.weight", shape=(width, inputs)))  # odd numbers: activations
+            weights.append(Weight(name=f"{name}.{2 * at}.bias", shape=(width,)))
+    if not isinstance(actions, Choices):
+        weights.append(Weight(name="log_std", shape=(outputs,)))
+    buffers = _FLOAT64 * (1 + 2 * size) if normalize_observations else 0
+    widths, kept = (size, *model.hidden, outputs), 2 if model.activation == "silu" else 1
+    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers, widths=widths, kept_each=kept)
+
+
+def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> PolicyShape:
+    if importlib.util.find_spec("torch") is None:
+        what, why = "the network is counted by torch, which is not installed", "only an MLP is counted without it"
+        raise ConfigError.of("missing-library", "actor.model.kind", what, model.kind, why, install_command("run"))
+    asked = {"model": _plain(model), "spaces": _plain(spaces), "normalize": normalize}
+    found = _found(json.dumps(asked, sort_keys=True, default=str))
+    if "error" in found:
+        key, what, got, why = found.get("problem") or ("actor.model", "cannot be built", model.kind, found["error"])
+        code = "bad-network" if key == "actor.model" else "unknown-module"
+        code = "bad-module-kwargs" if key == "actor.model.kwargs" else code
+        fix = "return outputs [N, K] and values [N]" if code == "bad-network" else "correct what it names"
+        raise ConfigError.of(code, key, what, got, why, fix)
+    return NetworkShape(
+        weights=tuple(Weight(name=name, shape=tuple(shape)) for name, shape in found["weights"]),
+        buffer_bytes=found["buffers"],
+        observation_bytes=observation_bytes(spaces),
+        numbers=spaces.numbers,
+        outputs=outputs_of(spaces.actions),
+        saved=found["saved"],
+        largest=found["largest"],
+    )
+
+
+def _plain(block: Any) -> Mapping[str, Any]:
+    """Return the fields of a block, and of the blocks in it, with the name of its class."""
+    kind = {"class": type(block).__name__}
+    return kind | {f.name: _value(getattr(block, f.name)) for f in dataclasses.fields(block)}
+
+
+def _value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _plain(value)
+    return [_value(each) for each in value] if isinstance(value, tuple) else value
+
+
+@functools.lru_cache(maxsize=64)
+def _found(asked: str) -> Mapping[str, Any]:
+    return ask("rlplace.models.describe_policy", asked)

@@ -1,0 +1,36 @@
+"""A network as users write one, for `actor.model: {kind: module, name: tests.own_network:Own}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.envs.contract import DiscreteActions, Spaces
+
+
+class Own(nn.Module):
+    """Adds up what is learned of each entry of the observations; one of its parameters is never used."""
+
+    def __init__(self, spaces: Spaces, width: int = 16) -> None:
+        super().__init__()
+        actions: Any = spaces.actions
+        outputs = actions.n if isinstance(actions, DiscreteActions) else len(actions.low)
+        self.entries = nn.ModuleList(nn.Linear(entry.size, width) for entry in spaces.entries)
+        self.head = nn.Linear(width, outputs + 1)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, observations: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        given = [observations] if isinstance(observations, Tensor) else list(observations.values())
+        dtype = self.head.weight.dtype
+        found = [layer(each.flatten(1).to(dtype)) for layer, each in zip(self.entries, given, strict=True)]
+        outputs: Tensor = self.head(torch.tanh(torch.stack(found).sum(dim=0)))
+        return outputs[:, 1:], outputs[:, 0]
+
+
+class Wrong(Own):
+    """Returns no values."""
+
+    def forward(self, observations: Any) -> Any:
+        return super().forward(observations)[0]

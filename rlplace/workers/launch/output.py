@@ -63,10 +63,20 @@ class Outputs:
 
 
 class ByThread:
-    """A standard stream that is the file of a thread's worker, or `others` for any other thread."""
+    """A standard stream that is the file of a thread's worker, or `others` for any other thread.
+
+    While pdb, or a debugger built on it, steps through a thread, that thread writes to `others` too: its user is there.
+    """
 
     def __init__(self, of_thread: threading.local, others: TextIO) -> None:
         self._of_thread, self._others = of_thread, others
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(self._of_thread, "file", self._others), name)
+        file = None if _is_debugged() else getattr(self._of_thread, "file", None)
+        return getattr(file or self._others, name)
+
+
+def _is_debugged() -> bool:
+    """Return whether pdb traces this thread."""
+    bdb = sys.modules.get("bdb")  # not imported where nobody debugs
+    return bdb is not None and isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb)

@@ -249,9 +249,10 @@ def _source(module: str) -> Path:
 def _public(tree: ast.Module, module: str, names: Collection[str] | None) -> Iterator[ast.ClassDef | ast.FunctionDef]:
     """Yield the named definitions of a module, in that order; None: those that a package offers from its modules."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    yield from (defined[name] for name in names or ())
-    for node in ast.walk(tree) if names is None else ():
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rlplace."):
+    yield from (defined[name] for name in (names or defined) if names or not name.startswith("_"))
+    typed = [node for node in tree.body if isinstance(node, ast.If)] if names is None else []  # if TYPE_CHECKING
+    for node in itertools.chain.from_iterable(block.body for block in typed):
+        if isinstance(node, ast.ImportFrom) and node.module:
             inner = ast.parse(_source(node.module).read_text(encoding="utf-8"))
             yield from _public(inner, node.module, [alias.name for alias in node.names])
 

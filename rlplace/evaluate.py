@@ -1,5 +1,7 @@
 """`python -m rlplace.evaluate RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE]`: play a trained policy.
 
+A policy of simulators plays whole episodes; a language model answers held-out prompts, as in the evaluations of a run.
+
 Exit codes: 0 played, 1 a failure while playing, 2 wrong usage or no such policy, 130 stopped by Ctrl-C.
 """
 
@@ -16,15 +18,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.checkpoints import write_whole
 from rlplace.commands import DONE, answered
-from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.errors import ConfigError, OutputError, did_you_mean, suggestion
 from rlplace.trained import Trained, find_trained
 
 STOPPED = 130
 FORMATS = ("text", "json")
 SUFFIXES = (".mp4", ".gif")  # of videos
 _KEY = "RUN"
-_DEFAULTS = {"episodes": "20", "seed": "0", "deterministic": "true", "video": ""}
+_DEFAULTS = {"episodes": "", "seed": "0", "deterministic": "true", "video": "", "transcripts": ""}
+_EPISODES = 20  # of simulators; as many prompts as in the evaluations of the run
+_CONFIDENCE = 1.96  # standard errors to either side of a mean: 95 % of a normal distribution
 _TRUTH = {"true": True, "false": False}
 
 
@@ -34,10 +39,11 @@ class Request:
 
     run: str
     form: str
-    episodes: int
+    episodes: int | None
     seed: int
     deterministic: bool
     video: Path | None
+    transcripts: Path | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,8 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         request = _request(sys.argv[1:] if argv is None else argv)
-        report = evaluate(find_trained(request.run, _KEY), request)
-        print(json.dumps(report, indent=1) if request.form == "json" else render(report))
+        trained = find_trained(request.run, _KEY)
+        simulated = trained.config.kind == "mlp"
+        report = evaluate(trained, request) if simulated else evaluate_text(trained, request)
+        text = render if simulated else render_text
+        print(json.dumps(report, indent=1) if request.form == "json" else text(report))
         return DONE
 
     try:
@@ -59,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _request(argv: Sequence[str]) -> Request:
     parser = argparse.ArgumentParser(
         prog="python -m rlplace.evaluate",
-        usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE.mp4|.gif] [--format text|json]",
-        description="Plays a trained policy in one process, without Ray: returns and lengths of whole episodes.",
+        usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE.mp4|.gif] [transcripts=FILE]"
+        " [--format text|json]",
+        description="Plays a trained policy in one process, without Ray: returns and lengths of whole episodes; of a"
+        " language model the reward of its answers to held-out prompts.",
         allow_abbrev=False,
     )
     parser.add_argument("words", metavar=_KEY, nargs="*", help="the folder of a run, of a checkpoint, or of an export")
@@ -84,10 +95,11 @@ def _request(argv: Sequence[str]) -> Request:
     return Request(
         run=named[0],
         form=options.format,
-        episodes=_number("episodes", values["episodes"], least=1),
+        episodes=_number("episodes", values["episodes"], least=1) if "episodes" in given else None,
         seed=_number("seed", values["seed"], least=0),
         deterministic=_TRUTH[values["deterministic"]],
         video=video,
+        transcripts=Path(values["transcripts"]).expanduser() if values["transcripts"] else None,
     )
 
 
@@ -104,12 +116,17 @@ def _unclear(words: Sequence[str], named: Sequence[str]) -> ConfigError:
 
 def _number(key: str, text: str, *, least: int) -> int:
     if not (text.isdecimal() and text.isascii() and int(text) >= least):
-        raise _wrong(key, "no such number", text, f"a whole number from {least} on", f"{key}={_DEFAULTS[key]}")
+        raise _wrong(
+            key, "no such number", text, f"a whole number from {least} on", f"{key}={_DEFAULTS[key] or _EPISODES}"
+        )
     return int(text)
 
 
 def evaluate(trained: Trained, request: Request) -> dict[str, Any]:
     """Play and sum up; return what `--format json` shows. Raises ConfigError, SimulatorError, OutputError."""
+    if request.transcripts is not None:
+        why, fix = "simulators say nothing that could be written down", "leave out transcripts="
+        raise _wrong("transcripts", "the policy is one of simulators", str(request.transcripts), why, fix)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: with small batches, more threads wait for each other
     from rlplace.envs.play import play
     from rlplace.models.policy import policy_of
@@ -119,7 +136,7 @@ def evaluate(trained: Trained, request: Request) -> dict[str, Any]:
     episodes = play(
         env,
         lambda observations: policy.act(observations, request.deterministic),
-        episodes=request.episodes,
+        episodes=request.episodes or _EPISODES,
         seed=request.seed,
         video=request.video,
     )
@@ -147,6 +164,44 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
+def evaluate_text(trained: Trained, request: Request) -> dict[str, Any]:
+    """Have held-out prompts answered, sum up and write transcripts. Raises ConfigError, OutputError, WorkerError."""
+    if request.video is not None:
+        raise _wrong("video", "the policy is a language model", str(request.video), "nothing is drawn", "leave it out")
+    from rlplace.workers.roles.evaluation import answers
+
+    assert trained.checkpoint is not None, "of a language model, only checkpoints are found"
+    began, found = time.perf_counter(), trained.checkpoint
+    samples = answers(
+        trained.config,
+        trained.weights,
+        prompts=request.episodes or trained.config.runner.eval_prompts,
+        greedy=request.deterministic,
+        seed=request.seed,
+    )
+    file = request.transcripts or found.run / f"evaluation_{found.iteration:06}.jsonl"
+    try:
+        write_whole(file, "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples))
+    except OSError as error:
+        raise OutputError.of(file, error, "transcripts", "a file") from error
+    rewards = [sample["reward"] for sample in samples if sample["reward"] is not None]
+    mean = statistics.fmean(rewards) if rewards else None
+    around = _CONFIDENCE * statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else None
+    return {
+        "policy": trained.text,
+        "task": trained.config.text_env.task,
+        "prompts": len(samples),
+        "deterministic": request.deterministic,
+        "seed": request.seed,
+        "reward": mean,
+        "confidence_95": None if mean is None or around is None else [mean - around, mean + around],
+        "poisoned": len(samples) - len(rewards),
+        "tokens": statistics.fmean(sample["tokens"] for sample in samples),
+        "transcripts": str(file),
+        "seconds": time.perf_counter() - began,
+    }
+
+
 def render(report: Mapping[str, Any]) -> str:
     """Write what `evaluate` returned as lines."""
 
@@ -161,6 +216,26 @@ def render(report: Mapping[str, Any]) -> str:
         ("length", f"{spread(report['length'])}   steps"),
         ("seconds", f"{report['seconds']:.1f}"),
         *([("video", report["video"])] if report["video"] else []),
+    ]
+    return "\n".join(f"{head:<9}{text}" for head, text in rows)
+
+
+def render_text(report: Mapping[str, Any]) -> str:
+    """Write what `evaluate_text` returned as lines."""
+    drawn = (
+        "the likeliest answers" if report["deterministic"] else f"answers drawn as in training, seed {report['seed']}"
+    )
+    between = report["confidence_95"]
+    reward = "none: no answer has a reward" if report["reward"] is None else f"{report['reward']:.3f}"
+    if between is not None:
+        reward += f"   (95 % confidence: {between[0]:.3f} to {between[1]:.3f})"
+    rows = [
+        ("policy", report["policy"]),
+        ("task", f"{report['task']}, {report['prompts']} held-out prompts, {drawn}"),
+        ("reward", reward),
+        *([("poisoned", f"{report['poisoned']} left out: not finite")] if report["poisoned"] else []),
+        ("answers", f"{report['tokens']:,.1f} tokens in the mean; what was said: {report['transcripts']}"),
+        ("seconds", f"{report['seconds']:.1f}"),
     ]
     return "\n".join(f"{head:<9}{text}" for head, text in rows)
 

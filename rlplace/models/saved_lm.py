@@ -22,6 +22,18 @@ def write_lm(folder: Path, out: Path, spec: LmSpec, kind: type[PackedLm], *, ave
     write_model(out, spec.folder, weights, config=module.saved_config())
 
 
+def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Tensor]:
+    """Return the weights as an engine loads them: whole, merged, tied ones under each of their names. ConfigError."""
+    with BUILDING:
+        module = skeleton(kind, spec)
+    found, first = dict(_lm_weights(SavedState(folder, average=False), spec, module)), dict[Tensor, str]()
+    for name, parameter in module.named_tensors():
+        stored = first.setdefault(parameter, checkpoint_name(name))
+        if stored in found:
+            found[checkpoint_name(name)] = found[stored]
+    return found
+
+
 def _lm_weights(state: SavedState, spec: LmSpec, module: PackedLm) -> Iterator[tuple[str, Tensor]]:
     parameters: dict[Tensor, str] = {}  # under the first of its names
     for name, parameter in module.named_tensors():

@@ -19,6 +19,8 @@ from rlplace.checkpoints.find import folders_of
 from rlplace.errors import ConfigError
 from rlplace.evaluate import main
 from rlplace.export import main as export
+from tests.e2e.language import INLINE as LM_INLINE
+from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train
 
 
@@ -276,3 +278,74 @@ def test_a_run_that_saved_nothing_has_no_policy(
 def test_observations_of_another_shape(cartpole: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="observation-shape"):
         rlplace.load_policy(cartpole).act(np.zeros(shape))
+
+
+# ── language models ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def answered(model: Path, output: Path, *overrides: str) -> Path:
+    asked = ("runner.total_iterations=2", "runner.eval_every=1", "runner.eval_prompts=12", *overrides)
+    run = train("hybrid_grpo_llm", output, *LM_INLINE, *tiny(model), *asked)
+    assert run.folder is not None, run.err
+    assert run.code == 0, run.err
+    return run.folder
+
+
+@pytest.fixture(scope="module")
+def language(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return answered(model, tmp_path_factory.mktemp("language"))
+
+
+@pytest.mark.parametrize("trained_by", [(), ("actor.lora_rank=2",)], ids=["whole", "lora"])
+def test_a_language_model_has_the_reward_of_the_evaluation_of_its_run(
+    trained_by: tuple[str, ...], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = answered(model, tmp_path, *trained_by)
+    found = report(capsys, run)
+    evaluations = json.loads((run / "summary.json").read_text(encoding="utf-8"))["evaluations"]
+    assert found["reward"] == pytest.approx(evaluations["2"], abs=1e-6)
+    assert found["prompts"] == 12
+    said = [json.loads(line) for line in Path(found["transcripts"]).read_text(encoding="utf-8").splitlines()]
+    assert Path(found["transcripts"]) == run / "evaluation_000002.jsonl"
+    rewards = [each["reward"] for each in said]
+    assert found["reward"] == pytest.approx(np.mean(rewards))
+    around = 1.96 * np.std(rewards, ddof=1) / np.sqrt(12)
+    assert found["confidence_95"] == pytest.approx([found["reward"] - around, found["reward"] + around])
+    assert found["tokens"] == pytest.approx(np.mean([each["tokens"] for each in said]))
+    assert all(each["prompt"] and len(each["answers"]) == 1 for each in said)
+
+
+def test_more_prompts_and_answers_that_are_drawn(
+    language: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: object) -> list[Any]:
+        found = report(capsys, language, f"transcripts={tmp_path / 'said.jsonl'}", *words)
+        assert found["transcripts"] == str(tmp_path / "said.jsonl")
+        lines = (tmp_path / "said.jsonl").read_text(encoding="utf-8").splitlines()
+        return [(json.loads(line)["prompt"], json.loads(line)["answers"]) for line in lines]
+
+    likely, drawn = said("episodes=20"), said("episodes=20", "deterministic=false")
+    assert len(likely) == 20
+    assert said("episodes=12") == likely[:12]
+    assert [prompt for prompt, _ in drawn] == [prompt for prompt, _ in likely]
+    assert drawn != likely
+    assert said("episodes=20", "deterministic=false") == drawn != said("episodes=20", "deterministic=false", "seed=1")
+    assert main([str(language), "episodes=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["policy", "task", "reward", "answers", "seconds"]
+    assert "(95 % confidence: " in lines[2]
+
+
+def test_what_a_kind_of_policy_cannot_do(
+    language: Path, cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(language), "video=film.gif"]) == 2
+    assert "[bad-option]" in capsys.readouterr().err
+    assert main([str(cartpole), "transcripts=said.jsonl"]) == 2
+    assert "[bad-option]" in capsys.readouterr().err
+    assert main([str(language), "episodes=2", f"transcripts={tmp_path}"]) == 1
+    assert "transcripts: cannot write: " in capsys.readouterr().err
+    with pytest.raises(ConfigError) as caught:
+        rlplace.load_policy(language)
+    assert caught.value.codes == ("wrong-kind",)
+    assert "python -m rlplace.export" in str(caught.value)

@@ -135,11 +135,15 @@ class TextEnvWorker(EnvWorker):
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer held-out prompts once each, greedily, always the same, beside `generate(iteration)` of rollout."""
+        samples, watch = self.answered(iteration, greedy=True)
+        return _metrics("eval", samples, self.rewards, watch)
+
+    def answered(self, iteration: int, *, greedy: bool) -> tuple[list[Sample], Stopwatch]:
+        """Return this rank's held-out prompts with an answer each, rewarded, and what that took."""
         self._require(Residency.FULL, "evaluate")
         groups = {group: group for group in self.config.held_out(self.context.rank)}
-        play = Pass(self, self.prompts["held_out"], iteration, greedy=True)
-        samples = [sample for group in play.through(groups, 1) for sample in group]
-        return _metrics("eval", samples, self.rewards, play.watch)
+        play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
+        return [sample for group in play.through(groups, 1) for sample in group], play.watch
 
 
 def _with_text(group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]) -> tuple[Sample, ...]:

@@ -1,0 +1,127 @@
+"""A language model of a checkpoint answers held-out prompts: env and rollout of a run in two threads of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.ends import LocalChannel
+from rlplace.config.schema import Config
+from rlplace.errors import ChannelBroken
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.schedule import Residency
+from rlplace.tokens import Sample
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, WorkerArguments
+from rlplace.workers.roles.rollout import TextRolloutWorker
+from rlplace.workers.roles.text_env import TextEnvWorker
+from rlplace.workers.worker import Rendezvous, WorkerContext
+
+_CACHE_BYTES = 1 << 30  # of keys and values, where the config leaves it to the plan
+_CAPACITY = 1024  # items of a channel
+
+
+def answers(config: Config, weights: Path, *, prompts: int, greedy: bool, seed: int) -> list[dict[str, Any]]:
+    """Return one transcript for each of the first `prompts` held-out prompts, in their order, as JSON has it.
+
+    `weights`: the actor's folder in a checkpoint. The model is on a GPU if there is one. `seed`: of answers that are
+    drawn. Raises ConfigError, and what env and rollout workers raise.
+    """
+    rollout = config.text_rollout
+    cache = rollout.kv_cache_memory or _CACHE_BYTES
+    job = dataclasses.replace(
+        config,
+        runner=dataclasses.replace(config.runner, eval_every=1, eval_prompts=prompts),
+        rollout=dataclasses.replace(rollout, engine="transformers", kv_cache_memory=cache, seed=seed),
+    )
+    arguments = WorkerArguments(config=job, ranks={"actor": 1, "env": 1, "rollout": 1})
+    timeout_s = config.runner.channel_timeout_s
+    channels = {
+        name: LocalChannel(ChannelSpec(name=name, capacity_items=_CAPACITY, timeout_s=timeout_s))
+        for name in (REQUESTS, COMPLETIONS, WEIGHTS)
+    }
+    with ExitStack() as opened:
+        env = TextEnvWorker(arguments, _context("env", channels))
+        opened.callback(env.close)
+        env.setup()
+        env.move(Residency.FULL)
+        engine = TextRolloutWorker(arguments, _context("rollout", channels))
+        opened.callback(engine.close)
+        engine.setup()
+        engine.move(Residency.WEIGHTS)
+        engine.engine.load(_weights(config, weights), version=0)
+        engine.move(Residency.FULL)
+        samples = _both(env, engine, channels, greedy=greedy)
+    return [_transcript(sample) for sample in sorted(samples, key=lambda sample: sample.group)]
+
+
+def _context(component: str, channels: dict[str, LocalChannel]) -> WorkerContext:
+    import torch
+
+    from rlplace.workers.launch.devices import CudaDevice, Device
+
+    slot = Slot(component=component, rank=0, node=0, local_rank=0, accelerators=(0,), local_accelerators=(0,))
+    return WorkerContext(
+        slot=slot,
+        world_size=1,
+        device=CudaDevice(0, slot) if component == "rollout" and torch.cuda.is_available() else Device(),
+        rendezvous=Rendezvous(host="", port=0),
+        channels={name: channel.named(slot.owner) for name, channel in channels.items()},
+    )
+
+
+def _weights(config: Config, folder: Path) -> dict[str, Any]:
+    from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec
+    from rlplace.models.saved_lm import lm_weights
+
+    job = Path(config.model_path)
+    spec = LmSpec.of(config.actor, "actor", config.runner.seed, job_folder=job, own_folder=None)
+    return lm_weights(folder, spec, ActorCriticLm if config.critic.on_actor else CausalLm)
+
+
+def _both(
+    env: TextEnvWorker, rollout: TextRolloutWorker, channels: dict[str, LocalChannel], *, greedy: bool
+) -> list[Sample]:
+    """Have prompts asked here and answered in another thread; the failure of one ends the other."""
+
+    def generate() -> None:
+        try:
+            rollout.generate(0)
+        except BaseException:
+            end()
+            raise
+
+    def end() -> None:
+        for channel in channels.values():
+            channel.break_("the evaluation failed")
+
+    with ThreadPoolExecutor(1) as thread:
+        generating = thread.submit(generate)
+        try:
+            samples, _ = env.answered(0, greedy=greedy)
+        except ChannelBroken:
+            generating.result()  # raises what broke it
+            raise
+        except BaseException:
+            end()
+            raise
+        generating.result()
+    return samples
+
+
+def _transcript(sample: Sample) -> dict[str, Any]:
+    said = sample.transcript
+    prompt = said.prompt if isinstance(said.prompt, str) else [dataclasses.asdict(each) for each in said.prompt]
+    return {
+        "prompt": prompt,
+        "answers": said.answers,
+        "replies": said.replies,
+        "reward": None if math.isnan(sample.reward) else sample.reward,
+        "rewards": dict(sample.rewards),
+        "tokens": said.tokens,
+        "truncated": said.truncated,
+    }

@@ -29,6 +29,8 @@ from rlplace.workers.launch.machines import declared_topology
 from rlplace.workers.roles.checks import check_scorers, critic_problems, not_run
 
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
+_JOBS_FOLDERS = "working_dir_files"  # where Ray puts what a job is submitted with
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
 
 
@@ -139,8 +141,14 @@ def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> lis
 
 
 def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
-    """Report what this machine lacks: the engine's library, weights, a tokenizer that takes the prompts."""
-    return _with_sources(_launch_problems(config, plan), sources) if config.kind == "causal_lm" else []
+    """Report what this machine lacks: the engine's library, weights, a tokenizer that takes the prompts.
+
+    Inside a job of `ray job submit` also a Ray to start, and folders that stay.
+    """
+    problems = list(_job_problems(config)) if _JOB in os.environ and config.cluster.launcher == "ray" else []
+    if config.kind == "causal_lm":
+        problems += _launch_problems(config, plan)
+    return _with_sources(problems, sources)
 
 
 def _with_sources(problems: Iterable[Problem], sources: Mapping[str, Source]) -> list[Problem]:
@@ -243,6 +251,19 @@ def _quantised_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             method, fix = quantised.get("quant_method"), "path: <the folder of the same model, not quantised>"
             what, why = "quantised weights are planned, not run", f"its config.json says quant_method: {method}"
             yield _wrong("plan-only", f"{config.key_of(component)}.model", what, str(method), why, fix)
+
+
+def _job_problems(config: Config) -> Iterator[Problem]:
+    """Report what fails in a process that Ray has started for a job, in a folder of its own if it has one."""
+    code = "inside-a-ray-job"
+    if config.cluster.ray.address is None:
+        what, why = "a job of Ray starts no other Ray", f"`ray job submit` has started this process ({_JOB} is set)"
+        yield _wrong(code, "cluster.ray.address", what, "null", why, "cluster.ray.address=auto")
+    folder = Path(config.runner.output_dir).absolute()
+    if _JOBS_FOLDERS in folder.parts:
+        what, why = "would be deleted with the job", "Ray keeps the working directory of a job as long as it runs"
+        fix = f"runner.output_dir={Path.home() / 'runs'}"
+        yield _wrong(code, "runner.output_dir", what, str(folder), why, fix)
 
 
 def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:

@@ -223,10 +223,11 @@ class Killer(Script):
 
 
 class Talks(Script):
-    """Prints, warns, logs and writes past Python; fails in a step if asked to."""
+    """Prints, warns, logs and writes past Python; fails in a step, or stops for a debugger in one, if asked to."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, breaks: bool = False) -> None:
         super().__init__(terminate_at=5)
+        self._breaks = breaks
         self._fails_at = fails_at
         print("a simulator prints")
         warnings.warn("a simulator warns", stacklevel=1)
@@ -236,6 +237,9 @@ class Talks(Script):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._fails_at == self._step:
             raise ValueError("a simulator fails")
+        if self._breaks:
+            type(self).step = Script.step  # once in a process
+            breakpoint()
         return super().step(action)
 
 

@@ -51,6 +51,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "datasets": {"envs.text"},
     "envpool": {"envs"},
     "flash_attn": {"models.packed"},
+    "grpc": {"workers.ray_launch.token"},
     "gymnasium": {"envs"},
     "hydra": {"config.compose"},
     "imageio": {"envs"},

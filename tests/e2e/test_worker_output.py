@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_an_error_names_the_file_which_has_its_traceback(launch: tuple[str, ...]
     text = Path(named[1]).read_text(encoding="utf-8")
     assert "Traceback" in text
     assert "ValueError: a simulator fails" in text
+
+
+def test_a_breakpoint_has_the_console(tmp_path: Path) -> None:
+    stops = ("+env.kwargs.breaks=true", "cluster.component_placement.env=0")
+    process = start("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "1"), *TALKS, *stops, stdin=subprocess.PIPE)
+    out, err = process.communicate("self._step\ncontinue\n", timeout=120)
+    assert process.returncode == 0, err
+    assert "(Pdb) 0\n" in out
 
 
 def test_streams_are_given_back(tmp_path: Path) -> None:

@@ -237,3 +237,23 @@ def test_what_a_model_cannot_do_is_refused(
 ) -> None:
     found = [(p.code, p.fix) for p in model_problems(config, context=context, tensor_parallel=ranks)]
     assert found == ([] if code is None else [(code, fix)])
+
+
+def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(**ray: str) -> list[Problem]:
+        cluster = {"component_placement": {"actor": "0", "env": "1", "rollout": "2"}, "ray": ray}
+        job = read_config({"cluster": cluster, "env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}})
+        return check_launch(job, make_plan(job, Topology.uniform(1, 4, "emulated", 1 << 40)), {})
+
+    assert found() == []
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert [(p.code, p.fix) for p in found()] == [("inside-a-ray-job", "cluster.ray.address=auto")]
+    assert found(address="auto") == []
+    package = tmp_path / "working_dir_files" / "_ray_pkg_1"
+    package.mkdir(parents=True)
+    monkeypatch.chdir(package)
+    monkeypatch.setenv("HOME", "/home/me")
+    (problem,) = found(address="auto")
+    assert (problem.key, problem.fix) == ("runner.output_dir", "runner.output_dir=/home/me/runs")

@@ -20,6 +20,7 @@ from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch import fork
+from rlplace.workers.ray_launch.token import make_token, use_token
 
 # Messages of Ray that repeat our own errors at length, or that warn of many small workers.
 _QUIET = "worker died or was killed|PYTHON worker processes have been started"
@@ -139,6 +140,7 @@ def _start_local(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for attempt in range(1, _ATTEMPTS + 1):
         try:
+            make_token()
             with _signals_kept(), _nothing_more():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
@@ -202,6 +204,7 @@ def _join(address: str) -> None:
         if host and port.isdecimal():  # "auto" and addresses with a scheme are Ray's to read
             # Connect once: Ray takes half a minute to notice that no process listens.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+            use_token(address)
         with _signals_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:

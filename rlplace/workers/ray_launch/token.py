@@ -1,0 +1,67 @@
+"""The token of a Ray cluster: whoever joins one that asks for it sends it with each call.
+
+Ray asks for one where there is one when it is started: in RAY_AUTH_TOKEN, in the file of RAY_AUTH_TOKEN_PATH, else in
+~/.ray/auth_token. It looks there itself when it joins `auto`, not when it joins an address.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace.errors import ClusterError
+
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_ASK_S = 5.0
+_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what each client of Ray asks first
+
+
+def make_token() -> None:
+    """Give a Ray that will be started here a token where there is none: Ray would write one below HOME."""
+    loader = _loader()
+    if os.environ.get(_MODE, "token") == "token" and not loader.has_token(ignore_auth_mode=True):
+        os.environ[_TOKEN] = secrets.token_hex(32)  # for all processes of that Ray
+        loader.reset_cache()
+
+
+def use_token(address: str) -> None:
+    """Have Ray send the token to the cluster at `host:port`, if that asks for one. Raises ClusterError without it."""
+    from ray._private.authentication import authentication_token_setup as ray_token
+
+    if not _refuses(address, {}):
+        return
+    loader, why = _loader(), f"{_MODE}={os.environ.get(_MODE)} is set here"
+    fix = f"{_MODE}=token in front of the command"
+    if os.environ.get(_MODE, "token") == "token":
+        fix = f"{_TOKEN}=<what `cat ~/.ray/auth_token` prints on the machine of `ray start`> in front of the command"
+        why = "there is none here: neither in RAY_AUTH_TOKEN, nor in a file of RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+        if loader.has_token(ignore_auth_mode=True):
+            ray_token._enable_token_auth()
+            if not _refuses(address, loader.get_token_for_http_header()):
+                return
+            why = "the one that is here is of another cluster"
+    what = "the Ray cluster asks for a token"
+    raise ClusterError.about("cluster-token", "cluster.ray.address", what, got=address, why=why, fix=fix)
+
+
+def _loader() -> Any:
+    """Return what finds the token for all of Ray in this process."""
+    from ray import _raylet
+
+    extension: Any = _raylet  # not in its stubs
+    return extension.AuthenticationTokenLoader.instance()
+
+
+def _refuses(address: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a cluster answers that the token is missing or wrong; Ray itself tries for 20 s, and says less."""
+    import grpc
+
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary(_CLUSTER_ID, request_serializer=None, response_deserializer=None)
+        try:
+            ask(b"", timeout=_ASK_S, metadata=[(name.lower(), value) for name, value in headers.items()])
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False

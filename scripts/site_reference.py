@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.codes import codes
-from rlplace.config.fields import ModelKind, block_in, default_of, fields_of
+from rlplace.config.fields import ModelKind, blocks_in, default_of, fields_of, tag_of
 from rlplace.config.schema import Config
 from rlplace.units import show_bytes
 
@@ -71,17 +71,19 @@ class Key:
     type: str
     default: str
     doc: str
+    tag: str  # of the block that has it, where it is one of several; else empty
 
 
 def config_page() -> str:
     """Return a table for each block of the config, with the jobs that have a key where not all have it."""
-    found = {kind: {key.name: key for key in keys_of(Config, kind)} for kind in KINDS}
+    found = {kind: {(key.name, key.tag): key for key in keys_of(Config, kind)} for kind in KINDS}
     names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
     sections: dict[str, list[tuple[str, ...]]] = {}
-    for name in names:
-        here = {kind: keys[name] for kind, keys in found.items() if name in keys}
+    for name, tag in names:
+        here = {kind: keys[name, tag] for kind, keys in found.items() if (name, tag) in keys}
         first, *others = here.values()
         jobs = "all" if len(here) == len(KINDS) else JOBS[next(iter(here))]
+        jobs += f", `kind: {tag}`" if tag else ""
         type_, default = first.type, first.default
         if any((other.type, other.default) != (type_, default) for other in others):
             type_ = _by_kind({JOBS[kind]: key.type for kind, key in here.items()})
@@ -104,15 +106,16 @@ def _by_kind(values: Mapping[str, str]) -> str:
     return values.popitem()[1] if len({*values.values()}) == 1 else "; ".join(f"{v} ({k})" for k, v in values.items())
 
 
-def keys_of(block: type, kind: ModelKind, prefix: str = "") -> Iterator[Key]:
+def keys_of(block: type, kind: ModelKind, prefix: str = "", tag: str = "") -> Iterator[Key]:
     """Yield the keys below a block; those of a list of blocks are below `name[]`."""
     for name, (field, hint) in fields_of(block, kind).items():
-        inner, default, doc = block_in(hint), default_of(field, kind), str(field.metadata.get("doc") or "")
-        if inner is None or default == ():
+        inner, default, doc = blocks_in(hint), default_of(field, kind), str(field.metadata.get("doc") or "")
+        if not inner or default == ():
             unit = str(field.metadata.get("unit") or "")
-            yield Key(f"{prefix}{name}", _bounds(_type(hint), field.metadata), _shown(default, unit), doc)
-        if inner is not None:
-            yield from keys_of(inner, kind, f"{prefix}{name}{'[]' if default == () else ''}.")
+            yield Key(f"{prefix}{name}", _bounds(_type(hint), field.metadata), _shown(default, unit), doc, tag)
+        for one in inner:
+            own = tag_of(one) if len(inner) > 1 else tag
+            yield from keys_of(one, kind, f"{prefix}{name}{'[]' if default == () else ''}.", own)
 
 
 def _type(hint: object) -> str:

@@ -27,11 +27,13 @@ def test_every_key_is_there_with_its_type_default_and_meaning() -> None:
     assert "| `cluster.accelerator.memory` | size such as `16GiB` | `16GiB` | all |" in "\n".join(rows)
     assert any(row.startswith("| `cluster.nodes[].mixed[].count` | integer, ≥ 1") for row in rows)
     assert any(
-        row.startswith("| `actor.model.hidden` | list of integer, ≥ 1 | `[64, 64]` | simulators |") for row in rows
+        row.startswith("| `actor.model.hidden` | list of integer, ≥ 1 | `[64, 64]` | simulators, `kind: mlp` |")
+        for row in rows
     )
     assert any(
         row.startswith(r"| `rollout.dtype` | `fp32` \| `bf16` \| `fp16` | `bf16` | language models |") for row in rows
     )
+    assert any(row.startswith("| `actor.model.hidden`") and "`[512]` | simulators, `kind: cnn`" in row for row in rows)
     assert any(row.startswith("| `dry_run` | true or false | `false` | all |") for row in rows)
 
 

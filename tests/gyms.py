@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 
@@ -124,16 +124,16 @@ class Corner(gymnasium.Env[Any, Any]):
     """Shows a bright square in one of four corners, as [12, 12, 1] bytes; an action that names the corner is paid 1.
 
     Ten steps an episode, each with another corner. With `beside`, numbers that are shown beside the image say by how
-    much the answer is turned: only who looks at both is paid.
+    much the answer is turned: only who looks at both is paid. With `split`, row and column are named one by one.
     """
 
     _SIZE, _STEPS = 12, 10
 
-    def __init__(self, beside: bool = False) -> None:
+    def __init__(self, beside: bool = False, split: bool = False) -> None:
         self._beside, image = beside, Box(0, 255, (self._SIZE, self._SIZE, 1), np.uint8)
         turn = Dict({"turn": Discrete(4), "noise": Box(-1.0, 1.0, (2,))})
         self.observation_space = Dict({"image": image, "told": turn}) if beside else image
-        self.action_space = Discrete(4)
+        self.action_space = MultiDiscrete([2, 2]) if split else Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -142,7 +142,8 @@ class Corner(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._step += 1
-        paid = float(int(action) == (self._corner + self._turn) % 4)
+        named = 2 * int(action[0]) + int(action[1]) if np.ndim(action) else int(action)
+        paid = float(named == (self._corner + self._turn) % 4)
         return self._show(), paid, self._step == self._STEPS, False, {}
 
     def checkpoint_state(self) -> dict[str, Any]:
@@ -162,9 +163,22 @@ class Corner(gymnasium.Env[Any, Any]):
 
 
 class ManyActions(Script):
+    """Takes several choices at once."""
+
+    def __init__(self, space: str = "many") -> None:
+        super().__init__()
+        self.action_space = {"many": MultiDiscrete([2, 3]), "switches": MultiBinary((2, 2))}[space]
+
+
+class WholeNumbers(Script):
     def __init__(self) -> None:
         super().__init__()
-        self.action_space = MultiDiscrete([2, 3])
+        self.action_space = Box(0, 3, (2,), np.int64)
+
+
+def limited(steps: int) -> gymnasium.Env[Any, Any]:
+    """Make one that cuts its episodes."""
+    return Script(truncate_at=steps)
 
 
 class Drawn(Script):
@@ -264,6 +278,7 @@ for _name, _class in {
     "DictObservations-v0": DictObservations,
     "Texts-v0": Texts,
     "ManyActions-v0": ManyActions,
+    "WholeNumbers-v0": WholeNumbers,
     "Pixels-v0": Pixels,
     "Drawn-v0": Drawn,
     "Corner-v0": Corner,

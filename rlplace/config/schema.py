@@ -113,14 +113,23 @@ class ClusterConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperConfig:
+    """One wrapper of a Gymnasium simulator."""
+
+    name: str = knob("package.module:Class, such as gymnasium.wrappers:GrayscaleObservation")
+    kwargs: Mapping[str, object] = knob("passed to the wrapper behind the simulator; lists as tuples", dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorEnvConfig:
     """Simulators of gymnasium or EnvPool, or of an adapter of your own."""
 
     kind: str = knob("gymnasium, envpool, or package.module:Class of your own adapter", "gymnasium")
-    id: str = knob("simulator id, as the adapter knows it; a plan can do without", "")
+    id: str = knob("simulator id, or package.module:function that makes one; a plan can do without", "")
     total_num_envs: int = knob("environments over all env ranks", 64, minimum=1)
     max_episode_steps: int | None = knob("truncate episodes here; null: the simulator's own limit", None, minimum=1)
     kwargs: Mapping[str, object] = knob("passed to the simulator", dict)
+    wrappers: tuple[WrapperConfig, ...] = knob("of gymnasium, around each simulator, the innermost first", ())
     enable_offload: bool = knob("leave the accelerators in stages that do not need the simulator", False)
     accelerator_memory: int = knob("bytes a rank's simulator holds on its accelerators", 0, unit="bytes")
 

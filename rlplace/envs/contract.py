@@ -26,12 +26,23 @@ class DiscreteActions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MultiDiscreteActions:
+    """For each element i of the action a choice of 0..n[i]-1, int64."""
+
+    n: tuple[int, ...]  # flattened
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousActions:
     """A float32 vector; the simulator gets it clipped to [low, high], the learner sees it unclipped."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]  # flattened, one bound per element
     high: tuple[float, ...]
+
+
+Actions = DiscreteActions | MultiDiscreteActions | ContinuousActions
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +70,7 @@ class Spaces:
     """
 
     observation_shape: tuple[int, ...]
-    actions: DiscreteActions | ContinuousActions
+    actions: Actions
     observation_dtype: Literal["float32", "uint8"] = "float32"  # uint8: an image, or a row of bytes
     parts: tuple[Part, ...] = ()  # in their order within a row; none: the observation is an array by itself
 

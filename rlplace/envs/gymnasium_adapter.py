@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
-from rlplace.envs.registry import needs
+from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
+from rlplace.envs.registry import named, needs
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _RESERVED = {
 
 
 class GymnasiumAdapter:
-    """The ids of `gymnasium.registry`, and `package.module:Id-v0` for what `package.module` registers when imported."""
+    """The ids of `gymnasium.registry`; `package.module:Id-v0`, which it registers, or `package.module:function`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
         library = importlib.util.find_spec("gymnasium")
@@ -76,16 +77,36 @@ def _library(config: SimulatorEnvConfig) -> Iterator[None]:
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """Make one environment without Gymnasium's time limit and passive checks: the vector counts steps itself."""
+    """Make one environment in its wrappers, without Gymnasium's time limit and passive checks.
+
+    The vector counts steps itself. Raises ConfigError for a wrapper.
+    """
     import gymnasium
 
-    return gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
+    env: gymnasium.Env[Any, Any]
+    module, _, name = config.id.rpartition(":")
+    if name in gymnasium.registry:
+        env = gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
+    else:
+        env = getattr(importlib.import_module(module), name)(**config.kwargs)
+    for at, wrapper in enumerate(config.wrappers):
+        key = f"env.wrappers[{at}]"
+        wrap = named(wrapper.name, {}, key=f"{key}.name", code="unknown-wrapper", noun="wrapper")
+        kwargs = {name: tuple(v) if isinstance(v, list) else v for name, v in wrapper.kwargs.items()}  # YAML has none
+        try:
+            env = wrap(env, **kwargs)
+        except (TypeError, ValueError, AssertionError) as error:
+            what, why = "the wrapper does not take these arguments or this simulator", f"{wrapper.name}: {error}"
+            got = ", ".join(f"{name}: {value}" for name, value in wrapper.kwargs.items()) or "no arguments"
+            raise ConfigError.of("bad-wrapper", key, what, got, why, "correct what it names") from error
+    return env
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
     import gymnasium
 
-    return config.max_episode_steps or gymnasium.registry[config.id.rpartition(":")[2]].max_episode_steps
+    spec = gymnasium.registry.get(config.id.rpartition(":")[2])
+    return config.max_episode_steps or (spec.max_episode_steps if spec is not None else None)
 
 
 def _id_problems(name: str) -> Sequence[Problem]:
@@ -94,13 +115,15 @@ def _id_problems(name: str) -> Sequence[Problem]:
     module_name, _, registered = name.rpartition(":")
     if module_name:
         try:
-            importlib.import_module(module_name)
+            module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             what = "the simulator's module cannot be imported"
             why = f"{registered} should be registered by {module_name}, and there is no module {error.name}"
             fix = "install it, put its folder on PYTHONPATH, or correct the name"
             span = (0, len(module_name))
             return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
+        if callable(getattr(module, registered, None)):
+            return []
     if registered in gymnasium.registry:
         return []
     versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == registered]
@@ -129,7 +152,7 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays
 
     `arrays`: the fix where the library gives only observations that are arrays already.
     """
-    from gymnasium.spaces import Box, Discrete
+    from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     from rlplace.envs.observations import encoding_of
 
@@ -138,15 +161,20 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays
     if encoding is None or (arrays is not None and encoding.encode is not None):
         what, why = "shows observations that are no numbers", "entries are Box, Discrete, MultiDiscrete or MultiBinary"
         problems += _unsupported(what, seen, why, arrays or _wrap("an ObservationWrapper"))
-    if not (isinstance(taken, Discrete) or (isinstance(taken, Box) and taken.dtype.kind == "f")):
-        why = "policies choose one of n (Discrete) or a vector of floating-point numbers (Box)"
+    choices = isinstance(taken, Discrete | MultiDiscrete | MultiBinary)
+    if not (choices or (isinstance(taken, Box) and taken.dtype.kind == "f")):
+        why = "policies give choices (Discrete, MultiDiscrete, MultiBinary) or floating-point numbers (Box)"
         problems += _unsupported("takes actions no policy gives", taken, why, arrays or _wrap("an ActionWrapper"))
     if problems:
         raise ConfigError(problems)
     assert encoding is not None
-    actions: DiscreteActions | ContinuousActions
+    actions: Actions
     if isinstance(taken, Discrete):
         actions = DiscreteActions(n=int(taken.n))
+    elif isinstance(taken, MultiDiscrete):
+        actions = MultiDiscreteActions(n=tuple(map(int, taken.nvec.ravel())), shape=tuple(taken.shape))
+    elif isinstance(taken, MultiBinary):
+        actions = MultiDiscreteActions(n=(2,) * math.prod(taken.shape), shape=tuple(taken.shape))
     else:
         assert isinstance(taken, Box)
         low, high = (tuple(float(bound) for bound in side.ravel()) for side in (taken.low, taken.high))

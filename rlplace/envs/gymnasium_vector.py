@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import StepResult
@@ -33,7 +34,7 @@ class GymnasiumVector:
         self._returns = [0.0] * len(envs)
         self._lengths = [0] * len(envs)
         space: Any = envs[0].action_space
-        self._first_action = int(getattr(space, "start", 0))
+        self._first_action, self._alone = np.asarray(getattr(space, "start", 0)), isinstance(space, Discrete)
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
@@ -58,7 +59,8 @@ class GymnasiumVector:
         episode_lengths: list[int] = []
         returns, lengths, limit, encode = self._returns, self._lengths, self._limit, self._encode
         if self._bounds is None:
-            taken = (actions + self._first_action).tolist()
+            taken = actions + self._first_action
+            taken = taken.tolist() if self._alone else list(taken)
         else:
             low, high = self._bounds
             taken = list(np.clip(actions, low, high, dtype=low.dtype))

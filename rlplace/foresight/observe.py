@@ -246,7 +246,8 @@ def subjects(config: Config, plan: Plan) -> dict[str, str]:
 def _subject(config: Config, component: str) -> str:
     if config.kind == "mlp" and component == "env":
         env = config.simulator_env
-        return " ".join([env.kind, env.id or "", *(f"{key}={value}" for key, value in sorted(env.kwargs.items()))])
+        given = (f"{key}={value}" for key, value in sorted(env.kwargs.items()))
+        return " ".join([env.kind, env.id or "", *given, *(wrapper.name for wrapper in env.wrappers)])
     if component == "env":
         return f"{config.text_env.task}, {', '.join(map(str, config.text_env.rewards))}"
     block = config.actor if component == "rollout" else config.block_of(component)

@@ -27,7 +27,8 @@ from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import build_policy
 
 _SAMPLES = 4
-_ACTIONS = {"DiscreteActions": contract.DiscreteActions, "ContinuousActions": contract.ContinuousActions}
+_KINDS = (contract.DiscreteActions, contract.MultiDiscreteActions, contract.ContinuousActions)
+_ACTIONS = {kind.__name__: kind for kind in _KINDS}
 
 
 class _Largest(TorchDispatchMode):

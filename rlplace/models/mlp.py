@@ -8,6 +8,7 @@ Letters: N observations, O observation shape, A action shape, n choices.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
 from rlplace.config.policies import MlpConfig
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
+from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -36,7 +37,15 @@ class ContinuousOutput(NamedTuple):
     values: Tensor  # [N] float32
 
 
-PolicyOutput = DiscreteOutput | ContinuousOutput
+class MultiDiscreteOutput(NamedTuple):
+    """Independent choices; the logits of each follow those of the one before."""
+
+    logits: Tensor  # [N, sum of n] float32
+    actions: MultiDiscreteActions
+    values: Tensor  # [N] float32
+
+
+PolicyOutput = DiscreteOutput | MultiDiscreteOutput | ContinuousOutput
 
 
 class ObservationNormalizer(nn.Module):
@@ -123,37 +132,42 @@ def initialise(linears: Sequence[nn.Linear | nn.Conv2d], head_gain: float, gener
 # ── action distributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def noise_shape(actions: DiscreteActions | ContinuousActions) -> tuple[int, ...]:
-    """Return the shape of one observation's noise: uniform in [0, 1) for discrete actions, else standard normal."""
+def noise_shape(actions: Actions) -> tuple[int, ...]:
+    """Return the shape of one observation's noise: uniform in [0, 1) for choices, else standard normal."""
+    if isinstance(actions, MultiDiscreteActions):
+        return (sum(actions.n),)
     return (actions.n,) if isinstance(actions, DiscreteActions) else actions.shape
 
 
-def output_of(
-    actions: DiscreteActions | ContinuousActions, outputs: Tensor, values: Tensor, log_std: Tensor | None
-) -> PolicyOutput:
+def output_of(actions: Actions, outputs: Tensor, values: Tensor, log_std: Tensor | None) -> PolicyOutput:
     """Return the distribution over `actions` that outputs [N, K] of a network, and log deviations [K], are of."""
     if isinstance(actions, DiscreteActions):
         return DiscreteOutput(outputs, values)
+    if isinstance(actions, MultiDiscreteActions):
+        return MultiDiscreteOutput(outputs, actions, values)
     assert log_std is not None, "continuous actions have a deviation"
     return ContinuousOutput(outputs.view(-1, *actions.shape), log_std.view(actions.shape), values)
 
 
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actions ([N] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
+    """Return actions ([N] or [N, *A] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
 
-    `noise` is [N, n] uniform in [0, 1) for discrete actions (the Gumbel-max trick: argmax of logits plus Gumbel noise
+    `noise` is [N, n] uniform in [0, 1) for choices (the Gumbel-max trick: argmax of logits plus Gumbel noise
     is a draw from the softmax; Maddison et al. 2014, arXiv:1411.0030) and [N, *A] standard normal for continuous ones.
     """
-    if isinstance(output, DiscreteOutput):
+    if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
         uniform = noise.clamp(torch.finfo(torch.float32).tiny, 1.0 - 2.0**-24)
-        actions = (output.logits - torch.log(-torch.log(uniform))).argmax(dim=-1)
+        actions = mode(output._replace(logits=output.logits - torch.log(-torch.log(uniform))))
     else:
         actions = output.means + output.log_std.exp() * noise
     return actions, logprob(output, actions)
 
 
 def mode(output: PolicyOutput) -> Tensor:
-    """Return the likeliest actions: [N] int64, or [N, *A] float32."""
+    """Return the likeliest actions: [N] or [N, *A] int64, or [N, *A] float32."""
+    if isinstance(output, MultiDiscreteOutput):
+        chosen = [part.argmax(dim=-1) for part in output.logits.split(output.actions.n, dim=-1)]
+        return torch.stack(chosen, dim=-1).view(-1, *output.actions.shape)
     return output.logits.argmax(dim=-1) if isinstance(output, DiscreteOutput) else output.means
 
 
@@ -161,7 +175,20 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     """Return [N] log-probability (discrete) or log-density summed over the action's elements (continuous)."""
     if isinstance(output, DiscreteOutput):
         return output.logits.log_softmax(dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    if isinstance(output, MultiDiscreteOutput):
+        index = actions.flatten(1) + first_logits(output.actions, actions.device)
+        return log_shares(output.logits, output.actions).gather(-1, index).sum(dim=-1)
     z = (actions - output.means) * torch.exp(-output.log_std)
     size = output.log_std.numel()
     squares = z.square().reshape(len(z), size).sum(dim=-1)
     return -0.5 * squares - (output.log_std.sum() + size * HALF_LOG_2PI)
+
+
+def log_shares(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
+    """Return [N, sum of n] log-probabilities of what each element of the action may be."""
+    return torch.cat([part.log_softmax(dim=-1) for part in logits.split(actions.n, dim=-1)], dim=-1)
+
+
+def first_logits(actions: MultiDiscreteActions, device: torch.device) -> Tensor:
+    """Return [elements] where the logits of each element begin."""
+    return torch.tensor([0, *itertools.accumulate(actions.n)][:-1], device=device)

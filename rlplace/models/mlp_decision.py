@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, DiscreteOutput, sample
+from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, output_of, sample
 
 _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
@@ -36,7 +36,7 @@ class MlpDecisions:
         if policy.normalizer is not None:
             self._mean = policy.normalizer.mean.float()
             self._scale = torch.rsqrt(policy.normalizer.var.float() + 1e-8)
-        self._continuous = hasattr(policy, "log_std")
+        self._actions, self._continuous = policy.actions, hasattr(policy, "log_std")
         if self._continuous:
             log_std = policy.log_std.float()
             self._std, self._precision = log_std.exp(), torch.exp(-log_std)
@@ -50,7 +50,7 @@ class MlpDecisions:
         rows = observations.reshape(len(observations), self._size)
         outputs, values = self._through(self._policy, rows), self._through(self._value, rows)[:, 0]
         if not self._continuous:
-            return *sample(DiscreteOutput(outputs, values), noise), values
+            return *sample(output_of(self._actions, outputs, values, None), noise), values
         actions = outputs + self._std * noise.reshape(outputs.shape)
         squares = ((actions - outputs) * self._precision).square_().sum(dim=-1)
         return actions.view(noise.shape), -0.5 * squares - self._constant, values

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic
+from rlplace.envs.contract import MultiDiscreteActions
+from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, first_logits, log_shares
 from rlplace.models.networks import NetworkPass, NetworkPolicy
 
 _ATEN = torch.ops.aten
@@ -113,6 +114,7 @@ class Passes:
             self._network = _Trunks(module, of, to)
         else:
             self._network = NetworkPass(module, of, to)
+        self._actions = module.actions
         self._log_std, self._log_std_slopes = of.get("log_std"), to.get("log_std")
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,7 +122,9 @@ class Passes:
         return self._network.forward(observations)
 
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:
-        """Return what the policy says of actions taken: [N, 1] choices, or [N, K] numbers."""
+        """Return what the policy says of actions taken: [N, 1] or [N, elements] choices, or [N, K] numbers."""
+        if isinstance(self._actions, MultiDiscreteActions):
+            return _ManyChoices(outputs, actions, self._actions)
         if self._log_std is None:
             return _Choices(outputs, actions)
         return _Numbers(outputs, self._log_std.float(), actions)
@@ -141,14 +145,28 @@ class _Choices:
         self._shares = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions)[:, 0]  # [N]
         self.entropies = -(self._shares * self._logs).sum(dim=-1)  # [N]
+        self._each = self.entropies[:, None]  # of the choice that a logit is of
 
     def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
         """Return slopes of the logits, and nothing."""
         found = self._shares * -slopes[:, None]
-        found.scatter_add_(-1, self._actions, slopes[:, None])
+        found.scatter_add_(-1, self._actions, slopes[:, None].expand_as(self._actions))
         if entropy_slope != 0.0:
-            found.sub_(self._shares * (self._logs + self.entropies[:, None]), alpha=entropy_slope)
+            found.sub_(self._shares * (self._logs + self._each), alpha=entropy_slope)
         return found, slopes
+
+
+class _ManyChoices(_Choices):
+    """Actions of which each element is a choice."""
+
+    def __init__(self, logits: Tensor, actions: Tensor, space: MultiDiscreteActions) -> None:
+        self._logs, self._actions = log_shares(logits, space), actions + first_logits(space, actions.device)
+        self._shares = self._logs.exp()
+        self.logprobs = self._logs.gather(-1, self._actions).sum(dim=-1)
+        parts = (self._shares * self._logs).split(space.n, dim=-1)
+        each = -torch.stack([part.sum(dim=-1) for part in parts], dim=-1)
+        self.entropies = each.sum(dim=-1)
+        self._each = each.repeat_interleave(torch.tensor(space.n, device=each.device), dim=-1)
 
 
 class _Numbers:

@@ -14,8 +14,8 @@ from torch.distributions import Categorical, Normal
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, Part, Spaces
-from rlplace.models.mlp import ContinuousOutput, DiscreteOutput, PolicyOutput, noise_shape
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, MultiDiscreteActions, Part, Spaces
+from rlplace.models.mlp import DiscreteOutput, MultiDiscreteOutput, PolicyOutput, noise_shape
 from rlplace.models.passes import Passes, flatten
 from rlplace.models.policy_networks import PolicyNetwork, build_policy, decisions_of
 from rlplace.placement.memory.policies import policy_shape
@@ -74,7 +74,10 @@ class Case:
         return torch.rand((rows, *noise_shape(self.spaces.actions)), generator=torch.Generator().manual_seed(2))
 
 
+SWITCHES = MultiDiscreteActions(n=(2, 3, 2, 4), shape=(2, 2))
 CASES = {
+    "mlp of several choices": Case({"kind": "mlp"}, Spaces(actions=SWITCHES, **VECTOR)),  # type: ignore[arg-type]
+    "impala of several choices": Case(IMPALA, Spaces(actions=SWITCHES, **STACK)),  # type: ignore[arg-type]
     "mlp": Case({"kind": "mlp"}, Spaces(actions=ARM, **VECTOR)),  # type: ignore[arg-type]
     "nature": Case(NATURE, Spaces(actions=BUTTONS, **PIXELS)),  # type: ignore[arg-type]
     "impala of a stack": Case(IMPALA, Spaces(actions=ARM, **STACK)),  # type: ignore[arg-type]
@@ -94,7 +97,10 @@ def by_torch(output: PolicyOutput, actions: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(output, DiscreteOutput):
         chosen = Categorical(logits=output.logits)
         return chosen.log_prob(actions[:, 0]), chosen.entropy()
-    assert isinstance(output, ContinuousOutput)
+    if isinstance(output, MultiDiscreteOutput):
+        each = [Categorical(logits=part) for part in output.logits.split(output.actions.n, dim=-1)]
+        logprobs = [one.log_prob(actions[:, at]) for at, one in enumerate(each)]
+        return torch.stack(logprobs).sum(0), torch.stack([one.entropy() for one in each]).sum(0)
     normal = Normal(output.means.flatten(1), output.log_std.exp().flatten())
     return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 

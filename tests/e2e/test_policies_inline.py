@@ -28,6 +28,11 @@ def test_convolutions_learn_to_see_and_their_memory_is_what_was_planned(tmp_path
     assert measured == predicted
 
 
+def test_several_choices_at_once_are_learned(tmp_path: Path) -> None:
+    run = learn(tmp_path, IMAGES, "+env.kwargs.split=true", "runner.total_iterations=20", "runner.stop_at_return=8.5")
+    assert run.summary()["return_last"] >= 8.5
+
+
 def test_an_image_and_numbers_in_a_dict_are_learned_from_together(tmp_path: Path) -> None:
     """Neither says by itself which action is paid."""
     asked = (IMAGES, "+env.kwargs.beside=true", "runner.total_iterations=60", "runner.stop_at_return=7.5")

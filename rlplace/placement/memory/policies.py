@@ -24,10 +24,10 @@ _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
 
 @runtime_checkable
 class Choices(Protocol):
-    """Discrete actions."""
+    """Discrete actions: one choice, or one for each element of a shape."""
 
     @property
-    def n(self) -> int: ...
+    def n(self) -> int | tuple[int, ...]: ...
 
 
 class Vector(Protocol):
@@ -75,11 +75,15 @@ def observation_bytes(spaces: PolicySpaces) -> int:
 
 def outputs_of(actions: Choices | Vector) -> int:
     """Return the outputs of a policy head."""
-    return actions.n if isinstance(actions, Choices) else math.prod(actions.shape)
+    if isinstance(actions, Choices):
+        return actions.n if isinstance(actions.n, int) else sum(actions.n)
+    return math.prod(actions.shape)
 
 
 def action_bytes(actions: Choices | Vector) -> int:
-    return _INT64 if isinstance(actions, Choices) else math.prod(actions.shape) * _FLOAT32
+    if isinstance(actions, Choices):
+        return _INT64 * (1 if isinstance(actions.n, int) else len(actions.n))
+    return _FLOAT32 * math.prod(actions.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

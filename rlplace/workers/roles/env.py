@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.contract import DiscreteActions, Restorable, Simulator, Spaces, StepResult
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, Restorable, Simulator, Spaces, StepResult
 from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
@@ -62,7 +62,8 @@ class Recording:
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
         actions, shape = spaces.actions, spaces.observation_shape
-        kind, each = (np.int64, ()) if isinstance(actions, DiscreteActions) else (np.float32, actions.shape)
+        kind = np.float32 if isinstance(actions, ContinuousActions) else np.int64
+        each = () if isinstance(actions, DiscreteActions) else actions.shape
         self.observations: Array = np.empty((steps + 1, rows, *shape), spaces.observation_dtype)
         self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
         self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}  # of a Trajectory, by its names

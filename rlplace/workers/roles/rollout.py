@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.contract import DiscreteActions
+from rlplace.envs.contract import ContinuousActions
 from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
@@ -137,7 +137,7 @@ class VectorRolloutWorker(RolloutWorker):
             seed=config.runner.seed,
             rows=config.simulator_env.total_num_envs,
             shape=noise_shape(spaces.actions),
-            uniform=isinstance(spaces.actions, DiscreteActions),
+            uniform=not isinstance(spaces.actions, ContinuousActions),
         )
 
     def generate(self, iteration: int) -> Metrics:

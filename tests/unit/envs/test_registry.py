@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlplace.config.read import read_config
-from rlplace.config.schema import Config, SimulatorEnvConfig
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, Spaces
+from rlplace.config.schema import Config, SimulatorEnvConfig, WrapperConfig
+from rlplace.envs.contract import ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
 from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
 from rlplace.envs.registry import check, describe, find_adapter, spaces_of_job
 from rlplace.errors import ConfigError, Problem
@@ -139,7 +139,7 @@ def test_arguments_that_are_not_the_simulators(name: str, value: object, fix: st
     assert [*check(broken)] == [found]
 
 
-@pytest.mark.parametrize("name", ["Texts-v0", "ManyActions-v0"])
+@pytest.mark.parametrize("name", ["Texts-v0", "WholeNumbers-v0"])
 def test_spaces_no_policy_can_take(name: str) -> None:
     found = problem(config(f"tests.gyms:{name}"))
     assert (found.code, found.key) == ("unsupported-space", "env.id")
@@ -194,6 +194,54 @@ def test_entries_of_dicts_are_one_row_whose_numbers_come_first() -> None:
     assert sorted(numbers["told.turn"]) == [0, 0, 0, 1]
     assert np.abs(numbers["told.noise"]).max() <= 1
     assert row[24:].max() == 255
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "taken"),
+    [
+        ("many", MultiDiscreteActions(n=(2, 3), shape=(2,)), [[1, 2]]),
+        ("switches", MultiDiscreteActions(n=(2, 2, 2, 2), shape=(2, 2)), [[[0, 1], [1, 0]]]),
+    ],
+)
+def test_actions_of_several_choices(space: str, actions: MultiDiscreteActions, taken: list[object]) -> None:
+    made = config("tests.gyms:ManyActions-v0", kwargs={"space": space})
+    assert describe(made).actions == actions
+    simulator = find_adapter("gymnasium").make(made, 1)
+    simulator.reset([0])
+    chosen = np.array(taken, np.int64)
+    assert simulator.step(chosen).observations[0, 3] == chosen.sum()
+
+
+def test_wrappers_stand_around_each_simulator() -> None:
+    wrappers = (
+        WrapperConfig(name="gymnasium.wrappers:ResizeObservation", kwargs={"shape": [6, 8]}),
+        WrapperConfig(name="gymnasium.wrappers:FrameStackObservation", kwargs={"stack_size": 3}),
+    )
+    made = config("tests.gyms:Corner-v0", wrappers=wrappers)
+    assert describe(made).observation_shape == (3, 6, 8, 1)
+    assert find_adapter("gymnasium").make(made, 2).reset([1, 2]).shape == (2, 3, 6, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "code", "key"),
+    [
+        ("ResizeObservation", {}, "unknown-wrapper", "env.wrappers[0].name"),
+        ("gymnasium.wrappers:ResizeObservations", {}, "unknown-wrapper", "env.wrappers[0].name"),
+        ("gymnasium.wrappers:ResizeObservation", {"size": 3}, "bad-wrapper", "env.wrappers[0]"),
+        ("gymnasium.wrappers:GrayscaleObservation", {}, "bad-wrapper", "env.wrappers[0]"),  # of no colours
+    ],
+)
+def test_a_wrapper_that_is_not_there_or_does_not_fit(name: str, kwargs: dict[str, object], code: str, key: str) -> None:
+    found = problem(config("tests.gyms:Corner-v0", wrappers=(WrapperConfig(name=name, kwargs=kwargs),)))
+    assert (found.code, found.key) == (code, key)
+
+
+def test_a_function_makes_the_simulator() -> None:
+    made = config("tests.gyms:limited", kwargs={"steps": 3})
+    assert not check(made)
+    simulator = find_adapter("gymnasium").make(made, 1)
+    simulator.reset([0])
+    assert [int(simulator.step(np.zeros(1, np.int64)).truncated[0]) for _ in range(4)] == [0, 0, 1, 0]
 
 
 def test_a_dict_of_numbers_alone_is_a_vector() -> None:

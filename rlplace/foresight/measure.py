@@ -52,7 +52,7 @@ def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]
         what = "one rank of each" if count == 1 else f"{count} ranks of each"
         yield placed(mapping, what, dict.fromkeys(names, where))
         if simulated and count != accelerators:
-            shared = {"accelerators": where, "process": "shared"}
+            shared = {"placement": where, "process": "shared"}  # a number as `accelerators` is how many
             placement: dict[str, object] = dict.fromkeys(names, where)
             yield placed(
                 mapping, f"{what}, env and rollout in one process", placement | {"env": shared, "rollout": shared}

@@ -25,7 +25,7 @@ from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
-from rlplace.foresight.profile import Profile
+from rlplace.foresight.profile import ACCELERATOR, Profile
 from rlplace.foresight.space import Cells, Layout, Space
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
@@ -114,6 +114,7 @@ class Search:
         self.space, self.profile = space, profile
         self.predicted: dict[object, Prediction] = {}
         self.bounds = Bounds(space.config, space.plan.topology, Costs(profile))
+        self.on_accelerators = any(curve.on == ACCELERATOR for curve in profile.costs.values())
 
     def run(
         self,
@@ -149,7 +150,7 @@ class Search:
         held = tuple((stage, tuple(sorted(row.items()))) for stage, row in schedule.residency.items())
         spread = self.space.spread(layout).items()
         ranks = tuple(sorted((component, tuple(sorted(there.items()))) for component, there in spread))
-        return layout.mode, held, ranks
+        return layout.mode, held, ranks, self.space.at_once(layout, schedule) if self.on_accelerators else ()
 
 
 class _Run:

@@ -274,10 +274,21 @@ class Space:
 
     def _sharing(self, layout: Layout) -> list[str]:
         """Return the free components that share accelerators with any other."""
-        placement = self.plan.placement
-        on = {c: placement.accelerators(c) for c in placement.components}
-        on |= {c: Ranges.of([range(at, at + layout.sizes[c].accelerators)]) for c, at in layout.starts.items()}
+        on = self._held(layout)
         return [c for c in self.free if any(on[c] & on[other] for other in on if other != c)]
+
+    def _held(self, layout: Layout) -> dict[str, Ranges]:
+        """Return the accelerators of each component."""
+        on = {c: self.plan.placement.accelerators(c) for c in self.plan.placement.components}
+        return on | {c: Ranges.of([range(at, at + layout.sizes[c].accelerators)]) for c, at in layout.starts.items()}
+
+    def at_once(self, layout: Layout, schedule: Schedule) -> tuple[tuple[str, str, int], ...]:
+        """Return the pairs that are at work on the same accelerators at once, with how far apart they begin."""
+        on, stages = self._held(layout), [schedule.active[stage] for stage in schedule.stages]
+        if schedule.needs.ahead:  # stages of several iterations run at once
+            stages = [tuple(on)]
+        pairs = {pair for active in stages for pair in itertools.combinations(sorted(active), 2)}
+        return tuple((a, b, on[b].pieces[0].start - on[a].pieces[0].start) for a, b in sorted(pairs) if on[a] & on[b])
 
     def _lines(self, layout: Layout) -> dict[str, Any]:
         """Return the placement of all components; those that are not free keep their own line where it says as much."""
@@ -291,7 +302,7 @@ class Space:
                 continue
             start, size = layout.starts[component], layout.sizes[component]
             place = start if size.accelerators == 1 else show_range(range(start, start + size.accelerators))
-            own: dict[str, Any] = {"accelerators": place}
+            own: dict[str, Any] = {"placement": place}  # in a block, `accelerators: 1` is a number of them
             if size.each > 1:
                 own["accelerators_per_rank"] = size.each
             if layout.mode.shared and component in ("env", "rollout"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rlplace.config import compose
+from rlplace.config.schema import Config
 from rlplace.errors import ProblemsError
 from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
@@ -16,7 +18,7 @@ from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import predict
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.memory.case import memory_case
-from rlplace.placement.plan import make_plan
+from rlplace.placement.plan import Plan, make_plan
 from rlplace.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import random_profile, random_text_profile
 
@@ -40,8 +42,17 @@ def prepared(*words: str) -> Prepared:
     return prepare_composed(composed)
 
 
-NODES = "cluster.num_nodes=2", "cluster.accelerators_per_node=4"
+def random_plans(space: Space, tries: int, drawn: Callable[[], Layout]) -> Iterator[tuple[Layout, Config, Plan]]:
+    """Give so many drawn layouts that are valid plans."""
+    while tries:
+        layout = drawn()
+        config = space.config_of(layout)
+        with contextlib.suppress(ProblemsError):
+            yield layout, config, make_plan(config, space.plan.topology)
+            tries -= 1
 
+
+NODES = "cluster.num_nodes=2", "cluster.accelerators_per_node=4"
 
 TEXT = "runner.eval_every=0", "algorithm.max_new_tokens=32", "algorithm.prompts=6"
 APART = tuple(f"cluster.component_placement.{c}={at}" for at, c in enumerate(("actor", "env", "rollout")))
@@ -62,37 +73,31 @@ RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
 )
 def test_no_prediction_of_a_job_with_text_is_below_its_bound(words: tuple[str, ...], tries: int) -> None:
     (composed,) = compose.with_hydra(["--config-name", *words])
-    job, rng, made = prepare_composed(composed), random.Random(tries), 0
+    job, rng = prepare_composed(composed), random.Random(tries)
     space = Space(job.config, job.plan)
     sizes = space.sizes(space.now)
-    while made < tries:
+
+    def drawn() -> Layout:
         chosen, starts = {c: rng.choice(sizes[c]) for c in sizes}, {}
         for component in space.free:
             starts[component], _ = rng.choice([*space.places(space.empty, component, chosen[component].accelerators)])
-        layout = Layout(
-            mode=space.now, sizes=chosen, starts=starts, stays=tuple(c for c in starts if rng.random() < 0.3)
-        )
-        config = space.config_of(layout)
-        try:
-            plan = make_plan(config, job.plan.topology)
-        except ProblemsError:
-            continue
-        made += 1
+        stays = tuple(c for c in starts if rng.random() < 0.3)
+        return Layout(mode=space.now, sizes=chosen, starts=starts, stays=stays)
+
+    for layout, config, plan in random_plans(space, tries, drawn):
         profile = random_text_profile(rng, plan.placement.components)
         bounds = Bounds(config, plan.topology, Costs(profile))
         found = predict(config, plan, memory_case(plan, config), profile)
         assert not found.costs.missing
+        bound = bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout))
         for component in layout.stays:  # who leaves has more moves
             fewer = dataclasses.replace(layout, stays=tuple(c for c in layout.stays if c != component))
             with contextlib.suppress(ProblemsError):
                 other = make_plan(space.config_of(fewer), job.plan.topology)
                 more = bounds.of_plan(other.schedule, layout.mode, layout.sizes, space.spread(layout))
-                assert more >= bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout)) * (
-                    1 - 1e-9
-                )
-        bound = bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout))
+                assert more >= bound * (1 - 1e-9)
         assert 0.0 < bound <= found.seconds * (1 + 1e-9), (layout, plan.placement.canonical())
-        assert bounds.of_sizes(layout.mode, {c: (s,) for c, s in chosen.items()}) <= found.seconds * (1 + 1e-9)
+        assert bounds.of_sizes(layout.mode, {c: (s,) for c, s in layout.sizes.items()}) <= found.seconds * (1 + 1e-9)
         assert bounds.of_sizes(layout.mode, sizes) <= found.seconds * (1 + 1e-9)
 
 
@@ -108,16 +113,9 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(words: tuple[str, .
     ],
 )
 def test_no_prediction_is_below_its_bound(words: tuple[str, ...], tries: int) -> None:
-    job, rng, made = prepared("env.total_num_envs=48", *words), random.Random(len(words) + tries), 0
+    job, rng = prepared("env.total_num_envs=48", *words), random.Random(len(words) + tries)
     space = Space(job.config, job.plan)
-    while made < tries:
-        layout = random_layout(rng, space)
-        config = space.config_of(layout)
-        try:
-            plan = make_plan(config, job.plan.topology)
-        except ProblemsError:
-            continue
-        made += 1
+    for layout, config, plan in random_plans(space, tries, lambda: random_layout(rng, space)):
         profile = random_profile(rng)
         bounds = Bounds(config, plan.topology, Costs(profile))
         seconds = predict(config, plan, memory_case(plan, config), profile).seconds

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlplace.codes import codes
-from rlplace.commands import answered
+from rlplace.commands import answered, typed
 from rlplace.config import compose
 from rlplace.config.validate import config_schema
 from rlplace.errors import ConfigError, did_you_mean
@@ -60,7 +60,7 @@ def _answer(words: list[str]) -> int:
     if ("--help" in words or "-h" in words) and words[0] != "import":
         found = {"configs": compose.config_names(), "clusters": compose.group_names(compose.CLUSTER)}
         texts = {kind: compose.listed(names, indent="    ") for kind, names in found.items()}
-        print(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.plan", **texts), end="")
+        print(USAGE.read_text(encoding="utf-8").format(program=typed("plan"), **texts), end="")
         return FITS
     match words:
         case ["schema"]:

@@ -9,13 +9,15 @@ Modules that need numpy or torch are imported inside functions: a plan is checke
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlplace.config.compose import Composed
-from rlplace.config.read import no_folder, read_config, with_folder
+from rlplace.config.model_folder import no_folder
+from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source, source_of
@@ -138,6 +140,16 @@ def check_env(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
 def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
     """Report what a run of a planned job would stumble over, whatever the machine."""
     return _with_sources(_plan_problems(config, plan), sources)
+
+
+def missing_libraries(config: Config) -> list[Problem]:
+    """Report what a run needs and a plan does not, where it is not installed."""
+    needed = ("numpy", "torch", *(("ray",) if config.cluster.launcher == "ray" else ()))
+    absent = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not absent:
+        return []
+    why = f"there is no module {', '.join(absent)}; a plan needs none: dry_run=true"
+    return list(missing_library(why, got="a run", extra="run", key="dry_run", of="runs").problems)
 
 
 def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
@@ -312,7 +324,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
 
 def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
     if not os.path.isdir(folder):
-        yield no_folder(folder, str(folder), key)
+        yield no_folder(str(folder), key)
     elif not any(folder.glob("*.safetensors")):
         what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'
         why = f"{folder} has no *.safetensors, from which its weights are read"

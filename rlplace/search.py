@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplace.commands import DONE, answered
+from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import ConfigError, PlacementError, did_you_mean, suggestion
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         if not {"--help", "-h"}.isdisjoint(words):
             configs = compose.listed(compose.config_names(), indent="    ")
-            print(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.search", configs=configs), end="")
+            print(USAGE.read_text(encoding="utf-8").format(program=typed("search"), configs=configs), end="")
             return DONE
         try:
             return _search(_request(words))

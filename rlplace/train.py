@@ -21,11 +21,12 @@ if __name__ == "__main__":  # until they are listened for: Ctrl-C ends the impor
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
+from rlplace.commands import typed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_text
-from rlplace.prepare import Prepared, check_launch, planned_only, prepare_composed
+from rlplace.prepare import Prepared, check_launch, missing_libraries, planned_only, prepare_composed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--help" in argv or "-h" in argv:
         line = compose.CommandLine.of(argv)
         configs = compose.listed(compose.config_names(), indent="    ")
-        usage = USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.train", configs=configs)
+        usage = USAGE.read_text(encoding="utf-8").format(program=typed("train"), configs=configs)
         _show(usage.rstrip())
         if line.text:
             _show(f"\n{line.file.name}:\n\n{line.text}")
@@ -89,7 +90,7 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
 def _job(composed: compose.Composed, signals: Signals) -> int:
     job = prepare_composed(composed)
     if not job.config.dry_run:
-        lacking = job.not_run or check_launch(job.config, job.plan, job.sources)
+        lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
         if lacking:
             raise ConfigError(lacking)
     _show(render_text(job.view) + _seconds(job))

@@ -302,7 +302,8 @@ def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
-    return "\n".join(f"{indent}{name:<26} {about}" for name, about in names.items())
+    width = max((len(name) for name in names), default=0)
+    return "\n".join(f"{indent}{name:<{width}}  {about}" for name, about in names.items())
 
 
 def _short(file: Path) -> str:

@@ -21,6 +21,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.fields import Field, ModelKind, block_in, blocks_in, default_of, fields_of, tag_of
+from rlplace.config.model_folder import GET, model_folder, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 _NOTHING: Any = object()  # a value that is not there
-_GET = "scripts/get_model smollm2        (or the folder of another Hugging Face model)"
 # Tag -> its values and the kind of actor model that each goes with.
 TAGS: Mapping[str, Mapping[str, ModelKind]] = {
     "actor.model.kind": {"cnn": "mlp", "module": "mlp", "mlp": "mlp", "causal_lm": "causal_lm"},
@@ -527,7 +527,7 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
     if model is None or model.get("path") is None:
         return block
     written, key = str(model["path"]), f"{component}.model.path"
-    folder = Path(os.path.expanduser(written)).resolve()
+    folder = model_folder(written)
     if os.path.isdir(folder) or "model_type" not in model:
         model = {**model, **_config_json(folder, written, key, source_of(key, sources))}
     return dataclasses.replace(block, model={**model, "path": str(folder)})
@@ -535,7 +535,7 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
 
 def _config_json(folder: Path, written: str, key: str, source: Source | None) -> Mapping[str, object]:
     if not os.path.isdir(folder):  # whatever the text: a name too long is none
-        raise ConfigError([no_folder(folder, written, key, source)])
+        raise ConfigError([no_folder(written, key, source)])
     file = folder / "config.json"
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
@@ -545,12 +545,5 @@ def _config_json(folder: Path, written: str, key: str, source: Source | None) ->
         why = f"{file} names no model_type"
     if not isinstance(keys, dict) or "model_type" not in keys:
         what = "is not the folder of a Hugging Face model"
-        raise ConfigError.of("not-a-model", key, what, written, why, _GET, source=source)
+        raise ConfigError.of("not-a-model", key, what, written, why, GET, source=source)
     return keys
-
-
-def no_folder(folder: Path, written: str, key: str, source: Source | None = None) -> Problem:
-    why = f"the model and its tokenizer are read from {folder}"
-    fix = _GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
-    what = "there is no such folder"
-    return Problem(code="no-model-folder", key=key, what=what, got=written, source=source, why=why, fix=fix)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlplace.commands import typed
 from rlplace.config.compose import with_defaults
 from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
@@ -40,7 +41,7 @@ _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are coun
 def run_import(words: list[str]) -> int:
     """Run the words after `import` and return the exit code."""
     if not words or "--help" in words[:1] or "-h" in words[:1]:
-        sys.stdout.write(USAGE.read_text(encoding="utf-8").format(program="python -m rlplace.plan"))
+        sys.stdout.write(USAGE.read_text(encoding="utf-8").format(program=typed("plan")))
         return 0 if words else 2
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--out", "--accelerators-per-node"):

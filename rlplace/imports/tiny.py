@@ -58,7 +58,7 @@ def shrink(imported: Imported) -> Imported:
     config["env"] = sizes["env"]
     if any(c.partition(".")[0] == "reward" for c in placement.components):
         config["env"]["rewards"] = [{"name": "unscored"}]
-    config["runner"] = {"output_dir": "runs"} | _block(imported, "runner") | sizes["runner"]
+    config["runner"] = _block(imported, "runner") | {"output_dir": "runs"} | sizes["runner"]  # not the original's: here
     config = ordered(config, imported.kind)
     topology = Topology.uniform(1, width, "emulated")
     why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"

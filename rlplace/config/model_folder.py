@@ -1,0 +1,62 @@
+"""Where the model is that a config names: a folder, or a Hugging Face hub id whose files were downloaded before."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlplace.errors import Problem, Source
+
+CLONE = Path(__file__).parents[2]  # where scripts/get_model puts models
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+GET = "scripts/get_model smollm2        (or the folder of another Hugging Face model)"
+
+
+def model_folder(written: str) -> Path:
+    """Return the folder of a model: the first of its `places` that is one, else the first."""
+    places = [folder for folder, _ in _places(written)]
+    return next((folder for folder in places if os.path.isdir(folder)), places[0])
+
+
+def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
+    """Report that none of the places is a folder."""
+    fix = GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
+    if _is_hub_id(written):
+        fix = f"hf download {written}        (or the folder of another Hugging Face model)"
+    why = "\n".join(f"looked for {folder}{note}" for folder, note in _places(written))
+    what = "there is no such folder"
+    return Problem(code="no-model-folder", key=key, what=what, got=written, source=source, why=why, fix=fix)
+
+
+def _places(written: str) -> Iterator[tuple[Path, str]]:
+    """Yield where a model may be, in order, and what that place is."""
+    path = Path(os.path.expanduser(written))
+    yield path.resolve(), ""
+    if not path.is_absolute() and (CLONE / path).resolve() != path.resolve():
+        yield (CLONE / path).resolve(), ", beside the package"
+    if _is_hub_id(written):
+        folder = _hub_cache() / f"models--{written.replace('/', '--')}"
+        yield folder / "snapshots" / _revision(folder), ", where the Hugging Face hub's downloads are"
+
+
+def _is_hub_id(written: str) -> bool:
+    """Return whether it is `owner/name`, and the owner is no folder in which a model was meant to be."""
+    owner = written.partition("/")[0]
+    return bool(_HUB_ID.fullmatch(written)) and owner not in (".", "..", "models") and not os.path.isdir(owner)
+
+
+def _hub_cache() -> Path:
+    """Return the folder of downloads, as huggingface_hub finds it."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub"))).absolute()
+
+
+def _revision(folder: Path) -> str:
+    """Return the commit that `main` was when it was downloaded last."""
+    try:
+        return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "main"

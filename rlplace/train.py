@@ -25,7 +25,7 @@ from rlplace.commands import typed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
 from rlplace.placement.language.slots import component_of
-from rlplace.placement.show.text import render_text
+from rlplace.placement.show.text import render_short, render_text
 from rlplace.prepare import Prepared, check_launch, missing_libraries, planned_only, prepare_composed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
@@ -93,7 +93,10 @@ def _job(composed: compose.Composed, signals: Signals) -> int:
         lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
         if lacking:
             raise ConfigError(lacking)
-    _show(render_text(job.view) + _seconds(job))
+    if job.config.dry_run or job.refused:
+        _show(render_text(job.view) + _seconds(job))
+    else:
+        _show(f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true")
     if job.not_run:
         _show(planned_only(job.not_run))
     if job.refused:

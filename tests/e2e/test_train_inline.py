@@ -38,7 +38,11 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) 
     config = read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
     assert config.runner.seed == 7
     assert config.cluster.component_placement == {"actor": 0, "env": 0, "rollout": 1}
-    assert run.out.startswith((run.folder / "plan.txt").read_text(encoding="utf-8"))
+    whole = (run.folder / "plan.txt").read_text(encoding="utf-8")
+    short = run.out.partition("the whole plan: plan.txt")[0]
+    assert short.splitlines()[0] == whole.splitlines()[0]
+    assert len(short.splitlines()) <= 12 < len(whole.splitlines())
+    assert max(map(len, short.partition("memory: ")[0].splitlines())) <= 80
     assert json.loads((run.folder / "plan.json").read_text(encoding="utf-8"))
     lines = run.metrics()
     assert [line["iteration"] for line in lines] == [1, 2, 3]

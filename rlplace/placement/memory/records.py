@@ -31,7 +31,7 @@ _ACCURACY = (
 
 def render_ledger(ledger: MemoryLedger) -> str:
     """A verdict, a table for each kind of accelerator and of host, how far to trust it; 100 columns, plain ASCII."""
-    sections = [_verdict(ledger), *map(_accelerators, ledger.accelerators[:_MOST_ACCOUNTS])]
+    sections = [verdict(ledger), *map(_accelerators, ledger.accelerators[:_MOST_ACCOUNTS])]
     if len(ledger.accelerators) > _MOST_ACCOUNTS:
         sections.append(f"  ... and {len(ledger.accelerators) - _MOST_ACCOUNTS} more kinds of accelerator")
     sections += [_hosts(ledger.hosts)] if any(a.worst.total_bytes for a in ledger.hosts) else []
@@ -39,7 +39,8 @@ def render_ledger(ledger: MemoryLedger) -> str:
     return "\n\n".join(sections)
 
 
-def _verdict(ledger: MemoryLedger) -> str:
+def verdict(ledger: MemoryLedger) -> str:
+    """Say whether it fits, and what the accelerators with the least room hold in their fullest moment."""
     tightest = ledger.tightest
     if tightest is None:
         return "memory: no accelerator is used"

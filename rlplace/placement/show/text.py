@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from rlplace.placement.flow import Transport
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import show_range
-from rlplace.placement.memory.records import render_ledger
+from rlplace.placement.memory.records import render_ledger, verdict
 from rlplace.placement.schedule import Move
 from rlplace.placement.show.view import NodeFold, PlanView, clipped
 from rlplace.placement.transfers import emulated
 from rlplace.units import show_bytes
 
 WIDTH = 100
+_SCREEN = 80
 _WIDEST_MAP = 16  # accelerators of a node that still get a column each
 _MOST_FOLDS = 8
 _LONGEST_CELL = 48
@@ -41,6 +42,20 @@ def render_text(view: PlanView) -> str:
     if view.plan.warnings:
         sections.append("\n".join(["warnings", *(textwrap.indent(w.render(), "  ") for w in view.plan.warnings)]))
     return "\n\n".join(sections)
+
+
+def render_short(view: PlanView) -> str:
+    """Write what matters before a run, in a dozen lines of 80 columns: who is where, whether it fits, what it saves."""
+    rows = [("component", "ranks", "placement")]
+    rows += [(c.name, str(c.world_size), clipped(c.render(), _LONGEST_CELL)) for c in view.components]
+    lines = [f"plan: {view.plan.placement.mode}, {view.machines}", *(f"  {line}" for line in table(rows))]
+    if not view.ledger.empty:
+        lines.append(verdict(view.ledger))
+    if view.comparison is not None and view.comparison.savings.saved:
+        savings = view.comparison.savings
+        lines.append(f"savings: {savings.used} accelerators do the work of {savings.dedicated}")
+    wrapped = (textwrap.wrap(line, _SCREEN, subsequent_indent="    ") for text in lines for line in text.splitlines())
+    return "\n".join([*itertools.chain(*wrapped), *(w.render() for w in view.plan.warnings)])
 
 
 def table(rows: Iterable[Sequence[str]]) -> list[str]:

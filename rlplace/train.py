@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from rlplace.commands import typed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
 from rlplace.placement.language.slots import component_of
-from rlplace.placement.show.text import render_short, render_text
+from rlplace.placement.show.text import render_short, render_text, table
 from rlplace.prepare import Prepared, check_launch, missing_libraries, planned_only, prepare_composed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
@@ -51,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with signals.explaining():
             jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
-            return max((_job(composed, signals) for composed in jobs), default=DONE)
+            ended: list[tuple[compose.Composed, Path]] = []
+            try:
+                return max((_job(composed, signals, ended) for composed in jobs), default=DONE)
+            finally:
+                if len(jobs) > 1 and ended:
+                    _show(f"\n{_table(ended)}")
     except (ProblemsError, ClusterError) as error:
         print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
         return WRONG
@@ -87,7 +93,8 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
     return ["--config-dir", str(found.folder), "--config-name", "config"]
 
 
-def _job(composed: compose.Composed, signals: Signals) -> int:
+def _job(composed: compose.Composed, signals: Signals, ended: list[tuple[compose.Composed, Path]]) -> int:
+    """Run what was composed, and add its folder to those that `ended`."""
     job = prepare_composed(composed)
     if not job.config.dry_run:
         lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
@@ -110,8 +117,19 @@ def _job(composed: compose.Composed, signals: Signals) -> int:
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
-    _run(job, None if found is None else found.checkpoint, signals)
+    ended.append((composed, _run(job, None if found is None else found.checkpoint, signals)))
     return DONE
+
+
+def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
+    """Write a row for each run of a sweep: what it ended with, its folder, and the words that it differs by."""
+    given = [[w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")] for composed, _ in ended]
+    own = [" ".join(word for word in words if any(word not in others for others in given)) for words in given]
+    rows = [("result", "folder", "overrides")]
+    for (_, folder), words in zip(ended, own, strict=True):
+        result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["return_last"]
+        rows.append(("-" if result is None else f"{result:,.3f}", str(folder), words))
+    return "\n".join(table(rows))
 
 
 def _seconds(job: Prepared) -> str:
@@ -123,8 +141,8 @@ def _seconds(job: Prepared) -> str:
     return f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case, job.words))}"
 
 
-def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None:
-    """Run a job, and go on from its newest checkpoint where it has lost machines and `faults.on_node_loss` says so."""
+def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> Path:
+    """Run a job; return its folder. Goes on from its newest checkpoint as `faults.on_node_loss` says."""
     from rlplace.faults import History
     from rlplace.node_loss import go_on
     from rlplace.run import job_spec, run
@@ -134,8 +152,7 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> None
     while True:
         since: RlplaceError | None = None
         try:
-            run(spec, job.view, resolved=job.mapping, signals=signals, resumed=checkpoint, history=history)
-            return
+            return run(spec, job.view, resolved=job.mapping, signals=signals, resumed=checkpoint, history=history)
         except NodeLost as error:
             signals.check()
             lost = error

@@ -184,3 +184,13 @@ def test_the_run_measures_what_the_ledger_predicted(tmp_path: Path) -> None:
         for size in rows.values():
             assert size["measured"] == pytest.approx(size["predicted"], rel=0.05)
     assert memory["env"]["full"]["measured"] == 256 << 20
+
+
+def test_a_sweep_ends_with_a_row_for_each_run(tmp_path: Path) -> None:
+    sweep = ("-m", "runner.seed=1,2", "runner.total_iterations=1", "algorithm.rollout_steps=4")
+    run = train("hybrid_ppo", tmp_path, *ONE_EACH, *sweep)
+    assert run.code == 0, run.err
+    heading, *rows = (line.split() for line in run.out.rstrip().splitlines()[-3:])
+    assert heading == ["result", "folder", "overrides"]
+    assert [row[-1] for row in rows] == ["runner.seed=1", "runner.seed=2"]
+    assert sorted(row[1] for row in rows) == sorted(map(str, tmp_path.glob("*/*")))

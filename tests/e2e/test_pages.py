@@ -121,3 +121,9 @@ def test_scripts_and_values_on_pages_can_be_read() -> None:
                 assert subprocess.run(["bash", "-n", "-c", block.text], check=False).returncode == 0, page
             elif block.language == "yaml":
                 assert yaml.safe_load(block.text), page
+
+
+def test_every_page_of_docs_is_in_the_navigation() -> None:
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert {page for page in pages if f"- {page}\n" not in listed and not page.startswith("decisions/")} == set()

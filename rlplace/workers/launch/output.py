@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pdb
 import socket
 import sys
 import threading
@@ -35,8 +34,7 @@ class Outputs:
             for descriptor in (1, 2):  # for what is not Python, and for processes that it starts
                 os.dup2(whole.fileno(), descriptor)
             sys.stdout = sys.stderr = whole
-        self._before, self._debugger = (sys.stdout, sys.stderr), sys.breakpointhook
-        sys.breakpointhook = self._break
+        self._before = sys.stdout, sys.stderr
         self._ours = ByThread(self._of_thread, sys.stdout), ByThread(self._of_thread, sys.stderr)
         sys.stdout, sys.stderr = self._ours
 
@@ -53,15 +51,6 @@ class Outputs:
             sys.stdout = self._before[0]
         if sys.stderr is self._ours[1]:
             sys.stderr = self._before[1]
-        sys.breakpointhook = self._debugger
-
-    def _break(self, *arguments: object, **options: object) -> object:
-        """Open the debugger where `breakpoint()` is called, with the console for this thread from now on."""
-        self._of_thread.__dict__.pop("file", None)
-        if arguments or options or self._debugger is not sys.__breakpointhook__ or "PYTHONBREAKPOINT" in os.environ:
-            return self._debugger(*arguments, **options)
-        pdb.Pdb().set_trace(sys._getframe().f_back)
-        return None
 
     def _open(self, file: Path) -> TextIO | None:
         """Open a file once, for whole lines that appear at once. None where that is not possible."""

@@ -27,6 +27,7 @@ from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
+from rlplace.report.trackers import check_sinks
 from rlplace.workers.launch.machines import declared_topology
 from rlplace.workers.roles.checks import check_scorers, critic_problems, not_run
 
@@ -153,11 +154,13 @@ def missing_libraries(config: Config) -> list[Problem]:
 
 
 def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
-    """Report what this machine lacks: the engine's library, weights, a tokenizer that takes the prompts.
+    """Report what this machine lacks: libraries of sinks and engines, weights, a tokenizer that takes the prompts.
 
     Inside a job of `ray job submit` also a Ray to start, and folders that stay.
     """
-    problems = list(_job_problems(config)) if _JOB in os.environ and config.cluster.launcher == "ray" else []
+    problems = check_sinks(config.runner.sinks)
+    if _JOB in os.environ and config.cluster.launcher == "ray":
+        problems += _job_problems(config)
     if config.kind == "causal_lm":
         problems += _launch_problems(config, plan)
     return _with_sources(problems, sources)

@@ -47,10 +47,11 @@ from rlplace.placement.show.view import PlanView, render_json
 from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
-from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, Sink, open_sinks
+from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, open_sinks
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
+from rlplace.report.trackers import Sink, pages
 from rlplace.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.trained import where
@@ -179,7 +180,7 @@ def _run(
 
         def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
             opened.close()
-            return [*opened.enter_context(open_sinks(runner.sinks, folder, _console(job), sizes)), display]
+            return [*opened.enter_context(_sinks(job, folder, texts, sizes)), display]
 
         curves = sinks(before.get("files"))
         with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
@@ -232,6 +233,12 @@ def _state(error: BaseException | None) -> str:
     if error is None:
         return "finished"
     return "stopped" if isinstance(error, Stopped) else "failed"
+
+
+def _sinks(
+    job: JobSpec, folder: Path, texts: Mapping[str, str], sizes: Mapping[str, int] | None
+) -> contextlib.AbstractContextManager[list[Sink]]:
+    return open_sinks(job.config.runner.sinks, folder, _console(job), sizes, yaml.safe_load(texts[CONFIG]))
 
 
 def _shown(job: JobSpec, display: Display, signals: Signals) -> contextlib.AbstractContextManager[object]:
@@ -400,6 +407,8 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
             ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     print(summary_text(ended), flush=True)
+    for page in pages(folder):
+        _tell(f"curves: {page}")
     if iterations := list(loop.log.iterations):
         try:
             picture = render_timeline(iterations, usage.accelerators, placement.components)

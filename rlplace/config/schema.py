@@ -16,6 +16,13 @@ AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinf
 Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
 OnPoison = Literal["stop", "skip"]
+SinkName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
+
+
+class OwnName(str):
+    """package.module:Name, of something that the user brings."""
+
+
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
 # Larger numbers are typing mistakes; a plan of as many takes a second at most.
@@ -422,8 +429,8 @@ class RunnerConfig:
     eval_prompts: int = lm_knob("held-out prompts of one pass, each answered once, greedily", 64, minimum=1)
     seed: int = knob("seed of everything random; engines have rollout.seed", 0, minimum=0)
     output_dir: str = knob("each run makes its own folder in here", "runs")
-    sinks: tuple[Literal["console", "jsonl", "tensorboard"], ...] = knob(
-        "where metrics go", ("console", "jsonl", "tensorboard")
+    sinks: tuple[SinkName | OwnName, ...] = knob(
+        "where metrics go; your own sink: package.module:Name", ("console", "jsonl", "tensorboard")
     )
     stage_timeout_s: float = knob("longest time one stage may take", 3600.0, above=0, mlp=600.0)
     channel_timeout_s: float = knob("longest wait for one item of a channel", 1800.0, above=0, mlp=120.0)

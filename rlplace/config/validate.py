@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from rlplace.config.fields import ModelKind, default_of, fields_of, tag_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.read import MODEL_KEYS, TAGS
-from rlplace.config.schema import AlgorithmName, Config
+from rlplace.config.schema import AlgorithmName, Config, OwnName
 from rlplace.config.yaml_text import show
 from rlplace.errors import suggestion
 
@@ -34,6 +34,7 @@ _HYDRA: dict[str, Any] = {
     "hydra": {"type": "object", "description": "settings of Hydra itself"},
 }
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
+OWN, OWN_NAME = "package.module:Name", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
@@ -155,7 +156,9 @@ def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
     if rules.get("unit") == SHARE_OR_BYTES:
         shown = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _RESERVE_TEXT}]}
         return Annotated[Any, pydantic.BeforeValidator(_share_or_bytes), pydantic.WithJsonSchema(shown)]
-    if origin in (typing.Union, types.UnionType):
+    if hint is OwnName:
+        return Annotated[str, pydantic.StringConstraints(pattern=OWN_NAME)]
+    if _is_union(hint):
         return functools.reduce(operator.or_, [_value(option, rules) for option in typing.get_args(hint)])
     if origin is Mapping:
         return Annotated[pydantic.InstanceOf[Mapping[str, object]], pydantic.WithJsonSchema({"type": "object"})]
@@ -169,6 +172,10 @@ def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
     return Annotated[(float, pydantic.AllowInfNan(False), *bounds)] if hint is float else hint
 
 
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
 def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the rules with a bound for whole numbers that have none: what is counted with them stays finite."""
     return {"maximum": MOST_WHOLE, **rules} if hint is int else rules
@@ -176,9 +183,10 @@ def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _listed(item: Any, value: object) -> object:
     if not isinstance(value, (list, tuple)):
-        words = typing.get_args(item) if typing.get_origin(item) is typing.Literal else ()
+        options = typing.get_args(item) if _is_union(item) else (item,)
+        words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
         named = [word.strip() for word in value.split(",")] if words and isinstance(value, str) else []
-        if not {*named} <= {*words}:
+        if not {*named} <= {*words} and not (OwnName in options and ":" in str(value)):
             near = [meant for word in named if (meant := meant_word(word, words))]
             fix = f"[{', '.join(near)}]" if len(near) == len(named) else None
             raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
@@ -232,7 +240,7 @@ def _error(code: str, what: str, fix: str | None = None, why: str | None = None)
 
 def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]) -> PydanticCustomError:
     """Explain why a type and its bounds do not allow a value; `errors` as pydantic calls them."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    union = _is_union(hint)
     options = [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
     words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
     of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
@@ -243,7 +251,9 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
         why = "it is a share such as 5 %, a size such as 2GiB, 0 or auto"
         return _error("bad-size", "expected a share below 100 %, or a size", meant, why)
     if words and (of is None or isinstance(value, str)):
-        return _wrong_word(words, value, number=of)
+        return _wrong_word([*words, OWN] if of is OwnName else words, value, number=None if of is OwnName else of)
+    if of is OwnName:
+        return _error("wrong-type", f"expected {OWN}", None, rules.get("doc"))
     if rules.get("unit") == "bytes":
         return _wrong_size(value)
     if typing.get_origin(of) is Mapping:

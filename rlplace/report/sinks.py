@@ -1,4 +1,4 @@
-"""Write the metrics of an iteration, at once and whole, to the console, a file of JSON lines, or one of TensorBoard."""
+"""Write the metrics of an iteration, at once and whole: to the console, files, and what `report.trackers` knows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rlplace.envs.registry import needs
 from rlplace.errors import OutputError
+from rlplace.report.trackers import Sink, TrackerSink
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
-
-# Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
-# OutputError if a file cannot take the iteration whole; the file is then unchanged.
-Sink = Callable[[int, int, Mapping[str, float]], None]
 
 
 class Column(NamedTuple):
@@ -193,10 +190,15 @@ def metric_files(directory: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def open_sinks(
-    names: Iterable[str], directory: Path, console: Console = RUN_CONSOLE, sizes: Mapping[str, int] | None = None
+    names: Iterable[str],
+    directory: Path,
+    console: Console = RUN_CONSOLE,
+    sizes: Mapping[str, int] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[list[Sink]]:
-    """Open the sinks of `names` ("console", "jsonl", "tensorboard"), with files in `directory`, and close their files.
+    """Open the sinks of `names`, as `runner.sinks` has them, with files in `directory`, and close them.
 
+    `config`: of the run, for trackers.
     `sizes`: what `metric_files` returned at a checkpoint; what was written since is dropped, for it is done again.
     Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
     """
@@ -214,6 +216,8 @@ def open_sinks(
                 sinks.append(ConsoleSink(sys.stdout, console))
             elif name == "jsonl":
                 sinks.append(functools.partial(_append_json, append_to(directory / METRICS_FILE)))
+            elif name != "tensorboard":
+                sinks.append(opened.enter_context(contextlib.closing(TrackerSink(name, directory, config or {}))))
             else:
                 events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
                 begun = [known for known in sizes or () if known.startswith(TENSORBOARD_FOLDER)]  # one curve, one file

@@ -38,7 +38,7 @@ def test_all_problems_are_raised_at_once_with_their_places() -> None:
     placement = {"actor": "0-7", "env": ["0-1", "4-5"], "rollout": 3, "critic,reference": "all"}
     right = {"cluster": {"component_placement": placement}, "env": {"id": "CartPole-v1"}}
     assert read_config(right).cluster.component_placement == placement  # verbatim
-    wrong = {**right, "algorithm": {"gama": 0.98, "epochs": 0}, "runner": {"sinks": ["console", "wandb"]}}
+    wrong = {**right, "algorithm": {"gama": 0.98, "epochs": 0}, "runner": {"sinks": ["console", "comet"]}}
     del wrong["cluster"]
     with pytest.raises(ConfigError) as caught:
         read_config(wrong, {"algorithm.gama": Source(file="mine.yaml", line=12)})

@@ -1,0 +1,168 @@
+"""What trackers are given, and what a run makes of one that fails: stand-ins, and libraries that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlplace.errors import ConfigError
+from rlplace.report import trackers
+from rlplace.report.sinks import open_sinks
+from rlplace.report.trackers import TRACKERS, check_sinks, find_sink, pages
+from tests import fake_trackers
+
+CONFIG = {"runner": {"seed": 0}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that has begun, and a tracker that stays on this machine."""
+    for name in ("WANDB_MODE", "SWANLAB_MODE"):
+        monkeypatch.setenv(name, "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "runs" / "cartpole" / "2026-11-23_10-00-00"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("runner: {seed: 0}\n")
+    (folder / "plan.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    return folder
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param((name, False), id=f"{name}, a stand-in") for name in TRACKERS),
+        *(pytest.param((name, True), id=name, marks=pytest.mark.slow) for name in TRACKERS),
+    ]
+)
+def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name, real = request.param
+    if not real:
+        fake_trackers.install(name, monkeypatch)
+    elif importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    return str(name)
+
+
+def follow(name: str, folder: Path, iterations: Iterator[int] | range) -> dict[str, Any]:
+    """Send iterations as a run does, and leave a report; return what is known of the tracker's run."""
+    with open_sinks([name], folder, config=CONFIG) as (sink,):
+        for i in iterations:
+            sink(i, i * 64, {"env/return": float(i), "actor/loss": math.nan})
+        (folder / "report.html").write_text("<html></html>")
+    return dict(json.loads((folder / "trackers" / f"{name}.json").read_text()))
+
+
+def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
+    first = follow(tracker, folder, range(1, 4))
+    again = follow(tracker, folder, range(3, 6))  # the third is done again
+    assert (first["iteration"], again["iteration"]) == (3, 5)
+    assert first["id"] == again["id"]
+    assert pages(folder) == [again["page"]]
+    assert capsys.readouterr() == ("", "")
+    assert (signal.getsignal(signal.SIGINT), sys.excepthook) == (handler, hook)
+    if getattr(sys.modules[tracker], "__file__", None) is None:  # what a stand-in got
+        points = [(i, {"env_steps": i * 64.0, "env/return": float(i)}) for i in range(1, 6)]
+        files = ["config.yaml", "plan.svg", "report.html", "config.yaml", "plan.svg", "report.html"]
+        assert points == fake_trackers.POINTS
+        assert files == fake_trackers.FILES
+        assert [again["id"], f"-{again['id']}"] * 2 == fake_trackers.RUNS
+    elif tracker == "mlflow":
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{folder.parent.parent}/mlflow.db")
+        history = client.get_metric_history(again["id"], "env/return")
+        assert [(point.step, point.value) for point in history] == [(i, float(i)) for i in range(1, 6)]
+        assert [a.path for a in client.list_artifacts(again["id"])] == ["config.yaml", "plan.svg", "report.html"]
+    elif tracker == "trackio":
+        import trackio
+
+        (run,) = trackio.Api().runs(trackers.PROJECT)
+        assert run.name == again["id"]
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_is_down_is_said_once_and_taken_up_again(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_trackers.install(name, monkeypatch)
+    monkeypatch.setattr(trackers, "PAUSE_S", 0.0)
+    with open_sinks([name], folder, config=CONFIG) as (sink,):
+        fake_trackers.DOWN.append(True)
+        sink(1, 64, {"env/return": 1.0})
+        sink(2, 128, {"env/return": 2.0})
+        fake_trackers.DOWN.clear()
+        sink(3, 192, {"env/return": 3.0})
+    assert [step for step, _ in fake_trackers.POINTS] == [3]
+    said = capsys.readouterr().err
+    assert said.count("[sink-failed]") == 1
+    assert "ConnectionError: the tracker is down" in said
+
+
+def test_a_tracker_that_cannot_be_opened_is_opened_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_trackers.install("wandb", monkeypatch)
+    fake_trackers.DOWN.append(True)
+    with open_sinks(["wandb"], folder) as (sink,):
+        fake_trackers.DOWN.clear()
+        sink(1, 64, {"env/return": 1.0})  # left alone for a while
+        monkeypatch.setattr(trackers.time, "monotonic", lambda: float("inf"))
+        sink(2, 128, {"env/return": 2.0})
+    assert [step for step, _ in fake_trackers.POINTS] == [2]
+    assert capsys.readouterr().err.count("[sink-failed]") == 1
+
+
+class Noted:
+    """A sink as a user writes it."""
+
+    seen: ClassVar[list[object]] = []
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self.seen.append((folder.name, config["runner"]["seed"]))
+
+    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        if iteration == 2:
+            raise KeyError("no such table")
+        self.seen.append((iteration, env_steps, metrics["env/return"]))
+
+    def close(self) -> None:
+        self.seen.append("closed")
+
+
+def test_a_sink_of_the_users_gets_the_run_and_its_errors_are_told_as_theirs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trackers, "PAUSE_S", 0.0)
+    Noted.seen.clear()
+    name = f"{__name__}:Noted"
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Noted.__module__])
+    with open_sinks([name], folder, config=CONFIG) as (sink,):
+        for i in (1, 2, 3):
+            sink(i, i * 64, {"env/return": float(i)})
+    assert Noted.seen == [(folder.name, 0), (1, 64, 1.0), (3, 192, 3.0), "closed"]
+    said = capsys.readouterr().err
+    assert "KeyError: 'no such table'" in said
+    assert f"mend {__file__}:" in said
+
+
+def test_what_is_not_there_is_reported_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    problems = check_sinks(["console", "jsonl", "wandb", "tensorboard", "rlplace.units:nothing", "no_such:Sink"])
+    assert [p.code for p in problems] == ["missing-library", "missing-library", "unknown-sink", "unknown-sink"]
+    assert all(p.key == "runner.sinks" and p.fix for p in problems)
+    with pytest.raises(ConfigError, match="no sink can be found there"):
+        find_sink("rlplace.units:nothing")
+
+
+def test_tensorboard_is_opened_by_a_command(tmp_path: Path) -> None:
+    (tmp_path / "a run" / "tensorboard").mkdir(parents=True)
+    assert pages(tmp_path / "a run") == [f"tensorboard --logdir '{tmp_path}/a run/tensorboard'"]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
 from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.saved_state import policy_tensors
 from rlplace.trained import Trained, find_trained
+
+_OUT = "OUT"  # of the command that exports
 
 
 class Policy(nn.Module):
@@ -118,24 +122,51 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
 
 
 def write_torchscript(policy: Policy, out: Path) -> None:
-    """Write observations [N, *O] float32 -> likeliest actions, for `torch.jit.load`. Raises OutputError."""
+    """Write observations [N, *O] -> likeliest actions, for `torch.jit.load`. Raises OutputError, ConfigError."""
     content = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends other forms, which need Python to run
-        torch.jit.save(torch.jit.trace(policy, _example(policy)), content)
+    with _tracing(out):
+        torch.jit.save(_traced(policy, out), content)
     write_bytes(out, content.getvalue())
 
 
 def write_onnx(policy: Policy, out: Path) -> None:
-    """Write `observations` [N, *O] float32 -> `actions`, the likeliest. OSError; ConfigError without onnx."""
-    with needs("onnx", got=str(out), extra="onnx", key="OUT", of="the format"):
+    """Write `observations` [N, *O] -> `actions`, the likeliest. Raises OSError; ConfigError, also without onnx."""
+    with needs("onnx", got=str(out), extra="onnx", key=_OUT, of="the format"):
         import onnx  # noqa: F401  # which torch looks for when it writes
     names, part = ["observations", "actions"], out.with_name(out.name + ".part")
     options: dict[str, Any] = {"input_names": names[:1], "output_names": names[1:], "dynamo": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the exporter that succeeds this one needs onnxscript
+    with _tracing(out):
+        _traced(policy, out)  # for what it refuses
         torch.onnx.export(policy, (_example(policy),), part, dynamic_axes={n: {0: "N"} for n in names}, **options)
     part.replace(out)
+
+
+@contextmanager
+def _tracing(out: Path) -> Iterator[None]:
+    """Write what torch records of a pass inside. Raises ConfigError where it cannot be recorded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what `_traced` tries, and for forms that need Python to run
+        try:
+            yield
+        except (RuntimeError, TypeError) as error:
+            raise _not_traced(out, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
+    """Record the pass of one batch. Raises ConfigError where it is not that of another batch too."""
+    traced: torch.jit.ScriptModule = torch.jit.trace(policy, _example(policy), check_trace=False)
+    other = torch.randint(0, 255, (3, *policy.spaces.observation_shape)).to(_example(policy).dtype)
+    if not torch.allclose(traced(other), policy(other), atol=1e-5):
+        raise _not_traced(out, "the network does something else by what it sees, which a recorded pass does not")
+    return traced
+
+
+def _not_traced(out: Path, why: str) -> ConfigError:
+    what, fix = (
+        "the policy cannot be written in this form",
+        f"{out.with_suffix('')}        (a folder for rlplace.load_policy)",
+    )
+    return ConfigError.of("not-traceable", _OUT, what, str(out), why, fix)
 
 
 def _example(policy: Policy) -> Tensor:

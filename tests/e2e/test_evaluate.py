@@ -23,6 +23,9 @@ from tests.e2e.language import INLINE as LM_INLINE
 from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train
 
+CORNER = ("env.id=tests.gyms:Corner-v0", "env.max_episode_steps=6")
+IMAGES = "actor.model={kind: cnn, network: impala, channels: [4], hidden: [16]}"
+
 
 def trained(output: Path, *overrides: str) -> Path:
     run = train("hybrid_ppo_cartpole", output, *INLINE, *placed("0", "0", "0"), "runner.total_iterations=2", *overrides)
@@ -157,6 +160,39 @@ def test_exported_programs_decide_alike(run: str, form: str, tmp_path: Path, req
     expected = rlplace.load_policy(folder).act(given)
     assert found.dtype == expected.dtype
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes images of bytes by convolutions, and makes two choices at once."""
+    return trained(tmp_path_factory.mktemp("seeing"), *CORNER, IMAGES, "+env.kwargs.split=true")
+
+
+def test_a_policy_of_images_is_played_and_exported(
+    seeing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(report(capsys, seeing, "episodes=3")["returns"]) == 3
+    policy = rlplace.load_policy(seeing)
+    given = np.random.default_rng(0).integers(0, 255, (5, *policy.spaces.observation_shape), np.uint8)
+    assert policy.act(given).shape == (5, 2)
+    assert policy.act(given[1]).tolist() == policy.act(given)[1].tolist()
+    assert export([str(seeing), str(tmp_path / "policy.pt")]) == 0
+    assert torch.jit.load(tmp_path / "policy.pt")(torch.tensor(given)).tolist() == policy.act(given).tolist()
+
+
+def test_entries_of_a_dict_are_put_in_a_row_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rlplace.envs.observations import encoding_of
+
+    run = trained(tmp_path / "runs", *CORNER, IMAGES, "+env.kwargs.beside=true")
+    policy, env = rlplace.load_policy(run), gymnasium.make("tests.gyms:Corner-v0", beside=True)
+    encoding = encoding_of(env.observation_space)
+    assert encoding is not None
+    assert encoding.encode is not None
+    assert policy.act(encoding.encode(env.reset(seed=1)[0])).shape == ()
+    assert export([str(run), str(tmp_path / "policy.pt")]) == 2
+    error = capsys.readouterr().err
+    assert "[not-traceable]" in error
+    assert f"fix: {tmp_path}/policy " in error
 
 
 def test_without_onnx_its_extra_is_named(

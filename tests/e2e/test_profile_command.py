@@ -28,9 +28,9 @@ def found(*words: str) -> list[Variant]:
 
 def test_the_placements_have_fewest_and_most_ranks_and_only_valid_ones_are_run() -> None:
     names = [variant.name for variant in found("--config-name", "hybrid_ppo")]
-    assert names[:4] == ["as written", "one rank of each", "8 ranks of each", "4 ranks of each"]
-    assert "4 ranks of each, env and rollout in one process" in names
-    assert "1 stage groups" in names
+    ranks, shared = ("one rank", "8 ranks", "4 ranks"), ", env and rollout in one process"
+    one, eight, four = (f"{number} of each" for number in ranks)
+    assert names == ["as written", one, one + shared, eight, four, four + shared, "1 stage groups"]
     odd = [v.name for v in found("--config-name", "hybrid_ppo", "env.total_num_envs=8", "rollout.pipeline_stage_num=2")]
     assert "8 ranks of each" not in odd  # 8 environments cannot be two groups of each of 8 ranks
 

@@ -29,10 +29,11 @@ STAYING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "to
 HANDLERS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 hypothesis.settings.register_profile("shared-machine", deadline=None)
-hypothesis.settings.load_profile("shared-machine")
+hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("short" if config.option.markexpr == "not slow" else "shared-machine")
     name, _, value = MARK.partition("=")
     os.environ[name] = value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlplace.comm.channel import Channel, ChannelSpec
-from rlplace.config.schema import AcceleratorConfig, RayConfig
+from rlplace.config.schema import AcceleratorConfig
 from rlplace.errors import (
     AcceleratorOutOfMemory,
     ChannelMisuse,
@@ -28,10 +29,11 @@ from rlplace.placement.language.groups import RuntimeEnv
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, NodePlacementStrategy, Slot
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
-from rlplace.workers.launch.group import WorkerGroup, wait_all
+from rlplace.workers.launch.group import WorkerGroup, close_all, wait_all
 from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe
 
 MakeCluster = Callable[..., Cluster]
+NUMBERS = itertools.count()
 
 
 def on(*accelerators: int) -> FlexiblePlacementStrategy:
@@ -40,37 +42,39 @@ def on(*accelerators: int) -> FlexiblePlacementStrategy:
 
 
 @pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.ray)])
-def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
-    """For Ray, one of it for this file; the clusters of the tests join it and leave it running."""
-    if request.param == "inline":
-        yield "inline"
-        return
-    from rlplace.workers.ray_launch.session import RaySession
-
-    session = RaySession(RayConfig())
-    session.start()
-    yield "ray"
-    session.close()
+def launcher(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def cluster_of(launcher: str, accelerators: int = 4, memory: int = 1000) -> Cluster:
     accelerator = AcceleratorConfig(kind="emulated", memory=memory)
-    return Cluster(1, accelerators, accelerator=accelerator, launcher=launcher)  # type: ignore[arg-type]
+    return Cluster(1, accelerators, accelerator=accelerator, launcher=launcher, workers=[Probe])  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def kept(launcher: str) -> Iterator[Cluster]:
+    """One for this file; for Ray, its workers are forks, and other clusters join its Ray and leave it running."""
+    with cluster_of(launcher) as cluster:
+        cluster.reserve()
+        yield cluster
 
 
 @pytest.fixture
-def make_cluster(launcher: str) -> Iterator[MakeCluster]:
+def cluster(kept: Cluster) -> Iterator[Cluster]:
+    """For tests that leave it whole, whose groups end with them. Names of channels are used once in this file."""
+    yield kept
+    close_all(list(kept._groups.values()))
+
+
+@pytest.fixture
+def make_cluster(launcher: str, kept: Cluster) -> Iterator[MakeCluster]:
+    """For tests that close it or fill its memory."""
     with contextlib.ExitStack() as made:
         yield lambda **options: made.enter_context(cluster_of(launcher, **options))
 
 
-@pytest.fixture
-def cluster(make_cluster: MakeCluster) -> Cluster:
-    return make_cluster()
-
-
 @pytest.fixture(scope="module")
-def shared(launcher: str) -> Iterator[tuple[Cluster, WorkerGroup]]:
+def shared(launcher: str, kept: Cluster) -> Iterator[tuple[Cluster, WorkerGroup]]:
     """Three probes for the tests that break nothing."""
     with cluster_of(launcher) as cluster:
         channels = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=2))}
@@ -144,7 +148,8 @@ def test_groups_talk_through_channels(cluster: Cluster) -> None:
     assert twice.value.code == "channel-exists"
 
 
-def test_the_driver_has_an_end_of_its_own(cluster: Cluster, launcher: str) -> None:
+def test_the_driver_has_an_end_of_its_own(make_cluster: MakeCluster, launcher: str) -> None:
+    cluster = make_cluster()
     channel = cluster.channel(ChannelSpec(name="mail", capacity_items=2)).named("driver")
     probe = launch(cluster, "probe", on(0), channels={"mail": channel})
     channel.put({"x": 1})
@@ -283,7 +288,7 @@ def together(cluster: Cluster) -> tuple[dict[str, WorkerGroup], Channel]:
         ChannelLocation(node=0, process=f"env+rollout {rank}", keys=(str(rank),), capacity_items=2, under_way=2)
         for rank in range(2)
     ]
-    inside = cluster.channel(ChannelSpec(name="inside", capacity_items=4, keys=("0", "1")), locations)
+    inside = cluster.channel(ChannelSpec(name=f"inside {next(NUMBERS)}", capacity_items=4, keys=("0", "1")), locations)
     launch = (Probe.create_group(), sharing(cluster, 0, 1), {"inside": inside})
     return cluster.launch_all({"env": launch, "rollout": launch}), inside
 
@@ -328,8 +333,7 @@ def test_what_a_driver_cannot_do_with_a_shared_process(cluster: Cluster) -> None
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_emulated_memory_is_shared_and_names_the_residents(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(accelerators=2, memory=1000)
+def test_emulated_memory_is_shared_and_names_the_residents(cluster: Cluster) -> None:
     groups = cluster.launch_all(
         {"actor": (Probe.create_group(), on(0, 1), {}), "rollout": (Probe.create_group(), on(1), {})}
     )
@@ -357,8 +361,7 @@ def test_moves_are_accounted_and_end_with_the_worker(make_cluster: MakeCluster) 
     assert [r.accelerator_bytes for r in again.onload().wait()] == [150], "the closed worker's memory is free"
 
 
-def test_a_rank_on_a_node_alone_fills_no_accelerator(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(accelerators=1, memory=150)
+def test_a_rank_on_a_node_alone_fills_no_accelerator(cluster: Cluster) -> None:
     groups = cluster.launch_all(
         {
             "reward": (Mover.create_group(), NodePlacementStrategy([0, 0]), {}),
@@ -373,7 +376,8 @@ def test_a_rank_on_a_node_alone_fills_no_accelerator(make_cluster: MakeCluster) 
 # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_closing_closes_each_worker_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_closing_closes_each_worker_once(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster = make_cluster()
     with Closing.create_group(str(tmp_path)).launch(cluster, name="closing", placement_strategy=on(0, 1)) as group:
         group.onload().wait()
     group.close()
@@ -411,7 +415,7 @@ def test_threads_cannot_share_a_process_group() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("launcher")
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("launcher", ["ray"], indirect=True)
 def test_processes_are_placed_seen_and_met() -> None:
     with Cluster(1, 4, accelerator=AcceleratorConfig(kind="emulated")) as cluster:

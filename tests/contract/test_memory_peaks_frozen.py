@@ -41,9 +41,9 @@ def assert_foreseen(ranks: Sequence[Sequence[Reading]], *stages: str) -> None:
     "job",
     [
         {},
-        {"block": {"on_host": True, "dtype": "bf16"}},
+        pytest.param({"block": {"on_host": True, "dtype": "bf16"}}, marks=pytest.mark.slow),
         {"ranks": 2, "block": {"sharded": True}},
-        {"block": {"token_budget": 4096}, "wide": True},
+        pytest.param({"block": {"token_budget": 4096}, "wide": True}, marks=pytest.mark.slow),
     ],
     ids=["whole", "on-host", "sharded", "layers"],
 )
@@ -59,7 +59,7 @@ def test_a_reference_takes_new_weights_in_place(model: Path) -> None:
     assert_foreseen(scorer_readings(job), "infer", "refresh")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_reward_model_holds_what_the_plan_says(tmp_path: Path, ranks: int) -> None:
     job = FrozenJob(model=reward_model(tmp_path), component="reward", ranks=ranks, block={"token_budget": 2048})
     assert_foreseen(scorer_readings(job), "infer")
@@ -103,7 +103,9 @@ def test_the_vllm_engine_holds_what_the_plan_says(model: Path, level: int) -> No
     "job",
     [
         pytest.param(PolicyJob(), marks=pytest.mark.slow),
-        PolicyJob(ranks=2, hidden=(1000, 900), blocks={"actor": {"compute": "bf16"}}),
+        pytest.param(
+            PolicyJob(ranks=2, hidden=(1000, 900), blocks={"actor": {"compute": "bf16"}}), marks=pytest.mark.slow
+        ),
         PolicyJob(
             blocks={
                 "actor": {"model": {"hidden": [512, 256], "activation": "silu"}},

@@ -48,11 +48,6 @@ OPEN = sampling_of((), seed=6)  # answers end by their length alone
 ENGINES = {"transformers": "TransformersEngine", "vllm": "VllmEngine"}  # module -> class
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return request.param
-
-
 class Bench:
     """One engine at a time, its device, and the same models in plain transformers, by policy version."""
 
@@ -125,9 +120,18 @@ class Bench:
         return logits.log_softmax(-1).gather(-1, torch.tensor(list(answer))[:, None])[:, 0]
 
 
-@pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
-def bench(request: pytest.FixtureRequest, kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = Bench(request.param, kind, tmp_path_factory.mktemp("models"))
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("transformers", "qwen3"),
+        ("transformers", "llama"),
+        pytest.param(("vllm", "qwen3"), marks=pytest.mark.vllm),
+        pytest.param(("vllm", "llama"), marks=[pytest.mark.vllm, pytest.mark.slow]),  # short in test_vllm_engine.py
+    ],
+    ids="-".join,
+)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(*request.param, tmp_path_factory.mktemp("models"))
     yield bench
     bench.close()
 

@@ -53,7 +53,7 @@ def test_a_killed_worker_frees_what_waits_for_it_and_leaves_nothing() -> None:
     It dies in the second of three calls that it was sent together.
     """
     before = set(psutil.Process().children(recursive=True))  # servers of other tests stay, on purpose
-    with Cluster(1, 4, accelerator=EMULATED) as cluster:
+    with Cluster(1, 4, accelerator=EMULATED, workers=[Probe]) as cluster:
         cluster.reserve()
         channels = {"idle": cluster.channel(ChannelSpec(name="idle", capacity_items=1))}
         groups = cluster.launch_all(

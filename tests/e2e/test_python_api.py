@@ -36,8 +36,9 @@ def test_after_a_sync_every_rollout_rank_has_the_actor_s_bits() -> None:
     job = prepare_composed(composed)
     config, plan = job.config, job.plan
     assert isinstance(plan, Plan)
-    with Cluster.from_config(config.cluster, plan.topology) as cluster:
-        groups = launch(cluster, job_spec(config, plan))
+    spec = job_spec(config, plan)
+    with Cluster.from_config(config.cluster, plan.topology, workers=spec.workers.values()) as cluster:
+        groups = launch(cluster, spec)
         actor, rollout = groups["actor"], groups["rollout"]
         seen = []
         for version in range(2):

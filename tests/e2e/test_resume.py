@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from rlplace import export
 from rlplace.resume import _safe, _shapes
 from rlplace.train import main
-from tests.e2e.training import INLINE, LIMIT_S, ROOT, SMALL, Finished, finish, placed, read_until, start, train
+from tests.e2e.training import INLINE, SMALL, Finished, finish, placed, read_until, start, train
 
 CONSTANT = ("actor.optimizer.schedule=constant", "env.id=CartPole-v1", "runner.stop_at_return=null")
 ONE_EACH = (*INLINE, *placed("0", "0", "1"), *CONSTANT)
@@ -90,7 +88,7 @@ def test_what_came_after_the_checkpoint_is_done_again_once(whole: Finished, tmp_
     assert steps_of(run, "env/return") == sorted(set(steps_of(run, "env/return")))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_first(tmp_path: Path, number: signal.Signals) -> None:
     process = start("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=390625", "checkpoint.every=0")
     seen = read_until(process, "    3 ")
@@ -109,10 +107,7 @@ def test_a_signal_saves_first(tmp_path: Path, number: signal.Signals) -> None:
 
 def test_without_a_config_a_run_goes_on_by_its_own(tmp_path: Path) -> None:
     first = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
-    words = [f"resume={first.folder}", "runner.total_iterations=2"]
-    command = [sys.executable, "-m", "rlplace.train", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stderr
+    assert main([f"resume={first.folder}", "runner.total_iterations=2"]) == 0
     assert len(first.metrics()) == 2
 
 

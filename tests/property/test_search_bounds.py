@@ -64,10 +64,11 @@ RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
     ("words", "tries"),
     [
         ((*GRPO, "rollout.engine=transformers"), 15),
-        (GRPO, 15),
-        ((*GRPO, "algorithm.max_staleness=1", *APART), 15),
-        (RLHF, 20),
+        (GRPO, 10),
+        ((*GRPO, "algorithm.max_staleness=1", *APART), 10),
+        (RLHF, 8),
         pytest.param((*RLHF, "cluster.num_nodes=2"), 200, marks=pytest.mark.slow),
+        pytest.param(RLHF, 20, marks=pytest.mark.slow),
         pytest.param(GRPO, 200, marks=pytest.mark.slow),
     ],
 )
@@ -104,10 +105,10 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(words: tuple[str, .
 @pytest.mark.parametrize(
     ("words", "tries"),
     [
-        ((), 60),
+        ((), 20),
         (("cluster.launcher=inline",), 20),
-        (("rollout.merge_requests=true",), 40),
-        (NODES, 40),
+        (("rollout.merge_requests=true",), 20),
+        (NODES, 15),
         pytest.param((), 800, marks=pytest.mark.slow),
         pytest.param((*NODES, "rollout.merge_requests=true"), 400, marks=pytest.mark.slow),
     ],

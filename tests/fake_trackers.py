@@ -116,7 +116,7 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for kept in (POINTS, FILES, RUNS, DOWN):
         kept.clear()
     modules = {
-        "wandb": {"wandb": {"init": _wandb_init, "Settings": lambda console, silent: None}},
+        "wandb": {"wandb": {"init": _wandb_init, "Settings": lambda console, silent: None, "teardown": lambda: None}},
         "swanlab": {"swanlab": {"init": _swanlab_init}},
         "trackio": {"trackio": {"init": _trackio_init}},
         "mlflow": {"mlflow": {"MlflowClient": _MlflowClient}, "mlflow.entities": {"Metric": _metric}},

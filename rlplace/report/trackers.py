@@ -85,6 +85,11 @@ def _wandb(run: Followed) -> Tracker:
         config=dict(run.config),
         settings=wandb.Settings(console="off", silent=True),
     )
+
+    def close() -> None:
+        kept.finish()
+        wandb.teardown()  # its process, which else stays as long as this one
+
     return Tracker(
         id=kept.id,
         page=f"{kept.url}"
@@ -92,7 +97,7 @@ def _wandb(run: Followed) -> Tracker:
         else f"wandb sync {shlex.quote(str(run.folder / 'wandb'))}/offline-run-*",
         log=lambda iteration, steps, metrics: kept.log(_points(steps, metrics), step=iteration),
         attach=lambda file: kept.save(str(file), base_path=str(run.folder), policy="now"),
-        close=kept.finish,
+        close=close,
     )
 
 

@@ -133,23 +133,19 @@ def test_a_share_of_an_emulated_accelerator_is_for_weights_and_cache(
     assert build(Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size).move(FULL) == size
 
 
-def test_it_leaves_the_process_as_it_found_it(build: Build) -> None:
-    threads = torch.set_num_threads
-    engine = build(Ledger())
-    assert torch.set_num_threads is threads
-    assert torch.distributed.is_initialized()
-    engine.close()
-    assert not torch.distributed.is_initialized()
-
-
-def test_without_a_seed_no_two_engines_draw_alike(build: Build, weights: Mapping[str, Tensor]) -> None:
-    drawn = []
+def test_it_leaves_the_process_as_it_found_it_and_without_a_seed_no_two_draw_alike(
+    build: Build, weights: Mapping[str, Tensor]
+) -> None:
+    drawn, threads = [], torch.set_num_threads
     for _ in range(2):
         engine = build(Ledger())
+        assert torch.set_num_threads is threads
+        assert torch.distributed.is_initialized()
         engine.move(FULL)
         engine.load(weights, 1)
         drawn.append(answer(engine, dataclasses.replace(GREEDY, greedy=False)))
         engine.close()
+        assert not torch.distributed.is_initialized()
     assert drawn[0] != drawn[1]
 
 

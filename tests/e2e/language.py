@@ -41,12 +41,12 @@ def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
 
 
 def in_all_placements(
-    folder: Path, *overrides: str, processes: Collection[str] = tuple(PLACEMENTS)
+    folder: Path, *overrides: str, processes: Collection[str] = tuple(PLACEMENTS), threads: Collection[str] = ()
 ) -> dict[str, Finished]:
-    """The same job, same seeds, by config; those that are not among `processes` run in threads, with one actor rank."""
-    jobs = {config: (INLINE[0], *placed(*ONE_RANK_EACH[config])) for config in PLACEMENTS}
-    jobs |= {config: placed(*PLACEMENTS[config]) for config in processes}
-    return {config: train(config, folder / config, *overrides, *jobs[config]) for config in PLACEMENTS}
+    """The same job, same seeds, by config; those among `threads` have one rank each."""
+    jobs = {config: placed(*PLACEMENTS[config]) for config in processes}
+    jobs |= {config: (INLINE[0], *placed(*ONE_RANK_EACH[config])) for config in threads}
+    return {config: train(config, folder / config, *overrides, *where) for config, where in jobs.items()}
 
 
 def check_alike(runs: dict[str, Finished], *, iterations: int) -> None:

@@ -14,12 +14,16 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(
     scope="module",
-    params=[("hybrid_grpo_llm",), pytest.param(tuple(PLACEMENTS), marks=pytest.mark.slow)],
+    params=[
+        (["hybrid_grpo_llm"], ["collocated_grpo_llm"]),
+        pytest.param((PLACEMENTS, []), marks=pytest.mark.slow),
+    ],
     ids=["one as processes", "all as processes"],
 )
 def runs(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     same = (*tiny(model), "rollout.seed=1", "runner.total_iterations=8")
-    return in_all_placements(tmp_path_factory.mktemp("runs"), *same, processes=request.param)
+    processes, threads = request.param
+    return in_all_placements(tmp_path_factory.mktemp("runs"), *same, processes=processes, threads=threads)
 
 
 def test_every_placement_learns(runs: dict[str, Finished]) -> None:

@@ -118,7 +118,7 @@ def test_other_algorithms_have_a_reference_too(models: tuple[str, ...], tmp_path
         "~env.rewards",
         "env.task=tests.e2e.text_tasks:SmallLetters",
     )
-    run = ended(tmp_path, *models, *where, *penalty, "algorithm.name=reinforce_pp")
+    run = ended(tmp_path, *models, *where, *penalty, "algorithm.name=reinforce_pp", "runner.total_iterations=2")
     assert run.code == 0, run.err
     first, last = run.metrics()[0], run.metrics()[-1]
     assert abs(first["actor/kl_reference"]) < 1e-3 < last["actor/kl_reference"]
@@ -136,7 +136,7 @@ def test_rewards_of_several_kinds_are_added(models: tuple[str, ...], tmp_path: P
     config["cluster"]["component_placement"] = {**everybody, "reward.digits": 1, "reward.letters": "cpu"}
     config["critic"]["on_actor"] = True
     (tmp_path / "rlhf_tiny.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    run = ended(tmp_path / "runs", "--config-path", str(tmp_path), models[0])
+    run = ended(tmp_path / "runs", "--config-path", str(tmp_path), models[0], "runner.total_iterations=2")
     assert run.code == 0, run.err
     for line in run.metrics():
         parts = 2.0 * line["actor/reward/reward.digits"] - 0.5 * line["actor/reward/reward.letters"]

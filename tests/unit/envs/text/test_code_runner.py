@@ -14,7 +14,7 @@ from rlplace.envs.text import Transcript
 from rlplace.envs.text.code_runner import run_tests
 from rlplace.envs.text.rewards import unit_tests
 
-_CALLS = 10
+_CALLS = 5
 
 
 def raises(code: str, error: str) -> bool:

@@ -4,7 +4,7 @@
 
 Simulator and policy take a given time and no processor, as if each ran on an accelerator of its own. Efficiency is the
 longer of the two, as measured, over the time of the rollout stage: 1 when the shorter one is hidden altogether. The
-gain is both together over that time: what two processes win over one that does both in turns.
+sum is both together over that time, as one process would take that does them in turns.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def measure(job: SlowJob, iterations: int) -> list[dict[str, float]]:
 
 def main(repetitions: str = "3", launcher: str = "ray") -> None:
     print(f"{ROWS} rows, {STEPS} steps, {launcher}; seconds of the rollout stage, the best of {repetitions}\n")
-    print("  sim ms  policy ms  groups   stage    sim  policy  efficiency   gain   env waited  rollout waited")
+    print("  sim ms  policy ms  groups   stage    sim  policy  efficiency    sum   env waited  rollout waited")
     for sim_ms, policy_ms in CASES:
         for groups in GROUPS:
             runs = measure(make_job(launcher, groups, sim_ms, policy_ms), int(repetitions))

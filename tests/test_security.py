@@ -43,7 +43,7 @@ ALLOWED = {
     "envs/text/code_runner.py": {"exec"},  # answers of the model, in a process apart
     "workers/launch/host.py": {"pickle.loads"},  # an exception of the job's own worker
     "workers/ray_launch/actors.py": {"cloudpickle.loads"},  # the job's own workers, by Ray
-    "workers/ray_launch/lines.py": {"cloudpickle.loads"},  # the same, by sockets in the job's private folder
+    "workers/ray_launch/connections.py": {"cloudpickle.loads"},  # the same, by sockets in the job's private folder
 }
 
 

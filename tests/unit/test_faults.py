@@ -285,6 +285,7 @@ def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(monkeypatch: 
     monkeypatch.setattr(module, "remove_placement_group", removed.append)
     monkeypatch.setattr(module, "_ask", lambda *_: "the ids")
     monkeypatch.setattr(module.ray, "get", get)
+    monkeypatch.setattr(module, "late_of", lambda asked, limit_s: asked)
     launcher = ray_launcher()
     launcher._machines = [Machine(id="a", address="10.0.0.2", total={"GPU": 4.0})]
     launcher._reserved = {0: NodeUse(node=0, accelerators=(0,), kind="cuda")}

@@ -28,8 +28,8 @@ from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
 from rlplace.workers.launch.output import Outputs
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.lending import Lending
+from rlplace.workers.ray_launch.connections import Connection, Connections, Service
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
-from rlplace.workers.ray_launch.lines import Line, Lines, Service
 from rlplace.workers.worker import Rendezvous
 
 CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
@@ -133,7 +133,7 @@ def thread_of(number: int) -> str:
 
 
 class RayWorker(WorkerHandle):
-    """One worker of a process; `number` counts those of the process. Its calls go by a line, if there is one."""
+    """One worker of a process; `number` counts those of the process. Its calls go by a connection, if there is one."""
 
     def __init__(self, slot: Slot, device: Device, process: RayProcess, number: int) -> None:
         super().__init__(slot)
@@ -141,31 +141,32 @@ class RayWorker(WorkerHandle):
         self._process = process
         self._number = number
         self._ended = False
-        self._line: Line | None = None
+        self._connection: Connection | None = None
         self._cancelling: Any = None  # the reference to the last `cancel`
 
     def report(self, serve_at: str | None, folder: Path | None) -> Any:
         """Ask for its WorkerReport. Returns a reference to it."""
         return self._in_its_thread("report").remote(self._number, serve_at, folder)
 
-    def connect(self, lines: Lines, path: Path) -> None:
-        """Have calls go by the worker's socket from now on, once it is made."""
-        self._line = lines.open(path)
+    def connect(self, connections: Connections, path: Path) -> None:
+        """Have calls go by the worker's socket from now on. One that has died is called by Ray, which says why."""
+        with contextlib.suppress(OSError):
+            self._connection = connections.open(path)
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
         """Have the worker built of what `pickled` refers to, without waiting: a failure fails the first call."""
         self._in_its_thread("make").remote(self._number, pickled, self.slot, self._device, folder, rendezvous)
-        if (line := self._line) is not None:
+        if (connection := self._connection) is not None:
 
             def over(source: Future[None]) -> None:
                 error = source.exception()
-                line.fail(Failure(what="the worker is closed" if error is None else explain(error)))
+                connection.fail(Failure(what="the worker is closed" if error is None else explain(error)))
 
             self._in_its_thread("answer").remote(self._number).future().add_done_callback(over)
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        if self._line is not None:
-            self._line.send(settle, requests)
+        if self._connection is not None:
+            self._connection.send(settle, requests)
             return
 
         def ended(source: Future[list[Outcome]]) -> None:

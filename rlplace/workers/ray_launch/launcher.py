@@ -39,7 +39,7 @@ from rlplace.workers.launch.output import output_file
 from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
 from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
 from rlplace.workers.ray_launch.channels import JobChannels
-from rlplace.workers.ray_launch.lines import Lines
+from rlplace.workers.ray_launch.connections import Connections
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
 from rlplace.workers.ray_launch.templates import Templates, late_of
@@ -87,7 +87,7 @@ class RayLauncher:
         self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
         self._templates = Templates(template)
         self._forks = 0  # of the workers
-        self._lines = Lines()
+        self._connections: Connections | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,6 +99,7 @@ class RayLauncher:
             self._templates.stop()
             self._templates = Templates(None)
         self._machines = self._session.machines()
+        self._connections = Connections()
         self._channels = JobChannels(
             self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
         )
@@ -224,8 +225,8 @@ class RayLauncher:
                     self._processes[slot] = psutil.Process(found.pid)
         for slot, found in reports.items():
             reservation.check_place(slot, self._machines[slot.node], self._reserved[slot.node], found)
-            if found.socket is not None:
-                started[slot].connect(self._lines, found.socket)
+            if found.socket is not None and self._connections is not None:
+                started[slot].connect(self._connections, found.socket)
         for spec in specs:
             self._build(spec, [started[slot] for slot in spec.slots if slot in started], reports)
         return {spec.name: [started[slot] for slot in spec.slots if slot in started] for spec in specs}
@@ -330,7 +331,8 @@ class RayLauncher:
             worker.end()
         try:
             self._templates.stop()
-            self._lines.close()
+            if self._connections is not None:
+                self._connections.close()
             if self._channels is not None:
                 self._channels.close()
             if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it

@@ -1,0 +1,237 @@
+"""Requests to the workers of the driver's machine and their answers, by a socket each: Ray takes many times as long.
+
+::
+
+    driver ── Connection.send ──▶ one thread ──▶ a socket in the job's private folder ──▶ Service.answer, in the
+              settle(answer) ◀── of all      ◀──                                          worker's own thread
+
+All reading and writing of the driver is done by that thread: a signal that interrupts its main thread cannot break a
+message. A message is its length and a pickle; answers come in the order of the requests. That a worker died is told by
+Ray, which knows why: until then its requests are open.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import logging
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ray import cloudpickle
+
+from rlplace.workers.launch.group import Settle
+from rlplace.workers.launch.host import Failure, Outcome, Request
+
+_LENGTH = struct.Struct("<Q")
+_READ_BYTES = 1 << 18
+_END_S = 5.0  # for the thread to end; it never waits for anything else
+
+
+class Service:
+    """A worker's end. Its requests come from the process that connects to `path` first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"calls-{secrets.token_hex(4)}"
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(self.path))
+        self._listening.listen(1)
+
+    def answer(self, run: Callable[[Sequence[Request]], list[Outcome]]) -> None:
+        """Answer requests until the worker was closed, or its driver is gone."""
+        connected, _ = self._listening.accept()
+        self._listening.close()
+        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(ConnectionError), connected, connected.makefile("rb") as incoming:
+            closed = False
+            while not closed and (length := incoming.read(_LENGTH.size)):
+                message = incoming.read(_LENGTH.unpack(length)[0])
+                try:
+                    requests = cloudpickle.loads(message)
+                except Exception as error:  # noqa: BLE001 -- of any class that is made: it travels as a value
+                    answer = cloudpickle.dumps(Failure.of(error))
+                else:
+                    closed = requests[-1][0] == "close"
+                    answer = _pickled(run(requests))
+                connected.sendall(_LENGTH.pack(len(answer)) + answer)
+
+
+def _pickled(outcomes: list[Outcome]) -> bytes:
+    """Pickle outcomes; one that cannot be pickled is a failure, and the last."""
+    try:
+        return cloudpickle.dumps(outcomes)
+    except Exception:  # noqa: BLE001 -- of any class that is pickled: which one is looked for
+        kept: list[Outcome] = []
+    for outcome in outcomes:
+        try:
+            cloudpickle.dumps(outcome)
+        except Exception as error:  # noqa: BLE001 -- it travels as a value
+            return cloudpickle.dumps([*kept, Failure.of(error)])
+        kept.append(outcome)
+    return cloudpickle.dumps(kept)
+
+
+class Connection:
+    """The driver's end of one worker. Any thread may call `send` and `fail`, which do not wait."""
+
+    def __init__(self, path: Path, post: Callable[[Callable[[], None]], None], poll: select.epoll) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        self._socket.setblocking(False)
+        self.fd = self._socket.fileno()
+        self._post, self._poll = post, poll
+        self._settles: collections.deque[Settle] = collections.deque()  # of what is not answered
+        self._failure: Failure | None = None
+        self._incoming, self._outgoing = bytearray(), bytearray()
+
+    def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        """Send requests. `settle` gets their outcomes, or why there are none. Raises what pickling raises."""
+        try:
+            message = cloudpickle.dumps(list(requests))
+        except Exception as error:
+            error.add_note("in pickling the arguments of " + ", ".join(method for method, _, _ in requests))
+            raise
+        self._post(functools.partial(self._begin, settle, message))
+
+    def fail(self, failure: Failure) -> None:
+        """End all that is open, but for what is answered already."""
+        self._post(functools.partial(self._end, failure))
+
+    def work(self, events: int) -> None:
+        """Do what can be done now: write what is left, take in answers."""
+        if events & select.EPOLLOUT:
+            self._write()
+        if events & ~select.EPOLLOUT:
+            self._read()
+
+    def close(self) -> None:
+        """Read and write no more. Idempotent."""
+        if not self.closed:
+            self._poll.unregister(self.fd)
+            self._socket.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def _begin(self, settle: Settle, message: bytes) -> None:
+        if self._failure is not None:
+            settle(self._failure)
+            return
+        self._settles.append(settle)
+        self._outgoing += _LENGTH.pack(len(message)) + message
+        self._write()
+
+    def _end(self, failure: Failure) -> None:
+        self._read()
+        self.close()
+        self._failure = failure
+        while self._settles:
+            self._settles.popleft()(failure)
+
+    def _write(self) -> None:
+        while self._outgoing and not self.closed:
+            try:
+                del self._outgoing[: self._socket.send(self._outgoing)]
+            except BlockingIOError:
+                self._poll.modify(self.fd, select.EPOLLIN | select.EPOLLOUT)
+                return
+            except ConnectionError:
+                self._outgoing.clear()
+        if not self.closed:
+            self._poll.modify(self.fd, select.EPOLLIN)
+
+    def _read(self) -> None:
+        while not self.closed:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.close()
+            self._incoming += data
+            while len(self._incoming) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
+                if len(self._incoming) < end:
+                    break
+                message = bytes(memoryview(self._incoming)[_LENGTH.size : end])
+                del self._incoming[:end]
+                self._settles.popleft()(_outcomes(message))
+
+
+class Connections:
+    """All connections of a driver, and the thread that works on them."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._open: dict[int, Connection] = {}
+        self._posted: collections.deque[tuple[Connection, Callable[[], None]]] = collections.deque()
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self._poll.register(self._woken.fileno(), select.EPOLLIN)
+        self._over = False
+        self._thread = threading.Thread(target=self._work, name="connections", daemon=True)
+        self._thread.start()
+
+    def open(self, path: Path) -> Connection:
+        """Connect to a Service of this machine. Raises OSError."""
+
+        def post(act: Callable[[], None]) -> None:
+            self._posted.append((connection, act))
+            with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or was closed
+                self._wake.send(b"1")
+
+        connection = Connection(path, post, self._poll)
+        self._open[connection.fd] = connection
+        self._poll.register(connection.fd, select.EPOLLIN)
+        return connection
+
+    def close(self) -> None:
+        """Close all connections and end the thread. Idempotent."""
+        if not self._over:
+            self._over = True
+            self._wake.close()
+            self._thread.join(_END_S)
+            for connection in self._open.values():
+                connection.close()
+            self._woken.close()
+            self._poll.close()
+
+    def _work(self) -> None:
+        while not self._over:
+            for fd, events in self._poll.poll():
+                if fd == self._woken.fileno():
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(_READ_BYTES)
+                elif (ready := self._open.get(fd)) is not None:
+                    self._do(ready, functools.partial(ready.work, events))
+            while self._posted:
+                self._do(*self._posted.popleft())
+
+    def _do(self, connection: Connection, act: Callable[[], None]) -> None:
+        """Do one thing. A connection whose answers cannot be taken fails alone."""
+        try:
+            act()
+        except Exception as error:
+            logging.getLogger("rlplace").exception("the connection to a worker fails")
+            connection.close()
+            connection.fail(Failure.of(error))
+        if connection.closed and self._open.get(connection.fd) is connection:
+            del self._open[connection.fd]
+
+
+def _outcomes(message: bytes) -> Sequence[Outcome] | Failure:
+    try:
+        outcomes: Sequence[Outcome] | Failure = cloudpickle.loads(message)
+    except Exception as error:  # noqa: BLE001 -- a class may not exist here, or not like to be made: the call fails
+        return Failure.of(error)
+    return outcomes

@@ -15,6 +15,7 @@ COMMANDS = {
     "runs": "lists runs: how they ended, and with which return or reward",
     "report": "writes the report of a run",
     "evaluate": "plays a trained policy, and films it",
+    "doctor": "shows what this machine has, and which shipped configs run on it",
     "export": "writes the model of a checkpoint for other programs",
 }
 WRONG = 2

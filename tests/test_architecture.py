@@ -30,7 +30,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ("prepare",),
     ("resume",),
     ("node_loss",),
-    ("__main__", "evaluate", "export", "plan", "profile", "runs", "search", "train"),
+    ("__main__", "doctor", "evaluate", "export", "plan", "profile", "runs", "search", "train"),
 )
 PEERS = {  # and from these rooms of its own floor
     "imports": {"placement"},
@@ -62,6 +62,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "numpy": {"comm", "envs", "models", "tokens", "trajectory", "workers"},
     "omegaconf": {"config.compose"},
     "onnx": {"models.policy"},
+    "packaging": {"doctor"},
     "peft": {"models.lora"},
     "psutil": {"workers"},
     "pydantic": {"config"},
@@ -88,6 +89,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
 PURE = {"config.compose", "config.read", "errors", "imports", "metrics", "placement"}
 PLANNER = PURE | {
     "checkpoints",
+    "doctor",
     "evaluate",
     "export",
     "plan",

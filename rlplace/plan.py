@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlplace.codes import codes
@@ -25,7 +26,7 @@ from rlplace.placement.show.explain import explain_accelerator, explain_componen
 from rlplace.placement.show.html import render_html
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import diff_record, render_diff, render_text
-from rlplace.placement.show.view import PlanView, render_json
+from rlplace.placement.show.view import render_json
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 
 FITS, DOES_NOT_FIT = 0, 3
@@ -92,12 +93,14 @@ def _request(words: Sequence[str]) -> Request:
     options, rest = parser.parse_known_args(words)
     form, diff, measured = options.format, options.diff, options.measured
     if form not in FORMATS:
-        near = did_you_mean(form, FORMATS)
-        raise _wrong("bad-option", "--format", "no such format", form, "one of " + ", ".join(FORMATS), near)
+        why, fix = "one of " + ", ".join(FORMATS), f"--format {did_you_mean(form, FORMATS) or 'text'}"
+        raise _wrong("bad-option", "--format", "no such format", form, why, fix)
     if diff == "":
-        raise _wrong("bad-option", "--diff", "with what?", None, "another config, or overrides of this one")
+        why = "another config, or overrides of this one"
+        raise _wrong("bad-option", "--diff", "with what?", None, why, "--diff disaggregated_ppo")
     if diff and form not in ("text", "json"):
-        raise _wrong("bad-option", "--format", "two plans are compared as text or json", form, "--diff has no picture")
+        what = "two plans are compared as text or json"
+        raise _wrong("bad-option", "--format", what, form, "--diff has no picture", "--format text")
     numbers = {} if measured is None else _measurements(measured)
     return Request(words=rest, form=form, diff=diff, measured=numbers, simulator=options.simulator)
 
@@ -132,29 +135,25 @@ def _plan(request: Request) -> int:
 
 
 def _show(job: Prepared, form: str) -> None:
-    """Print a plan, with its seconds where a profile says what work takes."""
-    if form == "svg":
-        print(render_svg(job.view))
-    elif job.config.profile is not None or form == "timeline":
-        _show_seconds(job, form)
-    else:
-        show: Mapping[str, Callable[[PlanView], str]] = {"html": render_html, "text": render_text}
-        print(json.dumps(render_json(job.view), indent=1) if form == "json" else show[form](job.view))
+    """Print a plan, with its seconds where the config names a profile; a timeline is of the last without one."""
+    view, seconds = job.view, job.config.profile is not None
+    if seconds or form == "timeline":  # loads numpy, which no other plan needs
+        from rlplace.foresight import show
 
-
-def _show_seconds(job: Prepared, form: str) -> None:
-    from rlplace.foresight import show
-
-    prediction = show.foreseen(job.config, job.plan, job.case, job.words)
+        tell = functools.partial(print, file=sys.stderr)
+        predicted = functools.partial(show.foreseen, job.config, job.plan, job.case, job.words, tell)
     match form:
-        case "json":
-            print(json.dumps(render_json(job.view) | {"prediction": show.prediction_record(prediction)}, indent=1))
-        case "html":
-            print(render_html(job.view, show.prediction_parts(prediction, job.plan, job.view.name)))
+        case "svg":
+            print(render_svg(view))
         case "timeline":
-            print(show.draw_prediction(prediction, job.plan, job.view.name))
+            print(show.draw_prediction(predicted(), job.plan, view.name))
+        case "html":
+            print(render_html(view, show.prediction_parts(predicted(), job.plan, view.name) if seconds else ()))
+        case "json":
+            record = {"prediction": show.prediction_record(predicted())} if seconds else {}
+            print(json.dumps(render_json(view) | record, indent=1))
         case _:
-            print(f"{render_text(job.view)}\n\n{show.render_prediction(prediction)}")
+            print(render_text(view) + (f"\n\n{show.render_prediction(predicted())}" if seconds else ""))
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlplace.commands import DONE, answered, typed
@@ -19,8 +19,7 @@ from rlplace.config import compose
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import ConfigError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
-from rlplace.foresight.known import foreign, last_profile, measuring
-from rlplace.foresight.predict import can_predict
+from rlplace.foresight.known import LAST, foreign, measuring
 from rlplace.foresight.probe import Probe, probe
 from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
 from rlplace.foresight.show import foreseen
@@ -78,8 +77,8 @@ def _request(words: Sequence[str]) -> Request:
     parser.add_argument("--probe", default="0")
     options, rest = parser.parse_known_args(words)
     if options.format not in FORMATS:
-        near = did_you_mean(options.format, FORMATS)
-        raise _wrong("--format", "no such format", options.format, "one of " + ", ".join(FORMATS), near)
+        why, fix = "one of " + ", ".join(FORMATS), f"--format {did_you_mean(options.format, FORMATS) or 'text'}"
+        raise _wrong("--format", "no such format", options.format, why, fix)
     if options.apply == "":
         raise _wrong(
             "--apply", "to which file?", None, "the config with the changed lines is written there", "--apply best.yaml"
@@ -147,16 +146,13 @@ def _search(request: Request) -> int:
 def _found(request: Request, job: Prepared) -> Result:
     """Search, and find out what is told beside the best plan."""
     config = job.config
-    if config.profile is None and can_predict(config):
-        config = dataclasses.replace(config, profile=str(last_profile(config, job.plan, job.words)))
-        _progress(f"profile={config.profile}, the last of this job")
-    space = Space(job.config, job.plan, fixed=request.fixed, accelerators=request.accelerators)
-    costs = foreseen(config, job.plan, job.case, job.words).costs
+    space = Space(config, job.plan, fixed=request.fixed, accelerators=request.accelerators)
+    costs = foreseen(config, job.plan, job.case, job.words, _progress).costs
     profile = costs.profile
     if lacking := [name for name in costs.missing if not any(part in name for part in _SPECIAL)]:
         what = f"the profile lacks {', '.join(lacking)}"
         why = "each iteration of every plan needs it"
-        raise ConfigError.of("profile-lacks", "profile", what, config.profile, why, measuring(job.words))
+        raise ConfigError.of("profile-lacks", "profile", what, config.profile or LAST, why, measuring(job.words))
     search, began = Search(space, profile), time.monotonic()
 
     def over(share: float = 1.0) -> bool:
@@ -207,12 +203,13 @@ def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) ->
     reasons += [f"{number} are refused: {code}" for code, number in sorted(answer.refused.items())]
     if answer.lacking:
         reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")
-    fix = shlex.join(["python", "-m", "rlplace.search", *request.words])  # nothing fixed, any accelerators
-    if counts["refused by memory"]:
-        fix = shlex.join(["python", "-m", "rlplace.plan", *request.words])  # which explains what is short
+    fix: str | None = None
+    if answer.nearest is not None:
+        fix = _planning(request.words, search.space.changes(answer.nearest))
     elif answer.lacking:
         fix = measuring(job.words)  # under placements that share accelerators, and others
-    elif request.accelerators:
+    elif request.accelerators:  # as else the plan of the config holds
+        fix = shlex.join(["python", "-m", "rlplace.search", *request.words])  # nothing fixed, any accelerators
         reasons.append(f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators")
         asked = max(request.accelerators)
         near = sorted(range(1, job.plan.topology.num_accelerators + 1), key=lambda n: (abs(n - asked), n))[:_NEAREST]
@@ -220,6 +217,14 @@ def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) ->
         held = (Search(space, search.profile).run(keep=1).best for space in spaces)
         fix = next((f"accelerators={best.used}" for best in held if best), fix)
     return PlacementError.of("empty-space", "search", "no plan holds", None, "\n".join(reasons) or "none is left", fix)
+
+
+def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
+    """Write the command that plans the config with these changes; None where a line goes, which no word can say."""
+    if None in changes.values():
+        return None
+    plan = shlex.join(["python", "-m", "rlplace.plan", *words])
+    return " ".join([plan, *(compose.override(key, value) for key, value in changes.items())])
 
 
 def _apply(request: Request, job: Prepared, result: Result) -> None:

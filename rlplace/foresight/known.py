@@ -32,20 +32,19 @@ def find_profile(config: Config, plan: Plan, case: MemoryCase, words: Sequence[s
     if config.profile == PUBLISHED:
         return published_profile(config, plan, case)
     if config.profile == LAST:
-        return _read(last_profile(config, plan, words), config, plan, words)
+        return last_profile(config, plan, words)[1]
     read = [_read(Path(name.strip()), config, plan, words) for name in config.profile.split(",")]
     return functools.reduce(Profile.merged, read)
 
 
-def last_profile(config: Config, plan: Plan, words: Sequence[str] = ()) -> Path:
-    """Return the newest profile of this job; raise what is wrong with the newest where none is."""
+def last_profile(config: Config, plan: Plan, words: Sequence[str] = ()) -> tuple[Path, Profile]:
+    """Return the newest profile of this job, with its file; raise what is wrong with the newest where none is."""
     folder = Path(config.runner.output_dir)
     files = sorted(folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
     refused: ConfigError | None = None
     for file in files[:_LOOKED_AT]:
         try:
-            _read(file, config, plan, words)
-            return file
+            return file, _read(file, config, plan, words)
         except ConfigError as error:
             refused = refused or error
     if refused is not None:
@@ -63,7 +62,7 @@ def measuring(words: Sequence[str]) -> str:
 def _read(file: Path, config: Config, plan: Plan, words: Sequence[str]) -> Profile:
     """Read one file of this job; what was measured on another machine says so."""
     profile = read_profile(_text(file / FILE if file.is_dir() else file), file=str(file))
-    _require_same(profile, config, plan, words)
+    _require_same(profile, file, config, plan, words)
     return profile.elsewhere() if _differing(profile) else profile
 
 
@@ -75,7 +74,7 @@ def _text(file: Path) -> str:
         raise ConfigError.of("not-a-profile", "profile", "cannot be read", str(file), why, fix) from error
 
 
-def _require_same(profile: Profile, config: Config, plan: Plan, words: Sequence[str]) -> None:
+def _require_same(profile: Profile, file: Path, config: Config, plan: Plan, words: Sequence[str]) -> None:
     """Raise ConfigError where a component ran something else than in this job."""
     here = subjects(config, plan)
     others = {c: profile.subjects[c] for c, subject in here.items() if profile.subjects.get(c, subject) != subject}
@@ -84,7 +83,7 @@ def _require_same(profile: Profile, config: Config, plan: Plan, words: Sequence[
             "profile-of-another",
             "profile",
             f"what {' and '.join(others)} did there is other work than here",
-            "; ".join(f"{c}: {subject}" for c, subject in others.items()),
+            "; ".join([str(file), *(f"{c}: {subject}" for c, subject in others.items())]),
             "; ".join(f"{c} is {here[c]} here" for c in others),
             measuring(words),
         )

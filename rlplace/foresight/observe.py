@@ -246,8 +246,8 @@ def subjects(config: Config, plan: Plan) -> dict[str, str]:
 def _subject(config: Config, component: str) -> str:
     if config.kind == "mlp" and component == "env":
         env = config.simulator_env
-        given = (f"{key}={value}" for key, value in sorted(env.kwargs.items()))
-        return " ".join([env.kind, env.id or "", *given, *(wrapper.name for wrapper in env.wrappers)])
+        wrapped = (word for wrapper in env.wrappers for word in (wrapper.name, *_given(wrapper.kwargs)))
+        return " ".join([env.kind, env.id or "", *_given(env.kwargs), *wrapped])
     if component == "env":
         return f"{config.text_env.task}, {', '.join(map(str, config.text_env.rewards))}"
     block = config.actor if component == "rollout" else config.block_of(component)
@@ -260,3 +260,7 @@ def _subject(config: Config, component: str) -> str:
         sizes = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return " ".join(str(model.get(size, "?")) for size in sizes)
     return type(block).__name__
+
+
+def _given(kwargs: Mapping[str, object]) -> list[str]:
+    return [f"{key}={value}" for key, value in sorted(kwargs.items())]

@@ -66,6 +66,7 @@ class Answer:
     bound: float  # no plan of the space is below it
     counts: Mapping[str, int]
     refused: Mapping[str, int]  # why plans do not hold -> how many
+    nearest: Layout | None  # of the plans that do not fit in memory, that which lacks least
     lacking: Mapping[str, int]  # cost that the profile lacks -> plans that were left out for it
     proven: bool
 
@@ -164,6 +165,7 @@ class _Run:
         self.found: dict[tuple[object, int], Found] = {}  # by what is predicted of it, and its accelerators
         self.fewest: dict[object, int] = {}  # accelerators of a plan that takes as long
         self.current: Found | None = None
+        self.nearest: tuple[tuple[bool, int], Layout] | None = None  # with what it lacks in bytes
         self.counts, self.refused, self.lacking = Counter[str](), Counter[str](), Counter[str]()
 
     def go(self, over: Callable[[], bool]) -> Answer:
@@ -198,6 +200,7 @@ class _Run:
             bound=bound,
             counts=self.counts,
             refused=self.refused,
+            nearest=None if self.nearest is None else self.nearest[1],
             lacking=self.lacking,
             proven=proven,
         )
@@ -320,6 +323,10 @@ class _Run:
         ledger = case.ledger()
         if not ledger.fits:
             self.counts["refused by memory"] += 1
+            lacks = -min((account.margin_bytes or 0 for account in ledger.accounts), default=0)
+            rank = not self._may_use(len(plan.placement.used)), lacks
+            if self.nearest is None or rank < self.nearest[0]:
+                self.nearest = rank, layout
             return None
         if lacking := self.search.lacks(plan.schedule, layout.mode):
             self.lacking.update(lacking)

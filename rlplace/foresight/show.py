@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem
-from rlplace.foresight.known import LAST, NOTHING_MEASURED, find_profile, foreign
+from rlplace.foresight.known import LAST, NOTHING_MEASURED, find_profile, foreign, last_profile
 from rlplace.foresight.predict import Prediction, can_predict, predict
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
@@ -21,8 +20,14 @@ STAGES = ("rollout", "infer", "learn", "sync", "moves")
 _NOTED, _BUSY = 6, 0.9
 
 
-def foreseen(config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()) -> Prediction:
-    """Predict a plan from the profile that its config names, or from the last one.
+def foreseen(
+    config: Config,
+    plan: Plan,
+    case: MemoryCase,
+    words: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> Prediction:
+    """Predict a plan from the profile that its config names, or from the last one, whose file is told.
 
     `words`: a command line of the job, for the command that measures it. Raises ConfigError where no profile is of it.
     """
@@ -30,9 +35,10 @@ def foreseen(config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] 
         what = "is required to predict seconds"
         missing = config.missing.items()
         raise ConfigError([Problem(code="plan-only", key=k, what=what, why=why, fix=fix) for k, (why, fix) in missing])
-    config = dataclasses.replace(config, profile=config.profile or LAST)
-    profile = find_profile(config, plan, case, words)
-    assert profile is not None, "one is named"
+    profile = find_profile(config, plan, case, words) if config.profile not in (None, LAST) else None
+    if profile is None:
+        file, profile = last_profile(config, plan, words)
+        tell(f"profile={file}, the last of this job")
     return predict(config, plan, case, profile)
 
 

@@ -67,8 +67,9 @@ def test_a_plan_says_its_seconds_from_the_last_profile(folder: Path, capsys: pyt
 
 
 def test_a_plan_draws_the_iteration_that_it_predicts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, picture, _ = asked(folder, capsys, "--format=timeline")  # from the last profile, where none is named
+    code, picture, err = asked(folder, capsys, "--format=timeline")  # from the last profile, where none is named
     assert code == 0
+    assert err == f"profile={folder}/profile.json, the last of this job\n"
     drawn = ElementTree.fromstring(picture)
     titles = {title.text.partition(",")[0] for title in drawn.iter("{http://www.w3.org/2000/svg}title") if title.text}
     assert {"actor rank 0: learn", "env rank 0: run", "rollout rank 0: generate"} <= titles
@@ -94,6 +95,7 @@ def test_what_is_no_profile_of_this_job_is_refused(
     assert status == 2
     assert f"[{code}]" in err
     assert text in err
+    assert code != "profile-of-another" or f"got: {folder}/profile.json; " in err
 
 
 def test_a_run_with_a_language_model_is_predicted_from_lengths_and_sizes_that_it_has_measured(

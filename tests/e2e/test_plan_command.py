@@ -152,8 +152,6 @@ def test_explain_a_component_an_accelerator_and_a_code(capsys: pytest.CaptureFix
     ("words", "problem"),
     [
         (["--format", "pdf"], "bad-option"),
-        ([*HYBRID, "--diff"], "bad-option"),
-        ([*HYBRID, "--diff", "disaggregated_ppo", "--format", "svg"], "bad-option"),
         ([*HYBRID, "-m", "env.total_num_envs=64,128", "--diff", "disaggregated_ppo"], "bad-option"),
         ([*HYBRID, "--diff", "disagregated_ppo"], "unknown-config"),
         ([*HYBRID, "--measured", "/nowhere.json"], "not-measurements"),
@@ -175,6 +173,20 @@ def test_wrong_words_are_explained(words: list[str], problem: str, capsys: pytes
     code, out, err = run(capsys, *words)
     assert (code, problem_codes(err), out) == (2, [problem], "")
     assert "    fix: " in err or "    why: choices: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--format", "timelin"], "--format timeline"),
+        (["--diff"], "--diff disaggregated_ppo"),
+        (["--diff", "disaggregated_ppo", "--format", "svg"], "--format text"),
+    ],
+)
+def test_the_fix_of_an_option_can_be_pasted(words: list[str], fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *HYBRID, *words)
+    assert (code, problem_codes(err), out) == (2, ["bad-option"], "")
+    assert err.endswith(f"    fix: {fix}\n")
 
 
 @pytest.mark.parametrize("name", ["rlhf_ppo_colocated", "rlhf_ppo_70b_hybrid"])

@@ -80,6 +80,7 @@ def test_who_has_none_is_told_where_it_is(home: Path, address: str) -> None:
     out, err = join(UNWRITABLE, address)
     assert out.startswith("cluster-token cluster.ray.address: the Ray cluster asks for a token")
     assert "there is none here" in out
+    assert "fix: export RAY_AUTH_TOKEN=$(ssh 127.0.0.1 cat .ray/auth_token)" in out
     assert "InvalidAuthToken" not in err
 
 
@@ -87,7 +88,7 @@ def test_the_token_of_another_cluster_is_told_from_none(home: Path, address: str
     out, _ = join(home, address, RAY_AUTH_TOKEN="0" * 64)
     assert "the one that is here is of another cluster" in out
     out, _ = join(home, address, RAY_AUTH_MODE="disabled")
-    assert "fix: RAY_AUTH_MODE=token" in out
+    assert "fix: export RAY_AUTH_MODE=token" in out
 
 
 def test_ray_starts_where_home_cannot_be_written() -> None:

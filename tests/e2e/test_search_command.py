@@ -95,6 +95,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
         (("{profile}", "--probe", "all"), 2, "is no whole number"),
         (("{profile}", "seconds=-1"), 2, "is no time above 0"),
         (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
+        (("{profile}", "--format", "jsn"), 2, "fix: --format json\n"),
         (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),
         (("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"), 3, "do not fit in memory"),
         (("{lacking}",), 2, "the profile lacks env.run/sim"),
@@ -120,7 +121,7 @@ def test_wrong_input_is_named_with_what_to_do(
 def test_without_a_profile_the_last_of_the_job_is_taken_and_where_there_is_none_the_fix_measures_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*JOB, f"runner.output_dir={tmp_path / 'the runs'}", "env.total_num_envs=8"]
+    words = [*JOB, f"runner.output_dir='{tmp_path}/the, runs'", "env.total_num_envs=8"]
     assert search([*words, "fix=actor"]) == 2
     told = capsys.readouterr().err
     assert "[no-profile]" in told
@@ -128,15 +129,29 @@ def test_without_a_profile_the_last_of_the_job_is_taken_and_where_there_is_none_
     assert fix[:3] == ["python", "-m", "rlplace.profile"]
     assert compose.with_hydra(fix[3:])[0].mapping == compose.with_hydra(words)[0].mapping
     for name, cores in (("older", 1), ("newer", 2)):
-        folder = tmp_path / "the runs" / "hybrid_ppo" / name
+        folder = tmp_path / "the, runs" / "hybrid_ppo" / name
         folder.mkdir(parents=True)
         written(folder, usual_profile(cores))
         os.utime(folder / "profile.json", (cores, cores))
     assert search([*words, "--format=json"]) == 0
     out, told = capsys.readouterr()
     assert f"profile={folder}/profile.json, the last of this job" in told
-    assert search([*words, f"profile={folder}", "--format=json"]) == 0
+    assert search([*words, "profile=last", "--format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["best"] == json.loads(out)["best"]
+
+
+def test_where_no_plan_fits_the_fix_shows_what_the_nearest_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The config's own plan, on eight accelerators, fits; on one, nothing does.
+    words = [*JOB, "cluster.accelerator.memory=300MiB"]
+    assert plan(words) == 0
+    capsys.readouterr()
+    assert search([*words, written(tmp_path, usual_profile()), "accelerators=1"]) == 3
+    fix = shlex.split(capsys.readouterr().err.partition("fix: ")[2])
+    assert fix[:3] == ["python", "-m", "rlplace.plan"]
+    assert plan(fix[3:]) == 3
+    assert "[does-not-fit]" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -23,13 +23,20 @@ ROOT = Path(__file__).parents[2]
 
 def test_help_names_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("train") == "python -m rlplace.train"
-    monkeypatch.setattr(sys, "argv", ["rlplace train"])
+    monkeypatch.setenv("RLPLACE_CALLED", "rlplace train")
     assert main(["--help"]) == 0
     assert "    rlplace train hybrid_ppo  " in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "rlplace" / "train.py")])
-    monkeypatch.setenv("RLPLACE_SCRIPT", "../rlplace/scripts/train")
+    monkeypatch.setenv("RLPLACE_CALLED", "../rlplace/scripts/train")
     assert typed("train") == "../rlplace/scripts/train"
     assert typed("plan") == "python -m rlplace.plan"
+
+
+def test_help_under_the_one_name_has_that_name() -> None:
+    installed = "import sys; sys.argv[0] = '/bin/rlplace'; from rlplace.__main__ import main; main()"
+    for start, program in ((["-c", installed], "rlplace plan"), (["-m", "rlplace"], "python -m rlplace plan")):
+        words = [sys.executable, *start, "plan", "--help"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        assert f"    {program} hybrid_ppo  " in done.stdout
 
 
 def test_names_of_any_length_keep_clear_of_what_they_are() -> None:

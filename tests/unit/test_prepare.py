@@ -156,6 +156,7 @@ def test_what_no_machine_could_run(
     actor = {"actor": {"model": KEYS | heads | {"path": str(tmp_path / "nowhere")}} | blocks.get("actor", {})}
     found = problems(config(tmp_path, **(blocks | actor)), without_machine)
     assert [(p.code, p.key) for p in found] == ([] if code is None else [(code, key)])
+    assert code != "rounded-away" or found[0].fix == "actor.optimizer.kind=adamw_master"
     assert code != "unknown-task" or str(found[0].source) == "mine.yaml:9"
 
 

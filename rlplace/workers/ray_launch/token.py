@@ -33,9 +33,9 @@ def use_token(address: str) -> None:
     if not _refuses(address, {}):
         return
     loader, why = _loader(), f"{_MODE}={os.environ.get(_MODE)} is set here"
-    fix = f"{_MODE}=token in front of the command"
+    fix = f"export {_MODE}=token"
     if os.environ.get(_MODE, "token") == "token":
-        fix = f"{_TOKEN}=<what `cat ~/.ray/auth_token` prints on the machine of `ray start`> in front of the command"
+        fix = f"export {_TOKEN}=$(ssh {address.rpartition(':')[0]} cat .ray/auth_token)"
         why = "there is none here: neither in RAY_AUTH_TOKEN, nor in a file of RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         if loader.has_token(ignore_auth_mode=True):
             ray_token._enable_token_auth()

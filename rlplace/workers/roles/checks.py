@@ -130,7 +130,7 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
         what="Adam's steps would be lost in rounding",
         got=f"weights: {trained.weights}, optimizer.kind: adamw",
         why="a 16-bit weight keeps 8 bits: a step below 1/256 of it, as nearly all are, leaves it where it is",
-        fix="optimizer.kind: adamw_master (float32 copies beside the weights) or weights: fp32",
+        fix=f"{component}.optimizer.kind=adamw_master",
     )
     return [lost] * rounded + [
         Problem(

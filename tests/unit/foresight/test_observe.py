@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from rlplace.config import compose
-from rlplace.foresight.observe import Observations, quantiles
+from rlplace.foresight.observe import Observations, quantiles, subjects
 from rlplace.foresight.profile import Profile
 from rlplace.prepare import Prepared, prepare_composed
 from rlplace.report.calls import IterationCalls, RankCall
@@ -208,3 +208,11 @@ def test_the_share_of_steps_before_the_kl_stops_them_is_counted() -> None:
     ]
     assert observed(made, 3, calls).counts == {"actor.learn/steps_share": 0.25}
     assert observed(job(), 3, calls).counts == {}
+
+
+def test_a_wrapper_with_other_kwargs_is_other_work() -> None:
+    wrapper = "{name: gymnasium.wrappers:FrameStackObservation, kwargs: {stack_size: %s}}"
+    jobs = (job("hybrid_ppo", f"env.wrappers=[{wrapper % size}]") for size in (4, 16))
+    four, sixteen = (subjects(made.config, made.plan)["env"] for made in jobs)
+    assert four.endswith(" gymnasium.wrappers:FrameStackObservation stack_size=4")
+    assert sixteen.endswith(" gymnasium.wrappers:FrameStackObservation stack_size=16")

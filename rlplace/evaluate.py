@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -110,7 +111,12 @@ def _unclear(words: Sequence[str], named: Sequence[str]) -> ConfigError:
             near = did_you_mean(key, _DEFAULTS)
             fix = f"{near}={value}" if near else "leave it out"
             return _wrong(key, "no such key" + suggestion(near), word, "it takes " + ", ".join(_DEFAULTS), fix)
-    fix = "python -m rlplace.evaluate runs/<config>/<date>_<time>"
+    found = [word for word in named if Path(word).exists()]
+    run = "runs/<config>/<date>_<time>"
+    if found:
+        run = max(found, key=lambda word: Path(word).stat().st_mtime_ns)
+    others = [word for word in words if word not in named]
+    fix = " ".join(["python -m rlplace.evaluate", shlex.join([run, *others]) if found else run])
     return _wrong(_KEY, "one policy is evaluated at a time", " ".join(words) or None, "a run, or a checkpoint", fix)
 
 

@@ -22,7 +22,7 @@ from rlplace.report.sinks import METRICS_FILE
 
 FORMATS = ("text", "json")
 _SCORES = ("env/mean_return", "actor/reward")  # of an iteration: the last 100 episodes, or its answers
-_DEEPEST = 2  # <output_dir>/<config>/<date>
+_DEEPEST = 3  # <output_dir>/<config>/<date>, and of sweeps in a folder of their own below runs/
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ API = {
     "rlplace.workers.worker": ("Worker", "WorkerContext", "MoveReport"),
     "rlplace.workers.launch.group": ("WorkerGroup", "Pending", "wait_all"),
     "rlplace.envs.contract": ("Adapter", "Simulator", "Restorable", "Spaces", "StepResult"),
+    "rlplace.envs.observations": ("Encoding", "encoding_of"),
     "rlplace.envs.text.contract": ("TextTask", "TextEpisode", "OneTurn", "Message", "Transcript"),
     "rlplace.errors": ("RlplaceError", "ProblemsError", "Problem", "ConfigError", "PlacementError", "ClusterError"),
 }
@@ -128,8 +129,12 @@ def _type(hint: object) -> str:
         return " | ".join(_type(one) for one in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return f"list of {_type(typing.get_args(hint)[0])}"
-    words = {int: "integer", float: "number", str: "text", bool: "true or false"}
-    return words.get(typing.cast(Any, hint), "mapping")
+    kind = typing.get_origin(hint) or hint
+    words = {bool: "true or false", int: "integer", float: "number", str: "text", Mapping: "mapping"}
+    found = [word for known, word in words.items() if isinstance(kind, type) and issubclass(kind, known)]
+    if not found and not dataclasses.is_dataclass(kind):
+        raise TypeError(f"no words of YAML for {hint!r}")
+    return found[0] if found else "mapping"
 
 
 def _bounds(kind: str, rules: Mapping[str, Any]) -> str:
@@ -189,7 +194,8 @@ def metric_names() -> list[MetricName]:
 def metrics_page() -> str:
     text = (
         "# Metrics\n\nNames in `metrics.jsonl` and TensorBoard; a run writes those of its components. Names "
-        "that end in `_s` are seconds, of the slowest rank; `_bytes` are bytes; `_share` are between 0 and 1.\n"
+        "that end in `_per_s` are rates, others in `_s` are seconds, of the slowest rank; `_bytes` are bytes; `_share` "
+        "are between 0 and 1.\n"
     )
     for group, found in itertools.groupby(metric_names(), lambda metric: metric.group):
         text += f"\n## {group}\n\n{table(('metric', 'meaning'), ((f'`{m.name}`', m.doc) for m in found))}"

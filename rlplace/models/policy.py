@@ -33,7 +33,11 @@ _OUT = "OUT"  # of the command that exports
 
 
 class Policy(nn.Module):
-    """Decides on the CPU, as the simulator takes it; observations are normalised as in training."""
+    """Decides on the CPU, as the simulator takes it; observations are normalised as in training.
+
+    `spaces`: the `Spaces` of the simulator that it was trained on. `network`: the module behind it, whose `forward`
+    takes observations [N, *O].
+    """
 
     low: Tensor
     high: Tensor

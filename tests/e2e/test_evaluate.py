@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -247,6 +248,15 @@ def test_wrong_usage(
     assert f"[{told[0]}]" in error
     assert told[1].format(run=cartpole) in error
     assert "fix: " in error
+
+
+def test_of_several_runs_the_fix_plays_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [tmp_path / name for name in ("a", "b b", "c")]
+    for run, time in zip(runs, (1, 3, 2), strict=True):
+        run.mkdir()
+        os.utime(run, (time, time))
+    assert main([*map(str, runs), "episodes=3"]) == 2
+    assert f"fix: python -m rlplace.evaluate '{runs[1]}' episodes=3" in capsys.readouterr().err
 
 
 def test_what_cannot_be_drawn(

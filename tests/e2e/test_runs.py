@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rlplace import evaluate
-from rlplace.checkpoints.store import lock
-from rlplace.runs import main
+from rlplace.checkpoints.store import LOCK, lock
+from rlplace.report.record import CONFIG
+from rlplace.runs import folders, main
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from tests.e2e.training import INLINE, Finished, placed, train
 from tests.gyms import Script
@@ -108,6 +109,15 @@ def test_a_run_that_has_saved_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     (run.folder / "summary.json").unlink()
     (run.folder / "metrics.jsonl").write_text('{"iterat', encoding="utf-8")
     assert [each["state"] for each in listed(tmp_path, capsys)] == ["not started"]
+
+
+def test_runs_of_a_sweep_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "sweep" / "pole" / "2026-01-01_00-00-00"
+    for folder in (run, run / "checkpoints"):  # a run is not looked into
+        folder.mkdir(parents=True)
+        (folder / CONFIG).touch()
+        (folder / LOCK).touch()
+    assert list(folders(tmp_path)) == [run]
 
 
 def test_where_there_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,13 @@ def test_every_key_is_there_with_its_type_default_and_meaning() -> None:
     assert any(row.startswith("| `dry_run` | true or false | `false` | all |") for row in rows)
 
 
+def test_a_text_of_its_own_kind_is_a_text() -> None:
+    (row,) = [row for row in PAGES["reference/config.md"].splitlines() if row.startswith("| `runner.sinks` |")]
+    assert r"`trackio` \| text |" in row
+    with pytest.raises(TypeError, match="bytes"):
+        site_reference._type(bytes)
+
+
 @pytest.mark.parametrize("kind", site_reference.KINDS)
 def test_a_config_of_defaults_has_no_other_keys(kind: str) -> None:
     listed = {
@@ -99,6 +106,14 @@ def test_every_metric_that_is_made_is_listed() -> None:
     assert len(made) > 50
     unlisted = {name for name in made if name not in listed and not any(_covers(name, known) for known in listed)}
     assert unlisted == set()
+
+
+def test_what_ends_in_s_is_a_rate_or_seconds_as_the_pages_say() -> None:
+    for text in (PAGES["reference/metrics.md"], (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")):
+        assert "`_per_s` are rates, other" in text
+    docs = {metric.name: metric.doc for metric in site_reference.metric_names() if metric.name.endswith("_s")}
+    rates = {name for name, doc in docs.items() if re.search(r"\bper second\b|\brate\b", doc)}
+    assert rates | {"critic/infer_tokens_per_s"} == {name for name in docs if name.endswith("_per_s")}
 
 
 def _covers(made: str, listed: str) -> bool:

@@ -51,7 +51,7 @@ from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Cons
 from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
-from rlplace.report.trackers import Sink, pages
+from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.trained import where
@@ -228,13 +228,6 @@ def _run(
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
 
 
-def _state(error: BaseException | None) -> str:
-    """Return how a run has ended, as summary.json has it."""
-    if error is None:
-        return "finished"
-    return "stopped" if isinstance(error, Stopped) else "failed"
-
-
 def _sinks(
     job: JobSpec, folder: Path, texts: Mapping[str, str], sizes: Mapping[str, int] | None
 ) -> contextlib.AbstractContextManager[list[Sink]]:
@@ -390,7 +383,7 @@ def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
 def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, observed: Observations) -> None:
     """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
     usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
-    ended["state"] = _state(sys.exception())
+    ended["state"] = state_of(sys.exception())
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
     ended |= {"machine": machine(), "versions": versions()}

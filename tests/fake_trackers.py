@@ -15,6 +15,7 @@ import pytest
 POINTS: list[tuple[int, dict[str, float]]] = []
 FILES: list[str] = []
 RUNS: list[str] = []  # ids of runs that were opened, and of those that were ended with a minus before
+STATES: list[object] = []  # that runs were ended in, in a tracker's own words
 DOWN: list[bool] = []
 
 
@@ -30,6 +31,7 @@ class _Run:
 
     def __init__(self, name: str) -> None:
         self.id = name
+        assert sys.stdin.read() == ""  # nobody answers a prompt
         _up()
         RUNS.append(name)
 
@@ -47,9 +49,10 @@ class _Run:
         _up()
         FILES.append(artifact_or_path.name)
 
-    def finish(self) -> None:
+    def finish(self, state: str | None = None, exit_code: int | None = None) -> None:
         _up()
         RUNS.append(f"-{self.id}")
+        STATES.append(state if exit_code is None else exit_code)
 
 
 def _wandb_init(
@@ -102,8 +105,9 @@ class _MlflowClient:
         _up()
         FILES.append(Path(local_path).name)
 
-    def set_terminated(self, run_id: str) -> None:
+    def set_terminated(self, run_id: str, status: str) -> None:
         _up()
+        STATES.append(status)
         RUNS.append(f"-{run_id}")
 
 
@@ -113,7 +117,7 @@ def _metric(key: str, value: float, timestamp: int, step: int) -> SimpleNamespac
 
 def install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stand-in of a library in its place, with nothing sent yet."""
-    for kept in (POINTS, FILES, RUNS, DOWN):
+    for kept in (POINTS, FILES, RUNS, STATES, DOWN):
         kept.clear()
     modules = {
         "wandb": {"wandb": {"init": _wandb_init, "Settings": lambda console, silent: None, "teardown": lambda: None}},

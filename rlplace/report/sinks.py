@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -190,7 +190,7 @@ def metric_files(directory: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def open_sinks(
-    names: Iterable[str],
+    names: Collection[str],
     directory: Path,
     console: Console = RUN_CONSOLE,
     sizes: Mapping[str, int] | None = None,
@@ -202,6 +202,7 @@ def open_sinks(
     `sizes`: what `metric_files` returned at a checkpoint; what was written since is dropped, for it is done again.
     Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
     """
+    note = f"        ({METRICS_FILE} has every iteration)" if "jsonl" in names else ""
     with contextlib.ExitStack() as opened:
 
         def append_to(path: Path) -> WholeAppends:
@@ -217,7 +218,7 @@ def open_sinks(
             elif name == "jsonl":
                 sinks.append(functools.partial(_append_json, append_to(directory / METRICS_FILE)))
             elif name != "tensorboard":
-                sinks.append(opened.enter_context(contextlib.closing(TrackerSink(name, directory, config or {}))))
+                sinks.append(opened.enter_context(TrackerSink(name, directory, config or {}, note)))
             else:
                 events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
                 begun = [known for known in sizes or () if known.startswith(TENSORBOARD_FOLDER)]  # one curve, one file

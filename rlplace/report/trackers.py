@@ -23,15 +23,23 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rlplace.envs.registry import missing_library, named
 from rlplace.errors import ConfigError, OutputError, Problem
+from rlplace.signals import Stopped
 
 KEY = "runner.sinks"
 FOLDER = "trackers"
 PROJECT = "rlplace"  # what a tracker files runs under, unless the variables of its library say otherwise
-PAUSE_S = 60.0  # without a tracker that has failed, so that a run waits for it seldom
+PAUSE_S = 60.0  # before a tracker that has failed is tried again, so that its timeouts delay a run seldom
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"  # how a run has ended
+SET_UP = {  # what makes a tracker that has failed work
+    "wandb": "wandb login        (or export WANDB_MODE=offline)",
+    "mlflow": "unset MLFLOW_TRACKING_URI        (or correct it: files beside the runs need no server)",
+    "swanlab": "swanlab login        (or export SWANLAB_MODE=offline)",
+    "trackio": "export TRACKIO_DIR=<a folder that you may write to>",
+}
 FIRST_FILES, LAST_FILES = ("config.yaml", "plan.svg"), ("report.html", "summary.json")
 
 # Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
@@ -39,12 +47,12 @@ FIRST_FILES, LAST_FILES = ("config.yaml", "plan.svg"), ("report.html", "summary.
 Sink = Callable[[int, int, Mapping[str, float]], object]
 
 
-class Followed(NamedTuple):
-    """A run, as a tracker sees it."""
+class RunInfo(NamedTuple):
+    """What a tracker is told of a run."""
 
     folder: Path
     config: Mapping[str, Any]  # as config.yaml has it
-    known: str | None = None  # the tracker's own id of the run, where it has some of it
+    run_id: str | None = None  # the tracker's own id of the run, where it has some of it
 
     @property
     def name(self) -> str:
@@ -64,7 +72,7 @@ class Tracker(NamedTuple):
     page: str  # an address, or the command that shows or sends it
     log: Sink
     attach: Callable[[Path], object]
-    close: Callable[[], object]
+    close: Callable[[str], object]  # takes the state of `state_of`
 
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -72,91 +80,93 @@ def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
     return {"env_steps": float(env_steps)} | {name: v for name, v in metrics.items() if math.isfinite(v)}
 
 
-def _wandb(run: Followed) -> Tracker:
+def _wandb(info: RunInfo) -> Tracker:
     import wandb
 
-    kept = wandb.init(
+    run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
-        group=run.group,
-        name=run.name,
-        id=run.known or uuid.uuid4().hex[:12],
+        group=info.group,
+        name=info.name,
+        id=info.run_id or uuid.uuid4().hex[:12],
         resume="allow",
-        dir=str(run.folder),
-        config=dict(run.config),
+        dir=str(info.folder),
+        config=dict(info.config),
         settings=wandb.Settings(console="off", silent=True),
     )
 
-    def close() -> None:
-        kept.finish()
+    def close(state: str) -> None:
+        run.finish(exit_code=0 if state == FINISHED else 1)
         wandb.teardown()  # its process, which else stays as long as this one
 
     return Tracker(
-        id=kept.id,
-        page=f"{kept.url}"
-        if not kept.offline
-        else f"wandb sync {shlex.quote(str(run.folder / 'wandb'))}/offline-run-*",
-        log=lambda iteration, steps, metrics: kept.log(_points(steps, metrics), step=iteration),
-        attach=lambda file: kept.save(str(file), base_path=str(run.folder), policy="now"),
+        id=run.id,
+        page=f"{run.url}" if not run.offline else f"wandb sync {shlex.quote(str(info.folder / 'wandb'))}/offline-run-*",
+        log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
+        attach=lambda file: run.save(str(file), base_path=str(info.folder), policy="now"),
         close=close,
     )
 
 
-def _mlflow(run: Followed) -> Tracker:
+def _mlflow(info: RunInfo) -> Tracker:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the library's seven take minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-    runs, uri = run.folder.resolve().parent.parent, os.environ.get("MLFLOW_TRACKING_URI")
+    runs, uri = info.folder.resolve().parent.parent, os.environ.get("MLFLOW_TRACKING_URI")
     files = None if uri else (runs / "mlartifacts").as_uri()
     uri = uri or f"sqlite:///{runs}/mlflow.db"
     client, name = MlflowClient(tracking_uri=uri), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
     experiment = found.experiment_id if found else client.create_experiment(name, artifact_location=files)
-    tags = {"group": run.group, "folder": str(run.folder)}
-    kept = run.known or client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-    client.update_run(kept, "RUNNING")
+    tags = {"group": info.group, "folder": str(info.folder)}
+    run = info.run_id or client.create_run(experiment, run_name=info.name, tags=tags).info.run_id
+    client.update_run(run, "RUNNING")
 
     def log(iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
         now_ms, points = int(time.time() * 1000), _points(env_steps, metrics).items()
-        client.log_batch(kept, [Metric(name, value, now_ms, iteration) for name, value in points])
+        client.log_batch(run, [Metric(name, value, now_ms, iteration) for name, value in points])
 
     page = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
     return Tracker(
-        kept, page, log, lambda file: client.log_artifact(kept, str(file)), lambda: client.set_terminated(kept)
+        id=run,
+        page=page,
+        log=log,
+        attach=lambda file: client.log_artifact(run, str(file)),
+        close=lambda state: client.set_terminated(run, {STOPPED: "KILLED", FAILED: "FAILED"}.get(state, "FINISHED")),
     )
 
 
-def _swanlab(run: Followed) -> Tracker:
+def _swanlab(info: RunInfo) -> Tracker:
     import swanlab
 
-    kept = swanlab.init(
+    run = swanlab.init(
         project=os.environ.get("SWANLAB_PROJ_NAME", PROJECT),
-        group=run.group,
-        name=run.name,
-        id=run.known or uuid.uuid4().hex[:12],
+        group=info.group,
+        name=info.name,
+        id=info.run_id or uuid.uuid4().hex[:12],
         resume="allow",
-        log_dir=str(run.folder / "swanlab"),
-        config=dict(run.config),
+        log_dir=str(info.folder / "swanlab"),
+        config=dict(info.config),
     )
     return Tracker(
-        id=kept.id,
-        page=kept.url if kept.mode == "online" else f"swanlab sync {shlex.quote(str(run.folder / 'swanlab'))}/run-*",
-        log=lambda iteration, steps, metrics: kept.log(_points(steps, metrics), step=iteration),
-        attach=lambda file: kept.save(str(file), base_path=str(run.folder), policy="now"),
-        close=kept.finish,
+        id=run.id,
+        page=run.url if run.mode == "online" else f"swanlab sync {shlex.quote(str(info.folder / 'swanlab'))}/run-*",
+        log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
+        attach=lambda file: run.save(str(file), base_path=str(info.folder), policy="now"),
+        close=lambda state: run.finish({STOPPED: "aborted", FAILED: "crashed"}.get(state, "success")),
     )
 
 
-def _trackio(run: Followed) -> Tracker:
+def _trackio(info: RunInfo) -> Tracker:
     import trackio
 
-    name, project = f"{run.group}/{run.name}", os.environ.get("TRACKIO_PROJECT", PROJECT)
-    kept = trackio.init(
+    name, project = f"{info.group}/{info.name}", os.environ.get("TRACKIO_PROJECT", PROJECT)
+    run = trackio.init(
         project=project,
         name=name,
-        group=run.group,
-        config=dict(run.config),
+        group=info.group,
+        config=dict(info.config),
         resume="allow",
         embed=False,
         auto_log_cpu=False,
@@ -164,15 +174,15 @@ def _trackio(run: Followed) -> Tracker:
     )
     return Tracker(
         id=name,
-        page=kept.url or f"trackio show --project {shlex.quote(project)}",
-        log=lambda iteration, steps, metrics: kept.log(_points(steps, metrics), step=iteration),
-        attach=lambda file: kept.log_artifact(file, name=f"{run.group}-{run.name}-{file.stem}", type="file"),
-        close=kept.finish,
+        page=run.url or f"trackio show --project {shlex.quote(project)}",
+        log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
+        attach=lambda file: run.log_artifact(file, name=f"{info.group}-{info.name}-{file.stem}", type="file"),
+        close=lambda state: run.finish(),  # it takes no state
     )
 
 
 # The name in runner.sinks, which is also that of the library and of the extra.
-TRACKERS: Mapping[str, Callable[[Followed], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
     "wandb": _wandb,
     "mlflow": _mlflow,
     "swanlab": _swanlab,
@@ -180,10 +190,11 @@ TRACKERS: Mapping[str, Callable[[Followed], Tracker]] = {
 }
 
 
-def _of_the_users(name: str, run: Followed) -> Tracker:
+def _of_the_users(name: str, run: RunInfo) -> Tracker:
     """Call package.module:Name with the run's folder and config; what it returns may have a `close`."""
     sink = find_sink(name)(run.folder, run.config)
-    return Tracker(id="", page="", log=sink, attach=lambda file: None, close=getattr(sink, "close", lambda: None))
+    close = getattr(sink, "close", lambda: None)
+    return Tracker(id="", page="", log=sink, attach=lambda file: None, close=lambda state: close())
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
@@ -199,57 +210,72 @@ def check_sinks(names: Iterable[str]) -> list[Problem]:
         try:
             if ":" in name:
                 find_sink(name)
-            elif (name in TRACKERS or name == "tensorboard") and importlib.util.find_spec(name) is None:
+            elif (name in TRACKERS or name == "tensorboard") and not _installed(name):
                 extra = name if name in TRACKERS else "run"
                 raise missing_library(f"there is no module {name}", got=name, extra=extra, key=KEY, of="the sink")
         except ConfigError as error:
             problems += error.problems
+        except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
+            why, fix = f"{type(error).__name__}: {error}", f"mend {_place_of(error, name)}"
+            problems += ConfigError.of("unknown-sink", KEY, "cannot be imported", name, why, fix).problems
     return problems
 
 
-class TrackerSink:
-    """A sink that outlasts its tracker: a failure is said once, and the tracker is left alone for PAUSE_S.
+def _installed(name: str) -> bool:
+    """Return whether a library is there; a folder of its name without code is not, such as wandb's own output."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
-    A run that goes on, or goes back to a checkpoint, goes on with the same run of the tracker. Iterations that this has
-    already are not sent again.
+
+class TrackerSink:
+    """Send metrics to one tracker or to a sink of the user's own; closed by leaving its context.
+
+    A failure is reported once and does not end the run. A tracker that has failed is tried again after PAUSE_S, a sink
+    of the user's own at the next iteration. When a run resumes or returns to a checkpoint, the same run of the tracker
+    continues, and iterations that the tracker has are not sent again; a sink of the user's own gets them again.
     """
 
-    def __init__(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        self._name, self._folder, self._config = name, folder, config
+    def __init__(self, name: str, folder: Path, config: Mapping[str, Any], note: str = "") -> None:
+        """Open the tracker. `note`: what a failure adds to its fix. Raises OutputError."""
+        self._name, self._folder, self._config, self._failure_note = name, folder, config, note
         self._file = folder / FOLDER / f"{name.replace(':', '.')}.json"
         self._sent: dict[str, Any] = {"id": None, "page": "", "iteration": 0}
         with contextlib.suppress(FileNotFoundError):
             self._sent |= json.loads(self._file.read_text(encoding="utf-8"))
         self._tracker: Tracker | None = None
-        self._until_s, self._said = 0.0, False
-        with self._outlasting(), self._quiet():
+        self._retry_at_s, self._reported = 0.0, False
+        with self._outlasting():
             self._open()
 
     def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        if iteration <= self._sent["iteration"] or time.monotonic() < self._until_s:
+        if self._name in TRACKERS and (iteration <= self._sent["iteration"] or time.monotonic() < self._retry_at_s):
             return
         with self._outlasting():
             self._open().log(iteration, env_steps, metrics)
             self._sent["iteration"] = iteration
             self._note()
 
-    def close(self) -> None:
-        """Attach what the run has left at its end, and end the tracker's run."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Attach the files of the run's end, and end the tracker's run in the state that the error says."""
         if self._tracker is not None:
             with self._outlasting(), self._quiet():
                 self._attach(LAST_FILES)
             with self._outlasting(), self._quiet():
-                self._tracker.close()
+                self._tracker.close(state_of(error))
 
     def _open(self) -> Tracker:
         if self._tracker is None:
-            run = Followed(self._folder, self._config, self._sent["id"])
-            with _hooks_kept():
-                opened = TRACKERS[self._name](run) if self._name in TRACKERS else _of_the_users(self._name, run)
+            info = RunInfo(self._folder, self._config, self._sent["id"])
+            with self._quiet(), _hooks_kept():
+                opened = TRACKERS[self._name](info) if self._name in TRACKERS else _of_the_users(self._name, info)
             self._tracker = opened
             self._sent |= {"id": opened.id or None, "page": opened.page}
             self._note()
-            self._attach(FIRST_FILES)
+            with self._quiet():
+                self._attach(FIRST_FILES)
         return self._tracker
 
     def _attach(self, names: Iterable[str]) -> None:
@@ -268,7 +294,7 @@ class TrackerSink:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Drop what a tracker's library says, for `page` has it, and let it ask for nothing: who would answer?"""
+        """Discard what a tracker's library prints, and take stdin away, so that a prompt cannot block the run."""
         if self._name not in TRACKERS:
             yield
             return
@@ -287,23 +313,37 @@ class TrackerSink:
         except OutputError:  # the disk, not the tracker
             raise
         except Exception as error:  # noqa: BLE001  # of any library, or the user's: a run does not end with its tracker
-            self._until_s = time.monotonic() + PAUSE_S
-            if not self._said:
-                self._said = True
-                print(ConfigError.of(*_failure(self._name, error)), file=sys.stderr, flush=True)
+            self._retry_at_s = time.monotonic() + PAUSE_S
+            if not self._reported:
+                self._reported = True
+                print(_failure(self._name, error, self._failure_note), file=sys.stderr, flush=True)
 
 
-def _failure(name: str, error: Exception) -> tuple[str, str, str, str, str, str]:
-    why, own = f"{type(error).__name__}: {error}".strip(), ":" in name
-    fix = f"mend {place_of(error)}" if own else "see the tracker's own settings: docs/trackers.md"
+def state_of(error: BaseException | None) -> str:
+    """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED."""
+    if error is None:
+        return FINISHED
+    return STOPPED if isinstance(error, Stopped) else FAILED
+
+
+def _failure(name: str, error: Exception, note: str) -> ConfigError:
+    why = f"{type(error).__name__}: {error}".strip()
+    fix = SET_UP[name] if name in SET_UP else f"mend {_place_of(error, name)}"
     what = "does not take the metrics; the run goes on without"
-    return ("sink-failed", KEY, what, name, why, f"{fix}        (metrics.jsonl has every iteration)")
+    return ConfigError.of("sink-failed", KEY, what, name, why, fix + note)
 
 
-def place_of(error: BaseException) -> str:
-    """Return the file and line where an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its code"
+def _place_of(error: BaseException, name: str) -> str:
+    """Return the last file and line of package.module:Name's own module in a traceback; without any, the name."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    module = "/" + name.partition(":")[0].replace(".", "/")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _module_path(f.filename).endswith(module)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
+
+
+def _module_path(file: str) -> str:
+    return Path(file).with_suffix("").as_posix().removesuffix("/__init__")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -17,6 +18,7 @@ from rlplace.errors import ConfigError
 from rlplace.report import trackers
 from rlplace.report.sinks import open_sinks
 from rlplace.report.trackers import TRACKERS, check_sinks, find_sink, pages
+from rlplace.signals import Stopped
 from tests import fake_trackers
 
 CONFIG = {"runner": {"seed": 0}}
@@ -141,7 +143,6 @@ class Noted:
 def test_a_sink_of_the_users_gets_the_run_and_its_errors_are_told_as_theirs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trackers, "PAUSE_S", 0.0)
     Noted.seen.clear()
     name = f"{__name__}:Noted"
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Noted.__module__])
@@ -152,6 +153,66 @@ def test_a_sink_of_the_users_gets_the_run_and_its_errors_are_told_as_theirs(
     said = capsys.readouterr().err
     assert "KeyError: 'no such table'" in said
     assert f"mend {__file__}:" in said
+    assert "metrics.jsonl" not in said  # there is none
+
+
+def test_a_sink_of_the_users_gets_iterations_that_are_done_again(folder: Path) -> None:
+    Noted.seen.clear()
+    for iterations in (range(3, 5), range(4, 6)):
+        with open_sinks([f"{__name__}:Noted"], folder, config=CONFIG) as (sink,):
+            for i in iterations:
+                sink(i, i * 64, {"env/return": 0.0})
+    assert [seen[0] for seen in Noted.seen if isinstance(seen, tuple) and len(seen) == 3] == [3, 4, 4, 5]
+
+
+STATES: dict[str, list[object]] = {
+    "wandb": [0, 1, 1],
+    "mlflow": ["FINISHED", "KILLED", "FAILED"],
+    "swanlab": ["success", "aborted", "crashed"],
+    "trackio": [None, None, None],
+}
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_knows_how_a_run_has_ended(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trackers.install(name, monkeypatch)
+    for error in (None, Stopped(signal.SIGTERM), ValueError()):
+        with contextlib.suppress(Stopped, ValueError), open_sinks([name], folder, config=CONFIG):
+            if error is not None:
+                raise error
+    assert STATES[name] == fake_trackers.STATES
+
+
+def test_the_users_line_is_named_where_a_library_that_it_calls_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "my_sink.py").write_text("import json\n\n\ndef make(folder, config):\n    json.loads('{')\n")
+    monkeypatch.syspath_prepend(folder)
+    with open_sinks(["my_sink:make", "jsonl"], folder):
+        pass
+    said = capsys.readouterr().err
+    assert f"mend {folder}/my_sink.py:5" in said
+    assert "(metrics.jsonl has every iteration)" in said
+
+
+@pytest.mark.parametrize("text", ["\nprint(1 / 0)\n", "\nimport no_such_module\n", "\ndef (\n"])
+def test_a_module_that_fails_at_import_is_a_problem_with_its_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_sink.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = check_sinks(["broken_sink:Sink"])
+    assert problem.code == "unknown-sink"
+    assert problem.fix == f"mend {tmp_path}/broken_sink.py:2"
+
+
+def test_a_folder_with_the_name_of_a_library_is_not_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trackio").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    importlib.invalidate_caches()
+    assert [problem.code for problem in check_sinks(["trackio"])] == ["missing-library"]
 
 
 def test_what_is_not_there_is_reported_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -200,12 +199,12 @@ def _run(
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         display.watch(loop, channels, progress.iterations)
-        policies: dict[str, Path] = {}
+        policies, state = dict[str, Path](), {"state": "failed"}
         observed = Observations(job.config, job.plan)
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
             named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups.values())
-            with _watched(job, cluster, groups, channels), signals.patient(patience_s), named:
+            with _noted(state, signals), _watched(job, cluster, groups, channels), signals.patient(patience_s), named:
                 try:
                     while not policies:
                         try:
@@ -219,13 +218,24 @@ def _run(
                     if not signals.at_once:
                         saving.rescue()
                     raise
-            signals.check()
         finally:
             display.close()
-            ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | saving.record()
+            ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | state | saving.record()
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
+
+
+@contextlib.contextmanager
+def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
+    """Note in `state`, as summary.json has it, that the run has finished or was stopped."""
+    try:
+        yield
+        signals.check()
+        state["state"] = state_of(None)
+    except Stopped as error:
+        state["state"] = state_of(error)
+        raise
 
 
 def _sinks(
@@ -383,7 +393,6 @@ def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
 def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, observed: Observations) -> None:
     """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
     usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
-    ended["state"] = state_of(sys.exception())
     ended["memory"] = compare_memory(job.case.ledger(), held)
     ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
     ended |= {"machine": machine(), "versions": versions()}

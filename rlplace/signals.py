@@ -6,7 +6,7 @@
     inside               signal ──▶ asked ── the run sees it between two iterations, saves and ends
                                       ├── half of the grace is over ──▶ Stopped
                                       └── another signal ──▶ Stopped
-    inside `held`        signal ──▶ waits for `let_in` or the end, then as above
+    inside `deferred`    signal ──▶ waits for `deliver_deferred` or the end; then all that came, as above
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Signals:
         self.check()
 
 
-class _Holding:
-    """A handler that keeps signals."""
+class _Deferral:
+    """A handler that notes each signal, for the program's own handlers to be called later."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
@@ -106,46 +106,46 @@ class _Holding:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)
+        _write_error(f"\n{signal.Signals(number).name}: taken after this step of the start\n")
 
-    def let_in(self) -> None:
-        """Have the program's own handlers called for what came. They may raise."""
-        came, self._came = self._came, []
-        if came:
+    def deliver(self) -> None:
+        """Call the program's own handlers for what came. They may raise, which ends the deferral."""
+        if self._came:
             self.end()
-            signal.raise_signal(came[0])
             for each in _STOPPING:  # it has only asked
                 signal.signal(each, self)
 
     def end(self) -> None:
-        """Put the handlers back, unless the program has others meanwhile."""
+        """Put the handlers back, unless the program has others meanwhile, and deliver what came, in order."""
         for each, handler in self._before.items():
             if signal.getsignal(each) is self:
                 signal.signal(each, handler)
-        for number in self._came[:1]:
+        came, self._came = self._came, []
+        for number in came:
             signal.raise_signal(number)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Have signals wait inside, for calls of libraries that break where a handler raises in their middle.
+def deferred() -> Iterator[None]:
+    """Defer signals inside, for calls of libraries that break where a handler raises in their middle.
 
     Does nothing in other threads than the main one, which never run a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    holding = _Holding()
+    deferral = _Deferral()
     try:
         yield
     finally:
-        holding.end()
+        deferral.end()
 
 
-def let_in() -> None:
-    """Have signals that wait handled now, where raising does no harm."""
-    holding = signal.getsignal(signal.SIGINT)
-    if isinstance(holding, _Holding):
-        holding.let_in()
+def deliver_deferred() -> None:
+    """Have deferred signals handled now, where raising does no harm. Does nothing outside of the main thread."""
+    deferral = signal.getsignal(signal.SIGINT)
+    if isinstance(deferral, _Deferral) and threading.current_thread() is threading.main_thread():
+        deferral.deliver()
 
 
 def _write_error(text: str) -> None:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from rlplace.signals import Signals, Stopped, held, let_in
+from rlplace.signals import Signals, Stopped, deferred, deliver_deferred
 
 
 @pytest.fixture
@@ -51,43 +52,78 @@ def test_the_first_only_asks_and_the_second_stops(signals: Signals, capfd: pytes
         signals.check()
 
 
-def test_signals_wait_while_they_are_held(signals: Signals) -> None:
+def test_signals_wait_while_they_are_deferred(signals: Signals) -> None:
     ended = []
 
-    def hold() -> None:
-        with held():
+    def defer() -> None:
+        with deferred():
             _send(signal.SIGINT)
             _send(signal.SIGTERM)
             ended.append(True)
 
     with pytest.raises(Stopped, match="SIGINT"):
-        hold()
+        defer()
     assert ended
-    with held():  # what ends now is not interrupted
+    with deferred():  # what ends now is not interrupted
         _send(signal.SIGTERM)
 
 
-def test_signals_that_are_held_are_let_in_where_asked(signals: Signals) -> None:
-    def hold() -> None:
-        with held():
-            let_in()
+def test_signals_that_are_deferred_are_delivered_where_asked(signals: Signals) -> None:
+    def defer() -> None:
+        with deferred():
+            deliver_deferred()
             _send(signal.SIGTERM)
-            let_in()
+            deliver_deferred()
             raise AssertionError("nothing is begun after it")
 
     with pytest.raises(Stopped, match="SIGTERM"):
-        hold()
-    let_in()
+        defer()
+    deliver_deferred()
 
 
-def test_a_first_signal_still_only_asks_after_it_was_held(signals: Signals) -> None:
-    with signals.patient(60.0), held():
+def test_a_first_signal_still_only_asks_after_it_was_deferred(signals: Signals) -> None:
+    with signals.patient(60.0), deferred():
         _send(signal.SIGINT)
-        let_in()
+        deliver_deferred()
         assert signals.asked == signal.SIGINT
         _send(signal.SIGINT)
         with pytest.raises(Stopped):
-            let_in()
+            deliver_deferred()
+
+
+def test_the_second_signal_ends_a_run_also_where_both_were_deferred(
+    signals: Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def defer() -> None:
+        with deferred():
+            _send(signal.SIGINT)
+            _send(signal.SIGINT)
+
+    with signals.patient(60.0), pytest.raises(Stopped, match="SIGINT"):
+        defer()
+    assert signals.at_once
+    assert capfd.readouterr().err.count("SIGINT: taken after this step of the start") == 2
+
+
+def test_another_thread_leaves_deferred_signals_to_the_main_thread(signals: Signals) -> None:
+    failed = list[Exception]()
+
+    def deliver() -> None:
+        try:
+            deliver_deferred()
+        except ValueError as error:
+            failed.append(error)
+
+    def defer() -> None:
+        with deferred():
+            _send(signal.SIGTERM)
+            thread = threading.Thread(target=deliver)
+            thread.start()
+            thread.join()
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        defer()
+    assert not failed
 
 
 def test_what_fails_after_a_signal_is_due_to_it(signals: Signals) -> None:

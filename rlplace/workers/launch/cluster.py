@@ -22,7 +22,7 @@ from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.signals import held
+from rlplace.signals import deferred
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
 from rlplace.workers.launch.group import GroupBuilder, Pending, Settle, WorkerGroup, WorkerHandle, close_all, wait_all
 from rlplace.workers.launch.host import Failure, GroupSpec, Request, WorkerHost
@@ -86,7 +86,7 @@ class Cluster:
         self, comm: CommConfig, shared_bytes: Mapping[int, int], workers: Iterable[type[Worker]]
     ) -> RayLauncher:
         with contextlib.ExitStack() as stopped:
-            with held():
+            with deferred():
                 from rlplace.workers.ray_launch.session import ray_environment
                 from rlplace.workers.ray_launch.template import Template, modules_of
 
@@ -129,7 +129,7 @@ class Cluster:
         if self._closed:
             raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
         if not self._started:
-            with self._phase("cluster"), held():
+            with self._phase("cluster"), deferred():
                 self._launcher.start()
             self._started = True
 
@@ -138,7 +138,7 @@ class Cluster:
         self.start()
         if self._reserved:
             return
-        with self._phase("reserve"), held():
+        with self._phase("reserve"), deferred():
             self._launcher.reserve(slots)
         self._reserved = True
 
@@ -153,7 +153,7 @@ class Cluster:
                 why="the name stands for the channel in errors and statistics",
                 fix=f'ChannelSpec(name="{spec.name}_2", ...)',
             )
-        with held():
+        with deferred():
             channel = self._channels[spec.name] = self._launcher.channel(spec, locations)
         return channel
 
@@ -162,13 +162,13 @@ class Cluster:
         began = time.monotonic()
         specs = [self._spec(name, *launch, seed) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
-        with self._phase("workers"), held():
+        with self._phase("workers"), deferred():
             handles = self._launcher.launch(specs)
         groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(close_all, list(groups.values()), 0.0)
             left_s = self._ray.start_timeout_s - (time.monotonic() - began)
-            with held():
+            with deferred():
                 setups = [group.setup() for group in groups.values()]
             for pending in setups:
                 self._tell_ready(pending)

@@ -86,7 +86,7 @@ class WorkerHost:
     """One worker, made or not yet. `build` and `run` come from its own thread, `cancel` and `where` from any other."""
 
     def __init__(self, *, shows_failures: bool = False) -> None:
-        """`shows_failures`: also on standard error, whose text nobody else sees."""
+        """`shows_failures`: also write the traceback of a failure to standard error."""
         self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import sys
@@ -34,7 +35,6 @@ class Outputs:
             for descriptor in (1, 2):  # for what is not Python, and for processes that it starts
                 os.dup2(whole.fileno(), descriptor)
             sys.stdout = sys.stderr = whole
-        self._before = sys.stdout, sys.stderr
         self._ours = ByThread(self._of_thread, sys.stdout), ByThread(self._of_thread, sys.stderr)
         sys.stdout, sys.stderr = self._ours
 
@@ -46,11 +46,10 @@ class Outputs:
             opened.write(f"# {owner}, process {os.getpid()} on {socket.gethostname()}, {began}\n")
 
     def close(self) -> None:
-        """Put back what was there, unless somebody else has replaced it meanwhile."""
-        if sys.stdout is self._ours[0]:
-            sys.stdout = self._before[0]
-        if sys.stderr is self._ours[1]:
-            sys.stderr = self._before[1]
+        """Put back what was there; under streams that others have put there since, once these are put back, too."""
+        for ours in self._ours:
+            ours.ended = True
+        sys.stdout, sys.stderr = _living(sys.stdout), _living(sys.stderr)
 
     def _open(self, file: Path) -> TextIO | None:
         """Open a file once, for whole lines that appear at once. None where that is not possible."""
@@ -62,18 +61,57 @@ class Outputs:
         return None
 
 
-class ByThread:
+class ByThread(io.TextIOBase):
     """A standard stream that is the file of a thread's worker, or `others` for any other thread.
 
     While pdb, or a debugger built on it, steps through a thread, that thread writes to `others` too: its user is there.
     """
 
     def __init__(self, of_thread: threading.local, others: TextIO) -> None:
-        self._of_thread, self._others = of_thread, others
+        self._of_thread, self.others = of_thread, others
+        self.ended = False  # its owner has put back `others`
 
     def __getattr__(self, name: str) -> Any:
-        file = None if _is_debugged() else getattr(self._of_thread, "file", None)
-        return getattr(file or self._others, name)
+        return getattr(self._now, name)
+
+    @property
+    def _now(self) -> TextIO:
+        file: TextIO | None = None if _is_debugged() else getattr(self._of_thread, "file", None)
+        return file or self.others
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # others may not set it
+        return self._now.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._now.errors
+
+    def write(self, text: str, /) -> int:
+        return self._now.write(text)
+
+    def flush(self) -> None:
+        self._now.flush()
+
+    def fileno(self) -> int:
+        return self._now.fileno()
+
+    def isatty(self) -> bool:
+        return self._now.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Only flush: other threads go on to write here."""
+        self.flush()
+
+
+def _living(stream: TextIO) -> TextIO:
+    """Return what is below streams that have ended."""
+    while isinstance(stream, ByThread) and stream.ended:
+        stream = stream.others
+    return stream
 
 
 def _is_debugged() -> bool:

@@ -29,7 +29,6 @@ from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
-from rlplace.signals import let_in
 from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import Device, make_device
 from rlplace.workers.launch.group import WorkerHandle, failed
@@ -42,13 +41,12 @@ from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.connections import Connections
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
-from rlplace.workers.ray_launch.templates import Templates, late_of
+from rlplace.workers.ray_launch.templates import Templates, late_of, wait_ready
 from rlplace.workers.worker import Rendezvous
 
 _CONNECT_S = 2.0  # for the server of a node to take a connection
 _DECIDED_S = 60.0  # for Ray to find that such a server is gone: health checks fail for a while first
 _LOOK_S = 0.5
-_WAKE_S = 0.2  # the longest wait that does not let signals in
 _FREE_S = 10.0  # for Ray to say whether accelerators are free
 _END_S = 10.0  # for processes to be gone after they were asked to end
 
@@ -114,7 +112,7 @@ class RayLauncher:
             bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
         )
         self._reserved, waited_s = needed, self._config.reserve_timeout_s
-        if not _reserved(self._bundles, waited_s):
+        if not wait_ready(self._bundles.wait, waited_s):
             raise reservation.not_free(needed, self._machines, self._session.free(), waited_s)
         asked = {
             node: _ask(_given_gpus, self._bundles, index, len(use.accelerators))
@@ -358,16 +356,6 @@ def _listens(address: str, port: int) -> bool:
         socket.create_connection((address, port), timeout=_CONNECT_S).close()
     except OSError:
         return False
-    return True
-
-
-def _reserved(bundles: PlacementGroup, timeout_s: float) -> bool:
-    """Wait until Ray has reserved them; False where it has not in time."""
-    until = time.monotonic() + timeout_s
-    while not bundles.wait(max(0.0, min(_WAKE_S, until - time.monotonic()))):
-        let_in()
-        if time.monotonic() > until:
-            return False
     return True
 
 

@@ -18,6 +18,7 @@ import psutil
 from rlplace.config.schema import RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
+from rlplace.signals import deliver_deferred
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch import fork
 from rlplace.workers.ray_launch.token import make_token, use_token
@@ -73,6 +74,7 @@ class RaySession:
         self._begun = False
         self._shared = False  # Ray was connected before
         self._guard: Guard | None = None
+        self._forget_token: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Start or join Ray, once. Raises ClusterError when Ray cannot be started or reached."""
@@ -83,6 +85,7 @@ class RaySession:
             self._begun = True  # a start that is interrupted has something to close, too
             if not self._shared and self._config.address is None:
                 others = _descendants()
+                self._forget_token = make_token()
                 _start_local(self._config.start_timeout_s)
                 self._guard = Guard.killing(_descendants() - others)
             elif not self._shared:
@@ -128,6 +131,9 @@ class RaySession:
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None
+        if self._forget_token is not None:
+            self._forget_token()
+            self._forget_token = None
 
 
 def _descendants() -> set[int]:
@@ -140,12 +146,12 @@ def _start_local(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            make_token()
             with _signals_kept(), _nothing_more():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
             ray.shutdown()
+            deliver_deferred()
             if attempt == _ATTEMPTS or time.monotonic() > deadline:
                 raise ClusterError.about(
                     "ray-did-not-start",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from rlplace.signals import let_in
+from rlplace.signals import deliver_deferred
 from rlplace.workers.ray_launch.template import END_S, Template
 
-_WAKE_S = 0.2  # the longest wait that does not let signals in
+_WAKE_S = 0.2  # the longest wait in which deferred signals are not delivered
 
 
 class Templates:
@@ -77,12 +77,28 @@ class Templates:
 
 
 def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
-    """Wait for results of Ray; return those that are not there in time. Lets signals in."""
-    until, late = time.monotonic() + timeout_s, list(references)
-    while late:
-        left_s = until - time.monotonic()
-        late = ray.wait(late, num_returns=len(late), timeout=max(0.0, min(_WAKE_S, left_s)))[1]
-        let_in()
-        if left_s < _WAKE_S:
-            break
+    """Wait for results of Ray; return those that are not there in time. Delivers deferred signals."""
+    late = list(references)
+
+    def poll(seconds: float) -> bool:
+        nonlocal late
+        late = ray.wait(late, num_returns=len(late), timeout=seconds)[1]
+        return not late
+
+    if late:
+        wait_ready(poll, timeout_s)
     return late
+
+
+def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
+    """Call `poll`, with the seconds that it may wait, until it returns True; return False where it has not in time.
+
+    Delivers deferred signals in between.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        left_s = until - time.monotonic()
+        ready = poll(max(0.0, min(_WAKE_S, left_s)))
+        deliver_deferred()
+        if ready or left_s < _WAKE_S:
+            return ready

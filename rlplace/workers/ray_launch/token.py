@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlplace.errors import ClusterError
@@ -18,12 +18,26 @@ _ASK_S = 5.0
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what each client of Ray asks first
 
 
-def make_token() -> None:
-    """Give a Ray that will be started here a token where there is none: Ray would write one below HOME."""
-    loader = _loader()
-    if os.environ.get(_MODE, "token") == "token" and not loader.has_token(ignore_auth_mode=True):
-        os.environ[_TOKEN] = secrets.token_hex(32)  # for all processes of that Ray
-        loader.reset_cache()
+def make_token() -> Callable[[], None] | None:
+    """Give a Ray that will be started here a token where there is none: Ray would write one below HOME.
+
+    Returns what takes it back, for clusters that are joined later and for subprocesses; None where none was made.
+    """
+    loader, mode = _loader(), os.environ.get(_MODE)
+    if mode not in (None, "token") or loader.has_token(ignore_auth_mode=True):
+        return None
+    os.environ[_TOKEN] = made = secrets.token_hex(32)  # for all processes of that Ray
+    loader.reset_cache()
+
+    def forget() -> None:
+        if os.environ.get(_TOKEN) == made:
+            del os.environ[_TOKEN]
+            if mode is None:  # Ray has set it for the token
+                os.environ.pop(_MODE, None)
+            _extension().Config.initialize("")  # reads the mode again
+            loader.reset_cache()
+
+    return forget
 
 
 def use_token(address: str) -> None:
@@ -48,10 +62,13 @@ def use_token(address: str) -> None:
 
 def _loader() -> Any:
     """Return what finds the token for all of Ray in this process."""
+    return _extension().AuthenticationTokenLoader.instance()
+
+
+def _extension() -> Any:
     from ray import _raylet
 
-    extension: Any = _raylet  # not in its stubs
-    return extension.AuthenticationTokenLoader.instance()
+    return _raylet  # whose stubs lack what is used here
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:

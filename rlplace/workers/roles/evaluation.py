@@ -103,13 +103,13 @@ def _both(
         generating = thread.submit(generate)
         try:
             samples, _ = env.answered(0, greedy=greedy)
+            generating.result()
         except ChannelBroken:
             generating.result()  # raises what broke it
             raise
         except BaseException:
             end()
             raise
-        generating.result()
     return samples
 
 

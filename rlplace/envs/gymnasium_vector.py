@@ -76,7 +76,7 @@ class GymnasiumVector:
                     terminations[row] = True
                 else:
                     truncations[row] = True
-                    finals.append(observation)
+                    finals.append(np.array(observation, self._dtype))  # a copy: `reset` may reuse its array
                 episode_returns.append(returns[row])
                 episode_lengths.append(lengths[row])
                 returns[row], lengths[row] = 0.0, 0

@@ -52,6 +52,28 @@ def test_a_cut_shows_where_it_was_cut_and_both_at_once_is_an_end(how: dict[str, 
     assert ended.final_observations.shape == (0, 4)
 
 
+class OneArray(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Shows all observations in one array of its own, as some simulators do."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._array = np.zeros(env.observation_space.shape or (), np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        self._array[:] = observation
+        return self._array
+
+
+def test_a_cut_shows_where_it_was_cut_also_if_the_simulator_reuses_its_array() -> None:
+    envs = GymnasiumVector([OneArray(Script()), OneArray(Script())], max_episode_steps=2)
+    envs.reset([0, 0])
+    envs.step(np.zeros(2, np.int64))
+    cut = envs.step(np.zeros(2, np.int64))
+    assert cut.truncated.tolist() == [True, True]
+    assert cut.final_observations[:, :2].tolist() == [[1, 2], [1, 2]]
+    assert cut.observations[:, :2].tolist() == [[2, 0], [2, 0]]
+
+
 def test_the_time_limit_counts_from_each_reset() -> None:
     envs = vector(limit=3, terminate_at=[2, 9])
     envs.reset([0])

@@ -410,7 +410,7 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     print(summary_text(ended), flush=True)
     for page in pages(folder):
-        _tell(f"curves: {page}")
+        _tell(f"curves     {page}")
     if iterations := list(loop.log.iterations):
         try:
             picture = render_timeline(iterations, usage.accelerators, placement.components)

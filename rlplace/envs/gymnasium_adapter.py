@@ -161,6 +161,10 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays
     if encoding is None or (arrays is not None and encoding.encode is not None):
         what, why = "shows observations that are no numbers", "entries are Box, Discrete, MultiDiscrete or MultiBinary"
         problems += _unsupported(what, seen, why, arrays or _wrap("an ObservationWrapper"))
+    names = [part.name for part in encoding.parts] if encoding is not None else []
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        why = f"two entries are called {twice}: the keys to an entry are joined by a point"
+        problems += _unsupported("shows entries of one name", seen, why, _wrap("an ObservationWrapper"))
     choices = isinstance(taken, Discrete | MultiDiscrete | MultiBinary)
     if not (choices or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies give choices (Discrete, MultiDiscrete, MultiBinary) or floating-point numbers (Box)"

@@ -28,6 +28,7 @@ from rlplace.models.policy_networks import build_policy
 
 _SAMPLES = 4
 _KINDS = (contract.DiscreteActions, contract.MultiDiscreteActions, contract.ContinuousActions)
+_TOLD = ("code", "key", "what", "got", "why", "fix")  # of a problem
 _ACTIONS = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -87,6 +88,11 @@ def _check(returned: object, outputs: int) -> None:
         why = f"of N observations a policy needs outputs [N, {outputs}] and values [N]; here N is {_SAMPLES}"
         what, fix = "the network returns something else", "return outputs, values"
         raise ConfigError.of("bad-network", "actor.model", what, str(shapes), why, fix)
+    for name, each in zip(("outputs", "values"), pair, strict=True):
+        if not each.requires_grad:
+            what, why = f"no parameter changes the {name} of the network", "both outputs and values are learned"
+            fix = f"compute the {name} from parameters, and not under torch.no_grad() or of a detached tensor"
+            raise ConfigError.of("bad-network", "actor.model", what, f"{name}.requires_grad is False", why, fix)
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
@@ -105,7 +111,7 @@ def main() -> None:
         answer = describe(json.load(sys.stdin))
     except ConfigError as error:
         (problem,) = error.problems
-        answer = {"error": problem.what, "problem": [problem.key, problem.what, problem.got, problem.why]}
+        answer = {"error": problem.what, "problem": [getattr(problem, name) for name in _TOLD]}
     sys.stdout.write(json.dumps(answer) + "\n")
 
 

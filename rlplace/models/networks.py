@@ -234,7 +234,9 @@ def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequenti
 
 
 def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
-    """Make the user's module: `Class(spaces, **kwargs)`. Raises ConfigError where there is none, or it takes others."""
+    """Make the user's module: `Class(spaces, **kwargs)`. Raises ConfigError where there is none, it takes
+    other arguments, or one of its parameters is frozen.
+    """
     key = "actor.model.name"
     kind = named(config.name, {}, key=key, code="unknown-module", noun="module")
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -243,8 +245,14 @@ def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
             "unknown-module", key, "is no torch.nn.Module", config.name, why, "name: <package.module:Class>"
         )
     try:
-        return kind(spaces, **config.kwargs)
+        module = kind(spaces, **config.kwargs)
     except TypeError as error:
         what, got = "the module does not take these arguments", ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
         why = f"{config.name}: {error}; it gets rlplace.envs.contract.Spaces first"
         raise ConfigError.of("bad-module-kwargs", "actor.model.kwargs", what, got, why, "kwargs: {}") from error
+    frozen = next((name for name, parameter in module.named_parameters() if not parameter.requires_grad), None)
+    if frozen is not None:
+        what, why = "a parameter is frozen (requires_grad=False)", "all parameters of a policy are trained"
+        fix = "keep what is not trained as a buffer: self.register_buffer(name, tensor)"
+        raise ConfigError.of("bad-network", "actor.model", what, f"{config.name}: {frozen}", why, fix)
+    return module

@@ -61,11 +61,14 @@ class Policy(nn.Module):
 
         Of a discrete space: int64 [] or [N], counted from 0. Of a continuous one: float32 [*A] or [N, *A], within its
         bounds. The likeliest ones; with `deterministic=False` they are drawn, as in training. Raises ValueError for
-        another shape.
+        another shape, for what is no numbers, and for floating-point numbers where it was trained on bytes.
         """
-        given, shape = np.asarray(observations, self.spaces.observation_dtype), self.spaces.observation_shape
-        if given.shape[given.ndim - len(shape) :] != shape or given.ndim not in (len(shape), len(shape) + 1):
-            raise _wrong_shape(given.shape, shape)
+        shown, shape = np.asarray(observations), self.spaces.observation_shape
+        if shown.shape[shown.ndim - len(shape) :] != shape or shown.ndim not in (len(shape), len(shape) + 1):
+            raise _wrong_shape(shown.shape, shape)
+        if shown.dtype.kind not in ("biu" if self.spaces.observation_dtype == "uint8" else "biuf"):
+            raise _wrong_dtype(str(shown.dtype), self.spaces.observation_dtype)
+        given = shown.astype(self.spaces.observation_dtype, copy=False)
         batch = torch.tensor(given).reshape(-1, *shape)
         actions = self(batch) if deterministic else self._drawn(self.network(batch))
         found: NDArray[Any] = actions.numpy()
@@ -100,7 +103,8 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
         raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
     spaces = spaces_of_job(config)
     network = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
-    found, expected = _tensors(trained, key), network.state_dict()
+    expected = network.state_dict()
+    found = {name: _shaped(tensor, expected.get(name)) for name, tensor in _tensors(trained, key).items()}
     there, wanted = ({name: tuple(t.shape) for name, t in of.items()} for of in (found, expected))
     if odd := sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name)):
         what = "the weights are not those of a policy for this simulator"
@@ -120,6 +124,12 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         what, fix = "the weights cannot be read", "export them again: python -m rlplace.export RUN <new folder>"
         raise ConfigError.of("checkpoint-damaged", key, what, str(trained.weights), str(error), fix) from error
+
+
+def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
+    """Turn a single number, which checkpoints hold as a vector of length 1, back into one."""
+    single = expected is not None and not expected.dim() and stored.shape == (1,)
+    return stored.view([]) if single else stored
 
 
 # ── for other programs ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,3 +196,9 @@ def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
     return ConfigError.of(
         "observation-shape", "observations", what, str(list(got)), why, "stack them along the first axis"
     )
+
+
+def _wrong_dtype(got: str, dtype: str) -> ConfigError:
+    what, why = "observations of another kind of numbers", f"the policy was trained on {dtype}, as the simulator shows"
+    fix = "give them as the simulator shows them: bytes 0 to 255" if dtype == "uint8" else "give an array of float32"
+    return ConfigError.of("observation-shape", "observations", what, got, why, fix)

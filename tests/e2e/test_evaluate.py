@@ -177,8 +177,24 @@ def test_a_policy_of_images_is_played_and_exported(
     given = np.random.default_rng(0).integers(0, 255, (5, *policy.spaces.observation_shape), np.uint8)
     assert policy.act(given).shape == (5, 2)
     assert policy.act(given[1]).tolist() == policy.act(given)[1].tolist()
+    with pytest.raises(ValueError, match="observation-shape"):
+        policy.act(given / 255)
     assert export([str(seeing), str(tmp_path / "policy.pt")]) == 0
     assert torch.jit.load(tmp_path / "policy.pt")(torch.tensor(given)).tolist() == policy.act(given).tolist()
+
+
+def test_a_network_of_ones_own_with_single_numbers_is_loaded_played_and_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "actor.model={kind: module, name: tests.own_network:Own}"
+    run = trained(tmp_path / "runs", "env.id=tests.gyms:Script-v0", "env.max_episode_steps=6", own)
+    (newest,) = folders_of(run)[-1:]
+    assert len(report(capsys, run, "episodes=3")["returns"]) == 3
+    assert export([str(run), str(tmp_path / "out")]) == 0
+    given = np.random.default_rng(0).normal(size=(5, 4))
+    found = [rlplace.load_policy(path) for path in (run, newest, tmp_path / "out")]
+    assert all(policy.network.state_dict()["network.scale"].shape == () for policy in found)
+    assert all(policy.act(given).tolist() == found[0].act(given).tolist() for policy in found)
 
 
 def test_entries_of_a_dict_are_put_in_a_row_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,6 +340,12 @@ def test_a_run_that_saved_nothing_has_no_policy(
 def test_observations_of_another_shape(cartpole: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="observation-shape"):
         rlplace.load_policy(cartpole).act(np.zeros(shape))
+
+
+@pytest.mark.parametrize("given", [{"a": 1}, ["a", "b", "c", "d"]], ids=str)
+def test_observations_that_are_no_numbers(cartpole: Path, given: Any) -> None:
+    with pytest.raises(ValueError, match="observation-shape"):
+        rlplace.load_policy(cartpole).act(given)
 
 
 # ── language models ──────────────────────────────────────────────────────────────────────────────────────────────────

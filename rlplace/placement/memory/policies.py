@@ -188,11 +188,9 @@ def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> Polic
     asked = {"model": _plain(model), "spaces": _plain(spaces), "normalize": normalize}
     found = _found(json.dumps(asked, sort_keys=True, default=str))
     if "error" in found:
-        key, what, got, why = found.get("problem") or ("actor.model", "cannot be built", model.kind, found["error"])
-        code = "bad-network" if key == "actor.model" else "unknown-module"
-        code = "bad-module-kwargs" if key == "actor.model.kwargs" else code
-        fix = "return outputs [N, K] and values [N]" if code == "bad-network" else "correct what it names"
-        raise ConfigError.of(code, key, what, got, why, fix)
+        got, fix = getattr(model, "name", model.kind), "correct what it names"
+        other = ("bad-network", "actor.model", "cannot be built or called", got, found["error"], fix)
+        raise ConfigError.of(*(found.get("problem") or other))
     return NetworkShape(
         weights=tuple(Weight(name=name, shape=tuple(shape)) for name, shape in found["weights"]),
         buffer_bytes=found["buffers"],

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config, SimulatorEnvConfig, WrapperConfig
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
-from rlplace.envs.gymnasium_adapter import GymnasiumAdapter
+from rlplace.envs.gymnasium_adapter import GymnasiumAdapter, spaces_of
 from rlplace.envs.registry import check, describe, find_adapter, spaces_of_job
 from rlplace.errors import ConfigError, Problem
 from rlplace.extras import install_command
@@ -137,6 +138,13 @@ def test_arguments_that_are_not_the_simulators(name: str, value: object, fix: st
     found = problem(broken)
     assert (found.code, found.key, found.fix) == ("reserved-simulator-kwarg", f"env.kwargs.{name}", fix)
     assert [*check(broken)] == [found]
+
+
+def test_two_entries_of_one_name() -> None:
+    numbers = gymnasium.spaces.Box(-1, 1, (2,))
+    seen = gymnasium.spaces.Dict({"a.b": numbers, "a": gymnasium.spaces.Dict({"b": numbers})})
+    with pytest.raises(ConfigError, match="two entries are called"):
+        spaces_of(seen, gymnasium.spaces.Discrete(2))
 
 
 @pytest.mark.parametrize("name", ["Texts-v0", "WholeNumbers-v0"])

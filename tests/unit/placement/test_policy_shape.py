@@ -18,6 +18,8 @@ SPACES = Spaces(observation_shape=(4,), actions=DiscreteActions(n=3))
     ("name", "kwargs", "code", "key"),
     [
         (f"{OWN}:Wrong", {}, "bad-network", "actor.model"),
+        (f"{OWN}:Frozen", {}, "bad-network", "actor.model"),
+        (f"{OWN}:Constant", {}, "bad-network", "actor.model"),
         (f"{OWN}:Spaces", {}, "unknown-module", "actor.model.name"),
         ("no_such_package:Net", {}, "unknown-module", "actor.model.name"),
         (f"{OWN}:Own", {"wdith": 3}, "bad-module-kwargs", "actor.model.kwargs"),

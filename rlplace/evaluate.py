@@ -21,6 +21,7 @@ from typing import Any
 
 from rlplace.checkpoints import write_whole
 from rlplace.commands import DONE, answered
+from rlplace.config.validate import MOST_WHOLE, SWITCHES
 from rlplace.errors import ConfigError, OutputError, did_you_mean, suggestion
 from rlplace.trained import Trained, find_trained
 
@@ -31,7 +32,6 @@ _KEY = "RUN"
 _DEFAULTS = {"episodes": "", "seed": "0", "deterministic": "true", "video": "", "transcripts": ""}
 _EPISODES = 20  # of simulators; as many prompts as in the evaluations of the run
 _CONFIDENCE = 1.96  # standard errors to either side of a mean: 95 % of a normal distribution
-_TRUTH = {"true": True, "false": False}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,11 @@ def _request(argv: Sequence[str]) -> Request:
     options = parser.parse_intermixed_args(argv)
     named = [word for word in options.words if word.partition("=")[0] not in _DEFAULTS]
     given = dict(word.split("=", 1) for word in options.words if "=" in word and word not in named)
+    for key in _DEFAULTS:
+        if key in options.words:
+            raise _wrong(key, "it has no value", key, "a key and its value are one word", f"{key}=<value>")
+        if sum(word.startswith(f"{key}=") for word in options.words) > 1:
+            raise _wrong(key, "it is given twice", " ".join(options.words), "one value counts", f"{key}={given[key]}")
     if len(named) != 1:
         raise _unclear(options.words, named)
     if options.format not in FORMATS:
@@ -90,15 +95,16 @@ def _request(argv: Sequence[str]) -> Request:
     if video is not None and video.suffix not in SUFFIXES:
         why = "the end of the name says what is written"
         raise _wrong("video", "no such kind of video", values["video"], why, f"video={video.with_suffix(SUFFIXES[0])}")
-    if values["deterministic"] not in _TRUTH:
+    deterministic = SWITCHES.get(values["deterministic"].lower())
+    if deterministic is None:
         why = "true: the likeliest action; false: drawn, as in training"
-        raise _wrong("deterministic", "neither true nor false", values["deterministic"], why, "deterministic=false")
+        raise _wrong("deterministic", "neither true nor false", values["deterministic"], why, "deterministic=true")
     return Request(
         run=named[0],
         form=options.format,
         episodes=_number("episodes", values["episodes"], least=1) if "episodes" in given else None,
         seed=_number("seed", values["seed"], least=0),
-        deterministic=_TRUTH[values["deterministic"]],
+        deterministic=deterministic == "true",
         video=video,
         transcripts=Path(values["transcripts"]).expanduser() if values["transcripts"] else None,
     )
@@ -121,10 +127,9 @@ def _unclear(words: Sequence[str], named: Sequence[str]) -> ConfigError:
 
 
 def _number(key: str, text: str, *, least: int) -> int:
-    if not (text.isdecimal() and text.isascii() and int(text) >= least):
-        raise _wrong(
-            key, "no such number", text, f"a whole number from {least} on", f"{key}={_DEFAULTS[key] or _EPISODES}"
-        )
+    if not (text.isdecimal() and text.isascii() and len(text) < 20 and least <= int(text) <= MOST_WHOLE):
+        why = f"a whole number from {least} to 2**63 - 1"
+        raise _wrong(key, "no such number", text, why, f"{key}={_DEFAULTS[key] or _EPISODES}")
     return int(text)
 
 

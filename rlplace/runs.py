@@ -70,7 +70,8 @@ def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
         yield place
     elif depth and place.is_dir():
         for inside in place.iterdir():
-            yield from folders(inside, depth - 1)
+            if not inside.is_symlink():  # what it leads to is listed where it is
+                yield from folders(inside, depth - 1)
 
 
 def read(folder: Path) -> Run:

@@ -36,7 +36,7 @@ _HYDRA: dict[str, Any] = {
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
 OWN, OWN_NAME = "package.module:Name", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
-_SWITCHES = {
+SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
     **dict.fromkeys(("false", "no", "off", "0", "n", "none", "null"), "false"),
 }
@@ -265,7 +265,7 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
     if of is str:
         return _error("wrong-type", "expected text", f'"{show(value)}"')
     if of is bool:
-        meant = _SWITCHES.get(str(value).strip().lower())
+        meant = SWITCHES.get(str(value).strip().lower())
         return _error("wrong-type", "expected true or false", meant, None if meant else "it is a switch")
     return _wrong_number(of, value, rules, errors)
 

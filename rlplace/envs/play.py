@@ -1,7 +1,7 @@
 """Play whole episodes of a simulator by a policy, and film them; nothing is learned.
 
-Each row plays as many episodes as any other, and what it plays beyond that is not counted: the first episodes to end of
-all rows would be the short ones.
+How many episodes a row plays is fixed beforehand, and what it plays beyond that is not counted: the first episodes to
+end of all rows would be the short ones.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +69,9 @@ def test_an_error_names_the_file_which_has_its_traceback(failed: tuple[tuple[str
 
 def test_a_breakpoint_has_the_console(tmp_path: Path) -> None:
     stops = ("+env.kwargs.breaks=true", "cluster.component_placement.env=0")
-    process = start("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "1"), *TALKS, *stops, stdin=subprocess.PIPE)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # Ray sets it in a driver
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "env": own}
+    process = start("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "1"), *TALKS, *stops, **options)
     out, err = process.communicate("self._step\ncontinue\n", timeout=120)
     assert process.returncode == 0, err
     assert "(Pdb) " in out

@@ -193,6 +193,10 @@ def _free_space(path: Path) -> str | None:
         return None
 
 
+class CallbackError(_OneProblem):
+    """A callback of the user's raised an error; what was trained before is saved."""
+
+
 class ChannelError(_OneProblem):
     """Base of the errors of a channel."""
 

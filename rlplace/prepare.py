@@ -27,9 +27,10 @@ from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.placement.show.view import PlanView, view_plan
+from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
 from rlplace.workers.launch.machines import declared_topology
-from rlplace.workers.roles.checks import check_scorers, critic_problems, not_run
+from rlplace.workers.roles.checks import check_scorers, check_variant, critic_problems, not_run
 
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
@@ -154,11 +155,11 @@ def missing_libraries(config: Config) -> list[Problem]:
 
 
 def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
-    """Report what this machine lacks: libraries of sinks and engines, weights, a tokenizer that takes the prompts.
+    """Report what this machine lacks: libraries of sinks and engines, code of the user's own, weights, a tokenizer.
 
     Inside a job of `ray job submit` also a Ray to start, and folders that stay.
     """
-    problems = check_sinks(config.runner.sinks)
+    problems = [*check_sinks(config.runner.sinks), *check_callbacks(config.runner.callbacks), *check_variant(config)]
     if _JOB in os.environ and config.cluster.launcher == "ray":
         problems += _job_problems(config)
     if config.kind == "causal_lm":

@@ -43,6 +43,7 @@ from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
+from rlplace.report.callbacks import Callbacks
 from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
@@ -174,6 +175,7 @@ def _run(
     progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
+    callbacks = Callbacks(runner.callbacks, folder, yaml.safe_load(texts[CONFIG]))
     display = Display(runner, _console(job), schedule.active)
     with _shown(job, display, signals), _cluster(job, display, folder) as cluster, contextlib.ExitStack() as opened:
 
@@ -199,8 +201,7 @@ def _run(
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         display.watch(loop, channels, progress.iterations)
-        policies, state = dict[str, Path](), {"state": "failed"}
-        observed = Observations(job.config, job.plan)
+        policies, state, observed = dict[str, Path](), {"state": "failed"}, Observations(job.config, job.plan)
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
             named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups.values())
@@ -208,7 +209,7 @@ def _run(
                 try:
                     while not policies:
                         try:
-                            _train(job, loop, curves, saving, signals, observed)
+                            _train(job, loop, curves, callbacks, saving, signals, observed)
                             saving.last()
                             loop.save(_policies(job, folder))
                             policies = _policies(job, folder)
@@ -224,6 +225,7 @@ def _run(
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
+            callbacks.on_end(state["state"])
 
 
 @contextlib.contextmanager
@@ -425,6 +427,7 @@ def _train(
     job: JobSpec,
     loop: Loop,
     sinks: Sequence[Sink],
+    callbacks: Callbacks,
     saving: Saving,
     signals: Signals,
     observed: Observations,
@@ -452,6 +455,8 @@ def _train(
         for sink in sinks:
             sink(progress.iterations, progress.steps, numbers)
         saving.after_iteration()
+        if callbacks.on_iteration(progress.iterations, progress.steps, numbers):
+            break
     if eval_every and not signals.asked:
         progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
 

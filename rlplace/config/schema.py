@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
+from rlplace.config.own import CallbackConfig, OwnName, VariantConfig, WrapperConfig
 from rlplace.config.policies import PolicyConfig
 
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"]
@@ -17,10 +18,6 @@ Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
 OnPoison = Literal["stop", "skip"]
 SinkName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
-
-
-class OwnName(str):
-    """package.module:Name, of something that the user brings."""
 
 
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
@@ -117,14 +114,6 @@ class ClusterConfig:
 
 
 # ── components ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WrapperConfig:
-    """One wrapper of a Gymnasium simulator."""
-
-    name: str = knob("package.module:Class, such as gymnasium.wrappers:GrayscaleObservation")
-    kwargs: Mapping[str, object] = knob("passed to the wrapper behind the simulator; lists as tuples", dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +370,7 @@ class AlgorithmConfig:
     normalize_observations: bool = mlp_knob("by running mean and variance, kept with the weights", True)
     max_staleness: int = lm_knob("versions by which samples may be older than what learns from them", 0, minimum=0)
     accumulate_early: bool = lm_knob("gradients of whole groups are made while others are generated", False)
+    variant: VariantConfig = block(VariantConfig)
 
     @property
     def longest(self) -> int:
@@ -432,6 +422,7 @@ class RunnerConfig:
     sinks: tuple[SinkName | OwnName, ...] = knob(
         "where metrics go; your own sink: package.module:Name", ("console", "jsonl", "tensorboard")
     )
+    callbacks: tuple[CallbackConfig, ...] = knob("called after each iteration, and when the run ends", ())
     stage_timeout_s: float = knob("longest time one stage may take", 3600.0, above=0, mlp=600.0)
     channel_timeout_s: float = knob("longest wait for one item of a channel", 1800.0, above=0, mlp=120.0)
     watchdog_s: float = knob(

@@ -20,8 +20,9 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.config.fields import ModelKind, default_of, fields_of, tag_of
 from rlplace.config.other_names import meant_word
+from rlplace.config.own import OwnName
 from rlplace.config.read import MODEL_KEYS, TAGS
-from rlplace.config.schema import AlgorithmName, Config, OwnName
+from rlplace.config.schema import AlgorithmName, Config
 from rlplace.config.yaml_text import show
 from rlplace.errors import suggestion
 

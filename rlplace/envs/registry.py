@@ -6,8 +6,10 @@ import importlib
 import inspect
 import random
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
@@ -46,14 +48,15 @@ def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: s
         raise ConfigError.of(code, key, f"unknown {noun}" + suggestion(near), name, why, fix)
     try:
         module = importlib.import_module(module_name)
-        why = f"module {module_name} has no {attribute}"
+        why, near = f"module {module_name} has no {attribute}", did_you_mean(attribute, vars(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # it is there; something that it imports is not
-        module, why = None, f"there is no module {error.name}"
+        module, near, why = None, None, f"there is no module {error.name}"
     if not hasattr(module, attribute):
         fix = "put the folder of your package on PYTHONPATH, or correct the name"
-        raise ConfigError.of(code, key, f"no {noun} can be found there", name, why, fix)
+        fix = f"{key.rpartition('.')[2]}: {module_name}:{near}" if near else fix
+        raise ConfigError.of(code, key, f"no {noun} can be found there" + suggestion(near), name, why, fix)
     return getattr(module, attribute)
 
 
@@ -73,6 +76,61 @@ def unknown_arguments(
         fix = f"{near}: {kwargs[name]}" if near else f"remove {name}"
         problems += ConfigError.of(code, f"{key}.{name}", what, got, why, fix, span=(0, len(str(name)))).problems
     return problems
+
+
+def check_named(
+    name: str,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    given: tuple[str, ...] = (),
+    key: str,
+    code: str,
+    noun: str,
+    methods: Sequence[str] = (),
+) -> list[Problem]:
+    """Report a package.module:Name that cannot be imported, does not take `kwargs`, or has none of the `methods`.
+
+    `key` is that of the name. `given`: what it is called with before `kwargs`.
+    """
+    try:
+        found = named(name, {}, key=key, code=code, noun=noun)
+    except ConfigError as error:
+        return list(error.problems)
+    except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
+        why, fix = f"{type(error).__name__}: {error}", f"mend {place_of(error, name)}"
+        return list(ConfigError.of(code, key, "cannot be imported", name, why, fix).problems)
+    if not callable(found):
+        why = f"it is called with {' and '.join(given)} when the run starts"
+        what, fix = f"is no class or function: {type(found).__name__}", "name: <package.module:Class>"
+        return list(ConfigError.of(code, key, what, name, why, fix).problems)
+    problems: list[Problem] = []
+    if kwargs:  # what it gets first may be called anything
+        first = tuple(inspect.signature(found).parameters)[: len(given)]
+        problems = unknown_arguments(found, kwargs, given=first, key=f"{key.rpartition('.')[0]}.kwargs", code=code)
+    if not methods or not isinstance(found, type):
+        return problems
+    own = [method for method in vars(found) if not method.startswith("_") and callable(getattr(found, method))]
+    wrong = {method: near for method in own if method not in methods and (near := did_you_mean(method, methods))}
+    for method, near in wrong.items():
+        what, why = f"has a method {method}" + suggestion(near), f"what is called are {', '.join(methods)}"
+        problems += ConfigError.of(code, key, what, name, why, f"def {near}(self, ...)").problems
+    if not wrong and not any(hasattr(found, method) for method in methods):
+        what, why = "has nothing that would be called", f"its methods are to be some of {', '.join(methods)}"
+        problems += ConfigError.of(code, key, what, name, why, f"def {methods[0]}(self, ...)").problems
+    return problems
+
+
+def place_of(error: BaseException, name: str) -> str:
+    """Return the last file and line of package.module:Name's own module in a traceback; without any, the name."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    module = "/" + name.partition(":")[0].replace(".", "/")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _module_path(f.filename).endswith(module)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
+
+
+def _module_path(file: str) -> str:
+    return Path(file).with_suffix("").as_posix().removesuffix("/__init__")
 
 
 def unknown_choice(

@@ -133,7 +133,7 @@ def _check_accumulation(config: Config, placement: HybridComponentPlacement, act
     samples = (algorithm.prompts or 0) * algorithm.samples_per_prompt
     shared = [c for c in active.residency["rollout"] if c in placement.components and placement.shared("actor", c)]
     scored = config.actor_infers or any(role_of(c) in ("critic", "reference", "reward") for c in config.placed)
-    normalized = algorithm.advantages_normalized or algorithm.normalize_rewards
+    normalized = algorithm.advantages_normalized or algorithm.normalize_rewards or algorithm.variant.name is not None
     hindrances = {
         f"{', '.join(c for c in shared if c != 'actor')} shares its accelerators": any(c != "actor" for c in shared),
         "with max_staleness, engines go on while the actor learns": algorithm.max_staleness > 0,

@@ -19,13 +19,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rlplace.envs.registry import missing_library, named
+from rlplace.envs.registry import check_named, missing_library, named, place_of
 from rlplace.errors import ConfigError, OutputError, Problem
 from rlplace.signals import Stopped
 
@@ -207,17 +206,12 @@ def check_sinks(names: Iterable[str]) -> list[Problem]:
     """Report libraries of sinks that are not installed, and the user's own that cannot be found."""
     problems: list[Problem] = []
     for name in names:
-        try:
-            if ":" in name:
-                find_sink(name)
-            elif (name in TRACKERS or name == "tensorboard") and not _installed(name):
-                extra = name if name in TRACKERS else "run"
-                raise missing_library(f"there is no module {name}", got=name, extra=extra, key=KEY, of="the sink")
-        except ConfigError as error:
-            problems += error.problems
-        except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
-            why, fix = f"{type(error).__name__}: {error}", f"mend {_place_of(error, name)}"
-            problems += ConfigError.of("unknown-sink", KEY, "cannot be imported", name, why, fix).problems
+        if ":" in name:
+            problems += check_named(name, key=KEY, code="unknown-sink", noun="sink")
+        elif (name in TRACKERS or name == "tensorboard") and not _installed(name):
+            extra = name if name in TRACKERS else "run"
+            why = f"there is no module {name}"
+            problems += missing_library(why, got=name, extra=extra, key=KEY, of="the sink").problems
     return problems
 
 
@@ -328,22 +322,9 @@ def state_of(error: BaseException | None) -> str:
 
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
     why = f"{type(error).__name__}: {error}".strip()
-    fix = SET_UP[name] if name in SET_UP else f"mend {_place_of(error, name)}"
+    fix = SET_UP[name] if name in SET_UP else f"mend {place_of(error, name)}"
     what = "does not take the metrics; the run goes on without"
     return ConfigError.of("sink-failed", KEY, what, name, why, fix + note)
-
-
-def _place_of(error: BaseException, name: str) -> str:
-    """Return the last file and line of package.module:Name's own module in a traceback; without any, the name."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    module = "/" + name.partition(":")[0].replace(".", "/")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _module_path(f.filename).endswith(module)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
-
-
-def _module_path(file: str) -> str:
-    return Path(file).with_suffix("").as_posix().removesuffix("/__init__")
 
 
 @contextlib.contextmanager

@@ -101,6 +101,19 @@ def test_gradients_that_are_made_early_make_the_same_step(
     assert_same(pushed(early), weights)
 
 
+def test_a_variant_with_the_same_loss_makes_the_same_step_and_another_another(actor_of: MakeActor, qwen: Path) -> None:
+    rules: dict[str, Any] = {"tis_cap": 1.1}
+    shipped = iterate(actor_of(qwen, algorithm=rules))
+    own = {"variant": {"name": "tests.own_variant:Same"}}
+    metrics = iterate(actor_of(qwen, algorithm=rules | own))
+    for name in ("actor/loss", "actor/grad_norm", "actor/entropy"):
+        assert metrics[name].value == pytest.approx(shipped[name].value, rel=1e-4, abs=1e-6), name
+    assert metrics["actor/own/ratio"].value == pytest.approx(1.0, abs=1e-4)
+    doubled = {"variant": {"name": "tests.own_variant:Same", "kwargs": {"doubled": True}}}
+    metrics = iterate(actor_of(qwen, algorithm=rules | doubled))
+    assert metrics["actor/grad_norm"].value == pytest.approx(2 * shipped["actor/grad_norm"].value, rel=1e-3)
+
+
 def test_what_was_made_early_of_an_iteration_that_begins_again_is_forgotten(actor_of: MakeActor, qwen: Path) -> None:
     early = actor_of(qwen, algorithm={"accumulate_early": True})
     once = iterate(early)

@@ -36,8 +36,10 @@ def shell(folder: Path) -> dict[str, str]:
     """Return the variables of a shell in `folder` in which the environment of this process is activated."""
     programs = folder / ".bin"
     programs.mkdir()
-    for name, words in {"rlplace": "-m rlplace", "python": "", "tensorboard": "-m tensorboard.main"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n', encoding="utf-8")
+    as_installed = f"#!{sys.executable}\nfrom rlplace.__main__ import main\n\nmain()\n"
+    for name, words in {"rlplace": None, "python": "", "tensorboard": "-m tensorboard.main"}.items():
+        text = as_installed if words is None else f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n'
+        (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlplace.config.schema import Config, CriticConfig, ReferenceConfig, RewardConfig, TrainedConfig
+from rlplace.envs.registry import check_named
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem
@@ -20,6 +21,16 @@ _READS_TOKENS = {
     "reference": "it computes the log-probability of each token that the policy drew",
     "critic": "it values the state before each token that the policy drew",
 }
+
+
+def check_variant(config: Config) -> list[Problem]:
+    """Report a variant of the algorithm that cannot be imported, or replaces nothing."""
+    variant, methods = config.algorithm.variant, ("advantages", "policy_loss", "value_loss", "metrics")
+    key, given = "algorithm.variant.name", ("the algorithm's config",)
+    if variant.name is None:
+        return []
+    code, noun = "unknown-variant", "variant of an algorithm"
+    return check_named(variant.name, variant.kwargs, given=given, key=key, code=code, noun=noun, methods=methods)
 
 
 def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem]:

@@ -23,11 +23,13 @@ from torch import Tensor
 from rlplace.algo.advantages import ESTIMATORS, Outcomes, carries_signal, explained_variance, token_gae, token_rewards
 from rlplace.algo.kl import KL_ESTIMATORS, next_kl_coef
 from rlplace.algo.normalize import Moments, merge, moments_of, no_moments, normalized, shifted_sums
+from rlplace.algo.variants import TokenSteps
 from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.samples import BySample, Groups, Target, TokenArray, joined
+from rlplace.workers.training.variant import variant_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class AdvantageEstimator:
         self._algorithm = job.config.algorithm
         self._kl_coef = self._algorithm.kl_coef
         self._seen = no_moments()
+        variant = variant_of(self._algorithm)
+        self._variant = variant if variant and variant.has("advantages") else None
 
     def __call__(
         self, groups: Groups, scores: Mapping[str, BySample], inferred: Mapping[Target, BySample]
@@ -96,9 +100,14 @@ class AdvantageEstimator:
         if algorithm.name == "ppo":
             values = _tensor(inferred.get("values") or scores["critic"])
             rewards = token_rewards(outcomes.rewards, outcomes.lengths, penalty, self._kl_coef).float()
-            advantages, returns = token_gae(
-                rewards, values, outcomes.lengths, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
-            )
+            if self._variant is not None:
+                advantages, returns = self._variant.advantages_and_returns(
+                    TokenSteps(rewards, values, outcomes.lengths)
+                )
+            else:
+                advantages, returns = token_gae(
+                    rewards, values, outcomes.lengths, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
+                )
             targets["returns"] = by_sample(returns)
             if "values" in inferred:
                 metrics |= {"actor/explained_variance": Metric(explained_variance(values, returns))}
@@ -164,7 +173,8 @@ class AdvantageEstimator:
             sample = torch.repeat_interleave(outcomes.lengths)
             lost = outcomes.rewards.new_zeros(len(outcomes.rewards)).index_add(0, sample, penalty.double())
             outcomes = outcomes._replace(rewards=outcomes.rewards - self._kl_coef * lost)
-        return ESTIMATORS[self._algorithm.name](outcomes).float().repeat_interleave(outcomes.lengths)
+        estimate = ESTIMATORS[self._algorithm.name] if self._variant is None else self._variant.advantages
+        return estimate(outcomes).float().repeat_interleave(outcomes.lengths)
 
 
 def without_poison(

@@ -29,6 +29,7 @@ from torch import Tensor
 from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics
 from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
 from rlplace.algo.packing import MicroBatch, Packing, pack, pack_steps
+from rlplace.algo.variants import TokenSamples
 from rlplace.config.schema import Config
 from rlplace.metrics import Metrics
 from rlplace.models.causal_lm import ValuedScores
@@ -39,6 +40,7 @@ from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target
 from rlplace.workers.training.trained_model import TrainedLm
+from rlplace.workers.training.variant import variant_of
 
 # The loss of a micro-batch, and its parts of the means over the step by name, float64.
 Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
@@ -49,6 +51,7 @@ class LmLearner:
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, token_budget: int) -> None:
         self._config, self._algorithm = config, config.algorithm
+        self._variant = variant_of(config.algorithm)
         self._lm, self._trainer, self._ranks, self._token_budget = lm, trainer, ranks, token_budget
         self._longest = min(self._algorithm.max_new_tokens * config.text_env.max_turns, self._algorithm.longest)
 
@@ -112,6 +115,12 @@ class LmLearner:
             summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
         watch.lap("exchange", self._ranks.world_size)
         return summed.view(found.shape)
+
+    def _value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
+        """All tensors are [N]."""
+        if self._variant is not None and self._variant.has("value_loss"):
+            return self._variant.value_loss(values, old_values, returns)
+        return value_loss(values, old_values, returns, self._algorithm.value_clip)
 
     def _part(self, name: str) -> str:
         """Name a pass for a stopwatch: with several ranks, each pass exchanges weights."""
@@ -326,25 +335,34 @@ class ActorLearner(LmLearner):
         importance: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         algorithm, lengths, tokens = self._algorithm, batch.lengths(picks), max(1, totals.tokens)
+        advantages = batch.target("advantages", picks)
         terms = lm_terms(
             logprobs=scores.logprobs,
             entropies=scores.entropies,
             old_logprobs=old_logprobs,
-            advantages=batch.target("advantages", picks),
+            advantages=advantages,
             lengths=lengths,
             clip=self._clip,
             ratio=algorithm.ratio,
             importance=importance,
         )
+        more: dict[str, Tensor] = {}
+        if self._variant is not None:
+            samples = TokenSamples(old_logprobs, advantages, lengths)
+            if self._variant.has("policy_loss"):
+                each = self._variant.policy_loss(scores.logprobs, samples)
+                terms = terms._replace(policy_loss=each if importance is None else importance * each)
+            found = self._variant.metrics(scores.logprobs, samples).items()
+            more = {name: values.sum(dtype=torch.float64) / tokens for name, values in found}
         weights = token_weights(algorithm.mean, lengths, totals)
         loss = terms.loss(weights, algorithm.entropy_coef)
         if algorithm.kl_in == "loss" and batch.kl_coef:
             kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.target("reference", picks) - scores.logprobs)
             loss = loss + batch.kl_coef * (weights * kl).sum()
-        numbers = shares_of(terms, tokens)
+        numbers = shares_of(terms, tokens) | more
         if isinstance(scores, ValuedScores):
             returns, before = batch.target("returns", picks), batch.target("values", picks)
-            valued = value_loss(scores.values, before, returns, algorithm.value_clip).sum() / tokens
+            valued = self._value_loss(scores.values, before, returns).sum() / tokens
             loss = loss + algorithm.value_coef * valued
             numbers["value_loss"] = valued.detach().double()
         del numbers["policy_loss"]
@@ -372,7 +390,7 @@ class CriticLearner(LmLearner):
             values, old, wanted = (
                 each[counts] for each in (self._lm.module(batch.packed(picks)), old_values[places], returns[places])
             )
-            loss = value_loss(values, old, wanted, clip).sum() / tokens
+            loss = self._value_loss(values, old, wanted).sum() / tokens
             clipped = is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
             # clip_share: of tokens, whose value has gone as far as it may
             return loss, {"value_loss": loss.detach().double(), "clip_share": clipped.double()}

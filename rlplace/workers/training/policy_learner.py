@@ -12,6 +12,7 @@ losses and KL in one tensor.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -23,6 +24,7 @@ from rlplace.algo.advantages import gae
 from rlplace.algo.losses import PPO_MEANS, Clip, StepSamples, ppo_slopes
 from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
 from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
+from rlplace.algo.variants import Steps, ppo_slopes_by_variant
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
 from rlplace.models.passes import Passes
@@ -31,6 +33,7 @@ from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedPolicy
+from rlplace.workers.training.variant import variant_of
 
 _AT_ONCE = 1024  # last observations whose values are found in one pass
 
@@ -44,6 +47,8 @@ class PolicyLearner:
         self._policy, self._trainer, self._ranks = policy, trainer, ranks
         self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high)
         self._return_scale = ReturnScale(rows.count, algorithm.gamma, policy.device)
+        self._variant = variant_of(algorithm)
+        self._own = self._variant if self._variant and self._variant.differentiates else None
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
         """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""
@@ -59,7 +64,7 @@ class PolicyLearner:
         samples = samples._replace(observations=self._policy.module.prepared(samples.observations))
         lr = self._trainer.learning_rate(iteration)
         watch.lap("exchange", self._ranks.world_size)
-        with torch.inference_mode(self._policy.module.by_hand):
+        with torch.inference_mode(self._policy.module.by_hand and self._own is None):
             steps, stopped = self._steps(samples, of_all, iteration, lr, watch)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
@@ -105,16 +110,19 @@ class PolicyLearner:
         with torch.no_grad():
             pieces = self._tensor(beyond).split(_AT_ONCE)
             beyond_values = torch.cat([self._policy.module(piece).values for piece in pieces])
-        advantages, returns = gae(
+        known = Steps(
             rewards=rewards,
             values=values,
             last_values=beyond_values[: trajectory.rows],
             final_values=beyond_values[trajectory.rows :],
             terminated=terminated,
             truncated=truncated,
-            gamma=self._algorithm.gamma,
-            gae_lambda=self._algorithm.gae_lambda,
         )
+        if self._variant is not None and self._variant.has("advantages"):
+            advantages, returns = self._variant.advantages_and_returns(known)
+        else:
+            gamma, gae_lambda = self._algorithm.gamma, self._algorithm.gae_lambda
+            advantages, returns = gae(**known._asdict(), gamma=gamma, gae_lambda=gae_lambda)
         return StepSamples(
             observations=self._tensor(trajectory.observations).flatten(0, 1),
             actions=self._tensor(trajectory.actions).flatten(0, 1),
@@ -158,12 +166,16 @@ class PolicyLearner:
         samples = samples._replace(observations=_rows(samples.observations), actions=_rows(samples.actions))
         steps: list[Numbers] = []
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
-        passes = self._policy.passes(len(PPO_MEANS))
+        names: tuple[str, ...] = PPO_MEANS
+        if self._own is not None:
+            nothing = samples.pick(torch.empty(0, dtype=torch.int64, device=self._device))
+            names += tuple(self._own.metrics(nothing.logprobs, nothing))
+        passes = self._policy.passes(len(names))
         for _ in range(self._algorithm.epochs):
             for mine, count in self._minibatches(samples, sound, generator):
                 shares = self._differentiate(passes, mine, count)
                 watch.lap("minibatch", len(mine.actions))
-                numbers = self._trainer.sum_over_ranks(PPO_MEANS, shares, iteration)
+                numbers = self._trainer.sum_over_ranks(names, shares, iteration)
                 watch.lap("exchange", self._ranks.world_size)
                 if numbers is None:
                     continue
@@ -191,7 +203,8 @@ class PolicyLearner:
         algorithm = self._algorithm
         outputs, values = passes.forward(mine.observations)
         chosen = passes.actions(outputs, mine.actions)
-        slopes = ppo_slopes(
+        differentiate = ppo_slopes if self._own is None else functools.partial(ppo_slopes_by_variant, self._own)
+        slopes = differentiate(
             chosen.logprobs,
             values,
             chosen.entropies,

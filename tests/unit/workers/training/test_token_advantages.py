@@ -65,6 +65,23 @@ def test_rewards_of_all_components_are_weighed_and_named() -> None:
     assert found.groups[0][0].rewards == {"reward.math": 1.0, "reward.safety": 0.5}
 
 
+def test_a_variant_estimates_in_place_of_the_algorithm() -> None:
+    own = {"name": "tests.own_variant:Rewards"}
+    found = estimator("grpo", variant=own, normalize_advantages=False)(with_rewards(1, 0, 5, 5), {}, {})
+    by_sample = zip(SAMPLES, found.targets["advantages"], (1, 0, 5, 5), strict=True)
+    assert all(np.array_equal(got, np.full(s.response_tokens, value, np.float32)) for s, got, value in by_sample)
+
+
+def test_a_variant_estimates_tokens_of_ppo_too() -> None:
+    values = {"values": each(0.5)}
+    shipped = estimator("ppo", components=("critic",))(with_rewards(1, 0, 5, 5), {}, values)
+    own = {"name": "tests.own_variant:SameEstimates"}
+    found = estimator("ppo", components=("critic",), variant=own)(with_rewards(1, 0, 5, 5), {}, values)
+    for target in ("advantages", "returns"):
+        for got, expected in zip(found.targets[target], shipped.targets[target], strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_without_scorers_each_token_has_the_advantage_of_its_sample() -> None:
     found = estimator("dr_grpo")(with_rewards(1, 0, 5, 5), {}, {})
     by_sample = zip(SAMPLES, found.targets["advantages"], (0.5, -0.5, 0, 0), strict=True)

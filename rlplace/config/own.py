@@ -1,0 +1,36 @@
+"""Blocks that name what users bring."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from rlplace.config.fields import knob
+
+
+class OwnName(str):
+    """package.module:Name, of something that the user brings."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperConfig:
+    """One wrapper of a Gymnasium simulator."""
+
+    name: str = knob("package.module:Class, such as gymnasium.wrappers:GrayscaleObservation")
+    kwargs: Mapping[str, object] = knob("passed to the wrapper behind the simulator; lists as tuples", dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VariantConfig:
+    """Advantages, losses and metrics of your own, in place of those of `algorithm.name`."""
+
+    name: OwnName | None = knob("package.module:Class, whose methods replace the shipped formulas; null: none", None)
+    kwargs: Mapping[str, object] = knob("passed to the class behind the algorithm's config", dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackConfig:
+    """What of your own is called between iterations and when a run ends."""
+
+    name: OwnName = knob("package.module:Class with on_iteration, on_end or both")
+    kwargs: Mapping[str, object] = knob("passed to the class behind the run's folder and config", dict)

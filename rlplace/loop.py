@@ -116,7 +116,7 @@ class Loop:
         numbers = self._through_faults(bodies, index)
         numbers |= _added(numbers, self._meanwhile) | reduce_metrics(self._dropped.values())
         self._meanwhile, self._dropped = {}, {}
-        return numbers | overhead(numbers, self._schedule.active)
+        return numbers | overhead(numbers, self._schedule.active, self.log.iterations[-1].on_cores())
 
     @property
     def held(self) -> dict[str, Residency]:

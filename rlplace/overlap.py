@@ -113,7 +113,8 @@ class Overlap(Loop):
         numbers["time/overlap_s"], numbers["time/overlap_share"] = overlap_s, overlap_s / numbers["time/iteration_s"]
         works = dict(self._schedule.active)
         lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
-        return numbers | min((overhead(numbers, lane) for lane in lanes), key=lambda o: o["time/overhead_s"])
+        on_cores = self.log.iterations[-1].on_cores()
+        return numbers | min((overhead(numbers, lane, on_cores) for lane in lanes), key=lambda o: o["time/overhead_s"])
 
     def evaluate(self, index: int) -> dict[str, float]:
         self._generation.admitting = False

@@ -63,6 +63,7 @@ class CallRecord:
     process: int  # number of its process
     process_cpu_s: float  # processor time of the whole process since its start, at the end of the call
     beside_cpu_s: float = 0.0  # of its other threads, while the call ran
+    cores: int = 1  # that its process may use
     parts: tuple[Part, ...]
     spans: tuple[Spans, ...]
     draws: Mapping[str, array[float]] = dataclasses.field(default_factory=dict)  # numbers of a distribution, in order
@@ -159,6 +160,7 @@ class Recorder:
             process=os.getpid(),
             process_cpu_s=process_cpu_s,
             beside_cpu_s=max(0.0, process_cpu_s - self._process_cpu - cpu_s),
+            cores=len(os.sched_getaffinity(0)),
             parts=tuple(part for watch in self._watches for part in watch.parts()),
             spans=tuple(watch.spans(epoch_s) for watch in self._watches),
             draws={name: values for watch in self._watches for name, values in watch.draws.items()},

@@ -72,9 +72,8 @@ class Observations:
         for name, drawn in draws.items():
             self._draws.setdefault(name, deque(maxlen=_DRAWN)).append(quantiles(drawn))
         launcher = self._config.cluster.launcher
-        around |= {"driver": self._around_driver(iteration)}
-        for component, each in around.items():
-            found[f"{component}/{launcher}_call", 0.0] = [Part("call", 0.0, 1, each, each, each, 0.0)]
+        for component, parts in (around | {"driver": [self._around_driver(iteration)]}).items():
+            found[f"{component}/{launcher}_call", 0.0] = parts
         for key, parts in found.items():
             self._laps.setdefault(key, deque(maxlen=_MOST)).append(_sum(parts))
         for name, value in numbers.items():
@@ -94,27 +93,28 @@ class Observations:
         """Return the median over iterations of every metric of seconds; nothing before enough of them."""
         return {name: statistics.median(values) for name, values in self._seconds.items()}
 
-    def _around_driver(self, iteration: IterationCalls) -> float:
-        """Return the driver's processor time for each message with calls; its own ranks' methods are not counted."""
+    def _around_driver(self, iteration: IterationCalls) -> Part:
+        """Return the driver's processor time for messages with calls; its own ranks' methods are not counted."""
         inside = sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
-        return max(0.0, iteration.driver_cpu_s - inside) / _messages(iteration.calls)
+        return _around(max(0.0, iteration.driver_cpu_s - inside), _messages(iteration.calls))
 
-    def _around_calls(self, iteration: IterationCalls) -> dict[str, float]:
-        """Return the processor time of workers outside of calls for each message, by the components of a process."""
+    def _around_calls(self, iteration: IterationCalls) -> dict[str, list[Part]]:
+        """Return the processor time of workers outside of calls, for messages, by the components of a process."""
         found: dict[tuple[int, int], list[RankCall]] = defaultdict(list)
         for call in iteration.calls if not self._inline else ():
             found[call.slot.node, call.record.process].append(call)
-        around: dict[str, list[float]] = defaultdict(list)
+        around: dict[str, list[Part]] = defaultdict(list)
         for process, calls in found.items():
             alone = len({call.slot.component for call in calls}) == 1  # else their calls may run at once
             inside = sum(call.record.cpu_s + call.record.beside_cpu_s * alone for call in calls)
             whole = max(call.record.process_cpu_s for call in calls)
             before, self._processes[process] = self._processes.get(process), whole
             if before is not None:
-                each = max(0.0, whole - before - inside) / _messages(calls)
-                for component in {call.slot.component for call in calls}:
-                    around[component].append(each)
-        return {component: statistics.fmean(values) for component, values in around.items()}
+                outside, components = max(0.0, whole - before - inside), {call.slot.component for call in calls}
+                for component in components:
+                    own = _messages([call for call in calls if call.slot.component == component])
+                    around[component].append(_around(outside * own / _messages(calls), own))
+        return around
 
     def _costs(self, call: RankCall) -> list[tuple[str, Part]]:
         """Name the parts of a call, and what is left of it as the part `rest`."""
@@ -164,6 +164,11 @@ class Observations:
             counts={name: statistics.fmean(values) for name, values in self._counts.items()},
             samples={name: quantiles([draw for each in drawn for draw in each]) for name, drawn in self._draws.items()},
         )
+
+
+def _around(cpu_s: float, messages: int) -> Part:
+    """Return what messages took, of which none is known by itself."""
+    return Part("call", 0.0, messages, cpu_s, cpu_s, cpu_s / messages, 0.0)
 
 
 def _messages(calls: Sequence[RankCall]) -> int:

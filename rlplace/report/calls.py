@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlplace.placement.language.slots import Slot
-from rlplace.report.utilisation import StageUse
+from rlplace.report.utilisation import MEETING, WORKING, StageUse
 from rlplace.stopwatch import CallRecord, Spans
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.group import Pending
 
+_GENERATING = ("run", "generate")  # which may be awaited in a later stage than they are of
 KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 
 
@@ -52,6 +53,24 @@ class IterationCalls:
     def learned(self) -> bool:
         """Whether it was more than an evaluation."""
         return any(call.name == "learn" for call in self.calls)
+
+    def on_cores(self) -> dict[str, float]:
+        """Return by stage the seconds that the work of all ranks of a node takes on its cores; of several, the most.
+
+        That is the processor time of their threads. What a thread waits for, work of libraries' own threads and looking
+        whether other ranks have come as far are not in it.
+        """
+        cpu_s, cores = defaultdict[tuple[str, int], float](float), dict[int, int]()
+        last = {(call.stage, call.slot, call.name): call for call in self.calls}  # before it are evaluations
+        for call in last.values():
+            node, parts = call.slot.node, call.record.parts
+            work_s = sum(part.cpu_s * ((part.name in WORKING) - (part.name == MEETING)) for part in parts)
+            cpu_s["rollout" if call.name in _GENERATING else call.stage, node] += max(0.0, work_s)
+            cores[node] = max(cores.get(node, 1), call.record.cores)
+        found: dict[str, float] = {}
+        for (stage, node), seconds in cpu_s.items():
+            found[stage] = max(found.get(stage, 0.0), seconds / cores[node])
+        return found
 
     @property
     def title(self) -> str:

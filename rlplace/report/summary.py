@@ -200,6 +200,9 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
     }
 
 
+_OVERHEAD = "simulator, policy nor learning, of the slowest rank or of all on their cores"
+
+
 def summary_text(report: Mapping[str, Any]) -> str:
     """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, for the console."""
     seconds = report["seconds"]
@@ -209,7 +212,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
     rows = [
         *(_simulated_rows(report) if SIMULATED.steps in report else _text_rows(report)),
         ("seconds", f"{report['wall_s']:.1f} in all: {parts}"),
-        ("overhead", f"{report['overhead_share']:.0%} of training was neither simulator, policy nor learning"),
+        ("overhead", f"{report['overhead_share']:.0%} of training was neither {_OVERHEAD}"),
         *_predicted_rows(report.get("predicted", {})),
         *usage_rows(report.get("utilisation", {})),
         *_fault_rows(report.get("faults", {})),

@@ -159,6 +159,8 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 # Stage -> the metrics of a component that are work, not waiting.
 _WORK = {"rollout": ("sim_s", "policy_s", "infer_s"), "infer": ("infer_s",), "learn": ("learn_s",)}
+# The same as laps; and the laps within them in which ranks look whether the others have come as far.
+WORKING, MEETING = ("sim", "policy", "prefill", "decode", "infer", "learn"), "exchange"
 
 
 def longest_works(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> list[tuple[float, str, str]]:
@@ -170,12 +172,16 @@ def longest_works(numbers: Mapping[str, float], works: Mapping[str, Sequence[str
     return [max(found) for found in each if found]
 
 
-def overhead(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def overhead(
+    numbers: Mapping[str, float], works: Mapping[str, Sequence[str]], on_cores: Mapping[str, float]
+) -> dict[str, float]:
     """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
 
-    Components that work in the same stage overlap: the slowest of them counts as the work of the stage.
+    Ranks that work in the same stage overlap: what the slowest takes counts as the work of the stage, or, where ranks
+    wait for cores at which others work, what all take on these. `on_cores`: that, by stage.
     """
-    total, work = numbers["time/iteration_s"], sum(seconds for seconds, _, _ in longest_works(numbers, works))
+    longest = longest_works(numbers, works)
+    total, work = numbers["time/iteration_s"], sum(max(s, on_cores.get(stage, 0.0)) for s, _, stage in longest)
     spent = max(0.0, total - work)
     return {"time/overhead_s": spent, "time/overhead_share": spent / total if total > 0 else 0.0}
 

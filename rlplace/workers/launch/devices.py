@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import struct
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from rlplace.units import exact_bytes
 
 _ACCOUNT_S = 60.0  # for others to let go of an account, which they hold for less than a millisecond
 _LOOK_S = 0.0002
+_OPENED, _HEAD, _HALF_BYTES = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, struct.Struct("<QQ"), 1 << 16
 Held = dict[int, dict[tuple[str, str], int]]  # accelerator -> (owner, label) -> bytes
 
 
@@ -52,8 +54,8 @@ class MemoryAccount:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Held]:
-        """Give what is held, to be read or changed by no one else meanwhile."""
+    def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
+        """Give what is held on some accelerators, None: on all, to be read or changed by no one else meanwhile."""
         with self._lock:
             yield self._held
 
@@ -61,7 +63,7 @@ class MemoryAccount:
         """Account memory of a worker, on accelerators by their global numbers. Raises AcceleratorOutOfMemory."""
         assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
-        with self._opened() as held:
+        with self._opened(accelerators) as held:
             for number in accelerators:
                 others = {r: b for r, b in held.get(number, {}).items() if r != resident}
                 if sum(others.values()) + size_bytes > self.capacity_bytes[number]:
@@ -69,10 +71,10 @@ class MemoryAccount:
             for number in accelerators:
                 held.setdefault(number, {})[resident] = size_bytes
 
-    def release(self, owner: str, what: str) -> None:
-        with self._opened() as held:
-            for residents in held.values():
-                residents.pop((owner, what), None)
+    def release(self, owner: str, accelerators: Sequence[int], what: str) -> None:
+        with self._opened(accelerators) as held:
+            for number in accelerators:
+                held.get(number, {}).pop((owner, what), None)
 
     def release_all(self, owner: str) -> None:
         with self._opened() as held:
@@ -80,63 +82,91 @@ class MemoryAccount:
                 for resident in [resident for resident in residents if resident[0] == owner]:
                     del residents[resident]
 
-    def held_bytes(self, owner: str) -> int:
-        with self._opened() as held:
+    def held_bytes(self, owner: str, accelerators: Sequence[int] | None = None) -> int:
+        with self._opened(accelerators) as held:
             sums = [sum(b for (o, _), b in residents.items() if o == owner) for residents in held.values()]
         return max(sums, default=0)  # equal on all accelerators of a worker
 
 
 class SharedAccount(MemoryAccount):
-    """A MemoryAccount in a file, for the processes of one machine. Picklable.
+    """A MemoryAccount in a folder, for the processes of one machine: a file for each accelerator. Picklable.
 
-    A process that is killed leaves the file whole, and the lock free. Raises ClusterError where one that stands still
-    has the lock.
+    ::
+
+        which half counts, its length │ half 0 │ half 1       who is killed leaves the half that counts as it was
+
+    Raises ClusterError where a process stands still with a file's lock.
     """
 
-    def __init__(self, capacity_bytes: Sequence[int], file: Path) -> None:
-        """`file`: in a folder of the job, which only its user can open; it need not be there yet."""
-        self.capacity_bytes, self._file = tuple(capacity_bytes), file
+    def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
+        """`folder`: in that of the job, which only its user can open; it need not be there yet."""
+        self.capacity_bytes, self._folder = tuple(capacity_bytes), folder
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Held]:
-        with open(self._file.with_suffix(".lock"), "ab") as lock:
-            self._lock_file(lock.fileno())
-            before = self._file.read_text(encoding="utf-8") if self._file.exists() else "{}"
+    def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
+        if accelerators is None:
+            accelerators = [int(name) for name in os.listdir(self._folder)] if self._folder.exists() else []
+        with contextlib.ExitStack() as locked:
+            # In this order, so that no two wait for each other.
+            files = {number: locked.enter_context(self._locked(number)) for number in sorted(accelerators)}
+            before = {number: _read(file) for number, file in files.items()}
             held: Held = {
-                int(number): {(owner, what): size for owner, what, size in residents}
-                for number, residents in json.loads(before).items()
+                number: {(owner, what): size for owner, what, size in json.loads(text)}
+                for number, text in before.items()
             }
-            try:
-                yield held
-                rows = {number: [[*resident, size] for resident, size in of.items()] for number, of in held.items()}
-                if (after := json.dumps(rows)) != before:
-                    new = self._file.with_suffix(".new")
-                    new.write_text(after, encoding="utf-8")
-                    os.replace(new, self._file)
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a fork of another thread may keep it open
+            yield held
+            for number, file in files.items():
+                text = json.dumps([[*resident, size] for resident, size in held[number].items()]).encode()
+                if text != before[number]:
+                    _write(file, text)
 
-    def release_all(self, owner: str) -> None:
-        """Do nothing on another machine than the worker's."""
-        if self._file.parent.exists():
-            super().release_all(owner)
+    @contextlib.contextmanager
+    def _locked(self, number: int) -> Iterator[int]:
+        """Give the descriptor of an accelerator's file, locked."""
+        path = self._folder / str(number)
+        try:
+            file = os.open(path, _OPENED, 0o600)
+        except FileNotFoundError:
+            self._folder.mkdir(exist_ok=True)
+            file = os.open(path, _OPENED, 0o600)
+        try:
+            _lock(file, path)
+            yield file
+            fcntl.flock(file, fcntl.LOCK_UN)  # a fork of another thread may keep it open
+        finally:
+            os.close(file)
 
-    def _lock_file(self, lock: int) -> None:
-        until = time.monotonic() + _ACCOUNT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as held:
-                if time.monotonic() > until:
-                    raise ClusterError.about(
-                        "account-held",
-                        str(self._file),
-                        f"the account of emulated memory was not free within {_ACCOUNT_S:g} s",
-                        why="another process of the job stands still while it has it",
-                        fix="end that process",
-                    ) from held
-                time.sleep(_LOOK_S)
+
+def _read(file: int) -> bytes:
+    head = os.pread(file, _HEAD.size, 0)
+    half, size = _HEAD.unpack(head) if head else (0, 0)
+    return os.pread(file, size, _HEAD.size + half * _HALF_BYTES) or b"[]"
+
+
+def _write(file: int, text: bytes) -> None:
+    assert len(text) <= _HALF_BYTES, "an accelerator has fewer residents than that"
+    head = os.pread(file, _HEAD.size, 0)
+    half = 1 - _HEAD.unpack(head)[0] if head else 0
+    os.pwrite(file, text, _HEAD.size + half * _HALF_BYTES)
+    os.pwrite(file, _HEAD.pack(half, len(text)), 0)
+
+
+def _lock(file: int, path: Path) -> None:
+    until = time.monotonic() + _ACCOUNT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as held:
+            if time.monotonic() > until:
+                raise ClusterError.about(
+                    "account-held",
+                    str(path),
+                    f"the account of emulated memory was not free within {_ACCOUNT_S:g} s",
+                    why="another process of the job stands still while it has it",
+                    fix="end that process",
+                ) from held
+            time.sleep(_LOOK_S)
 
 
 def out_of_memory(
@@ -199,18 +229,24 @@ class EmulatedDevice(Device):
     def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
         self._slot = slot
+        self._acquired: set[str] = set()  # labels that are in the account; to look there takes a file
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        self._account.acquire(self._slot.owner, self._slot.accelerators, size_bytes, what)
+        if size_bytes or what in self._acquired:
+            self._account.acquire(self._slot.owner, self._slot.accelerators, size_bytes, what)
+            self._acquired.add(what)
 
     def release(self, what: str) -> None:
-        self._account.release(self._slot.owner, what)
+        if what in self._acquired:
+            self._account.release(self._slot.owner, self._slot.accelerators, what)
+            self._acquired.discard(what)
 
     def held_bytes(self) -> int:
-        return self._account.held_bytes(self._slot.owner)
+        return self._account.held_bytes(self._slot.owner, self._slot.accelerators)
 
     def worker_ended(self) -> None:
         self._account.release_all(self._slot.owner)
+        self._acquired.clear()
 
 
 class CudaDevice(Device):

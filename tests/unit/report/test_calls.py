@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
-from rlplace.report.calls import CallLog, IterationCalls, StageTime, clock_offsets
+from rlplace.report.calls import CallLog, IterationCalls, RankCall, StageTime, clock_offsets
+from rlplace.stopwatch import Part
 from tests.iterations import BEGAN_S, call, iteration, slot
 
 
@@ -44,3 +46,23 @@ def test_an_iteration_without_learning_is_an_evaluation() -> None:
     assert made.title == "iteration 5"
     made.calls = [c for c in made.calls if c.name != "learn"]
     assert made.title == "evaluation"
+
+
+def computed(component: str, rank: int, name: str, stage: str, node: int = 0, **cpu_s: float) -> RankCall:
+    """A call whose laps took processor time, on a node of two cores."""
+    made = call(slot(component, rank, [rank], node=node), name, stage, 0.0, 1.0)
+    parts = tuple(Part(part, 16.0, 1, 9.0, seconds, seconds, 0.0) for part, seconds in cpu_s.items())
+    return made._replace(record=dataclasses.replace(made.record, parts=parts, cores=2))
+
+
+def test_work_on_cores_is_processor_time_of_all_ranks_of_the_busiest_node() -> None:
+    made = IterationCalls(0, BEGAN_S, 0.0)
+    made.calls = [
+        computed("env", 0, "run", "rollout", sim=9.0),  # of an evaluation: the samples' own is the last
+        *(computed("env", rank, "run", "rollout", sim=1.0, wait=0.5, put=0.25) for rank in range(3)),
+        computed("rollout", 0, "generate", "learn", policy=0.5, put=2.0),  # that ran ahead
+        computed("env", 3, "run", "rollout", node=1, sim=3.0),
+        computed("actor", 0, "learn", "learn", learn=2.0, minibatch=1.0, exchange=0.5),
+        computed("actor", 0, "move full", "learn"),
+    ]
+    assert made.on_cores() == {"rollout": (3 * 1.0 + 0.5) / 2, "learn": (2.0 - 0.5) / 2}

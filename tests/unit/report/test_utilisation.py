@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.metrics import Metric
-from rlplace.report.utilisation import StageUse, Usage, usage_rows
+from rlplace.report.utilisation import StageUse, Usage, overhead, usage_rows
 
 OCCUPANCY = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
 
@@ -80,3 +80,12 @@ def test_where_generation_runs_ahead_all_stages_but_sync_count_as_one() -> None:
     usage.iteration_ended(5.5)
     work = {0: {"actor": 3.0}, 1: {"rollout": 4.0}}
     assert usage.last[1:] == (StageUse(stage="rollout || learn", moves_s=0.5, seconds=4.0, work=work),)
+
+
+def test_overhead_is_what_is_left_of_the_slowest_rank_or_of_all_on_their_cores() -> None:
+    works = {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
+    numbers = {"time/iteration_s": 10.0, "env/sim_s": 2.0, "rollout/policy_s": 1.0, "actor/learn_s": 3.0}
+    alone = overhead(numbers, works, {"rollout": 1.5, "learn": 3.0})
+    assert alone == {"time/overhead_s": 5.0, "time/overhead_share": 0.5}, "no rank waited for a core"
+    crowded = overhead(numbers, works, {"rollout": 4.0, "learn": 3.0, "sync": 1.0})
+    assert crowded["time/overhead_s"] == 3.0, "the cores had 4 s to do; sync is no work, whatever it computes"

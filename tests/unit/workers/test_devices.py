@@ -87,8 +87,39 @@ def test_processes_share_an_account(tmp_path: Path) -> None:
         device(pickle.loads(pickle.dumps(account)), "actor", 1).acquire(401, "weights")
 
 
+def test_what_a_killed_process_had_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account, offsets = SharedAccount([1000], tmp_path / "accelerators"), list[int]()
+    actor, write = device(account, "actor", 0), os.pwrite
+    actor.acquire(7, "weights")
+
+    def killed_before_the_head(file: int, text: bytes, offset: int) -> int:
+        offsets.append(offset)
+        if not offset:
+            raise KeyboardInterrupt
+        return write(file, text, offset)
+
+    monkeypatch.setattr(os, "pwrite", killed_before_the_head)
+    with pytest.raises(KeyboardInterrupt):
+        device(account, "env", 0).acquire(500, "pool")
+    monkeypatch.undo()
+    assert len(offsets) == 2
+    assert (actor.held_bytes(), account.held_bytes("env rank 0")) == (7, 0)
+    device(account, "env", 0).acquire(600, "pool")
+    assert (actor.held_bytes(), account.held_bytes("env rank 0")) == (7, 600)
+
+
+def test_what_is_not_held_is_given_back_without_a_look(tmp_path: Path) -> None:
+    actor = device(SharedAccount([1000], tmp_path / "accelerators"), "actor", 0)
+    actor.acquire(0, "working memory")
+    actor.release("working memory")
+    assert not list(tmp_path.iterdir())
+    actor.acquire(5, "weights")
+    actor.acquire(0, "weights")
+    assert actor.held_bytes() == 0
+
+
 def die_with(account: SharedAccount) -> None:
-    with account._opened() as held:
+    with account._opened([0]) as held:
         held[0] = {("0 rank 0", "weights"): 999}
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -104,7 +135,7 @@ def take_and_give(account: SharedAccount, number: int) -> None:
 def test_a_process_that_stands_still_with_the_account_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_ACCOUNT_S", 0.1)
     account = SharedAccount([10], tmp_path / "accelerators")
-    with account._opened(), pytest.raises(ClusterError) as late:
+    with account._opened([0]), pytest.raises(ClusterError) as late:
         account.held_bytes("actor rank 0")
     assert late.value.code == "account-held"
 

@@ -64,7 +64,7 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     """
     short = ("runner.total_iterations=4", "checkpoint.every=1", "algorithm.rollout_steps=512")
     where = placed("0", "0", "1")
-    faults = [("env", 0, 0, 0.3, "SIGKILL"), ("rollout", 0, 2, 0.3, "SIGKILL"), ("actor", 0, 3, 0.1, "SIGKILL")]
+    faults = [("env", 0, 0, 0.1, "SIGKILL"), ("rollout", 0, 2, 0.1, "SIGKILL"), ("actor", 0, 3, 0.1, "SIGKILL")]
     run = hurt("hybrid_ppo", tmp_path / "hurt", *SIMULATED, *where, *short, faults=faults)
     whole = train("hybrid_ppo", tmp_path / "whole", *SIMULATED, *where, *short, INLINE_LAUNCHER)
     assert run.code == whole.code == 0, run.err + whole.err

@@ -38,10 +38,12 @@ def test_a_plan_says_that_no_ray_runs() -> None:  # before one is started in thi
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     import ray
+    from ray._private import ray_constants
 
     from rlplace.workers.ray_launch.session import ray_environment
 
-    with ray_environment(None):
+    with ray_environment(None), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)  # not so where a run in this process imported it first
         resources = {"accelerator_type:H100": 1}
         ray.init(
             address="local",

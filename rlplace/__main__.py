@@ -36,7 +36,8 @@ def main() -> None:
         print(ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix), file=sys.stderr)
         sys.exit(WRONG)
     by_module = sys.argv[0].endswith("__main__.py")
-    if not by_module and not sys.flags.safe_path:  # as `python -m` does: modules of the user's own are found here
+    # As `python -m` does, so that modules of the user's own are found here; not where a clone would hide the package.
+    if not by_module and not sys.flags.safe_path and not os.path.isdir("rlplace"):
         sys.path.insert(0, os.getcwd())
     os.environ["RLPLACE_CALLED"] = f"{'python -m ' * by_module}rlplace {word}"
     del sys.argv[1]

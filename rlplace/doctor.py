@@ -5,7 +5,6 @@ Exit codes: 0 a config can run, 1 none can, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -24,10 +23,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from rlplace.comm.shared_memory.folder import SHARED_MEMORY, check_space
-from rlplace.commands import DONE, FAILED, answered
+from rlplace.commands import DONE, FAILED, answered, typed
 from rlplace.config import compose
 from rlplace.config.model_folder import model_folder
-from rlplace.errors import ClusterError, ConfigError, Problem, ProblemsError, did_you_mean
+from rlplace.config.options import OptionParser
+from rlplace.errors import ClusterError, Problem, ProblemsError
 from rlplace.placement.show.text import chapter, table
 from rlplace.prepare import Prepared, check_launch, missing_libraries, prepare_composed
 from rlplace.units import show_bytes
@@ -70,19 +70,12 @@ class Verdict:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlplace.doctor",
-        description="Shows what this machine has, and which of the shipped configs run on it.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--format", default=FORMATS[0], help="text (the default) or json")
+    about = "Shows what this machine has, and which of the shipped configs run on it."
+    parser = OptionParser(typed("doctor"), description=about)
+    parser.add_argument("--format", default=FORMATS[0], choices=FORMATS, help="text (the default) or json")
 
     def command() -> int:
         options = parser.parse_args(argv)
-        if options.format not in FORMATS:
-            near = did_you_mean(options.format, FORMATS) or FORMATS[0]
-            why = "one of " + ", ".join(FORMATS)
-            raise ConfigError.of("bad-option", "--format", "no such format", options.format, why, f"--format {near}")
         found, known = machine(), libraries()
         verdicts = [examine(name) for name in compose.config_names()]
         print(_as_json(found, known, verdicts) if options.format == "json" else render(found, known, verdicts))

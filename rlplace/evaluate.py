@@ -7,7 +7,6 @@ Exit codes: 0 played, 1 a failure while playing, 2 wrong usage or no such policy
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints import write_whole
-from rlplace.commands import DONE, answered
+from rlplace.commands import DONE, answered, typed
+from rlplace.config.options import OptionParser
 from rlplace.config.validate import MOST_WHOLE, SWITCHES
 from rlplace.errors import ConfigError, OutputError, did_you_mean, suggestion
 from rlplace.trained import Trained, find_trained
@@ -67,16 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _request(argv: Sequence[str]) -> Request:
-    parser = argparse.ArgumentParser(
-        prog="python -m rlplace.evaluate",
+    parser = OptionParser(
+        typed("evaluate"),
+        word_of=lambda name, value: f"{near}={value or '<value>'}" if (near := did_you_mean(name, _DEFAULTS)) else None,
         usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE.mp4|.gif] [transcripts=FILE]"
         " [--format text|json]",
         description="Plays a trained policy in one process, without Ray: returns and lengths of whole episodes; of a"
         " language model the reward of its answers to held-out prompts.",
-        allow_abbrev=False,
     )
     parser.add_argument("words", metavar=_KEY, nargs="*", help="the folder of a run, of a checkpoint, or of an export")
-    parser.add_argument("--format", default=FORMATS[0])
+    parser.add_argument("--format", default=FORMATS[0], choices=FORMATS)
     options = parser.parse_intermixed_args(argv)
     named = [word for word in options.words if word.partition("=")[0] not in _DEFAULTS]
     given = dict(word.split("=", 1) for word in options.words if "=" in word and word not in named)
@@ -87,9 +87,6 @@ def _request(argv: Sequence[str]) -> Request:
             raise _wrong(key, "it is given twice", " ".join(options.words), "one value counts", f"{key}={given[key]}")
     if len(named) != 1:
         raise _unclear(options.words, named)
-    if options.format not in FORMATS:
-        near = did_you_mean(options.format, FORMATS) or FORMATS[0]
-        raise _wrong("--format", "no such format", options.format, "one of " + ", ".join(FORMATS), f"--format {near}")
     values = _DEFAULTS | given
     video = Path(values["video"]).expanduser() if values["video"] else None
     if video is not None and video.suffix not in SUFFIXES:

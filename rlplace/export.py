@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import find, verify
-from rlplace.commands import DONE, answered
+from rlplace.commands import DONE, answered, typed
+from rlplace.config.options import OptionParser
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, OutputError, did_you_mean
 from rlplace.trained import POLICY, Trained, config_of
@@ -40,7 +41,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "Writes the model of a checkpoint: a language model as a folder of transformers; a policy of simulators as a"
     )
     about += " folder for rlplace.load_policy, or by the end of the name as .safetensors, .pt (TorchScript) or .onnx."
-    parser = argparse.ArgumentParser(prog="python -m rlplace.export", description=about, allow_abbrev=False)
+    parser = OptionParser(typed("export"), description=about)
     parser.add_argument("checkpoint", metavar=_KEY, help="the folder of a checkpoint, or of a run: its newest")
     parser.add_argument("out", metavar="OUT", help="the new folder or file")
     parser.add_argument("--component", default="actor", metavar="actor|critic", help="whose weights (actor)")

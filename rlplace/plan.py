@@ -5,7 +5,6 @@ Exit codes: 0 the plan holds and nothing is known not to fit, 2 wrong usage, con
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -17,6 +16,7 @@ from pathlib import Path
 from rlplace.codes import codes
 from rlplace.commands import answered, typed
 from rlplace.config import compose
+from rlplace.config.options import OptionParser
 from rlplace.config.validate import config_schema
 from rlplace.errors import ConfigError, did_you_mean
 from rlplace.placement.memory.ledger import Measurements
@@ -85,12 +85,13 @@ def _answer(words: list[str]) -> int:
 
 def _request(words: Sequence[str]) -> Request:
     """Take the options of `plan` out of the words. Raises ConfigError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = OptionParser(typed("plan"), add_help=False)
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--simulator", action="store_true")
     options, rest = parser.parse_known_args(words)
+    parser.refuse_misspelt(rest)
     form, diff, measured = options.format, options.diff, options.measured
     if form not in FORMATS:
         why, fix = "one of " + ", ".join(FORMATS), f"--format {did_you_mean(form, FORMATS) or 'text'}"

@@ -5,15 +5,15 @@ Exit codes: 0 measured, 1 it cannot be written, 2 wrong usage, config or placeme
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlplace.commands import DONE, answered
+from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
+from rlplace.config.options import OptionParser
 from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered
 from rlplace.foresight.known import FILE
@@ -31,12 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(argv: Sequence[str]) -> int:
     about = "Runs a job for a few iterations under several placements; the profile says what each part of it takes."
-    parser = argparse.ArgumentParser(prog="python -m rlplace.profile", description=about, allow_abbrev=False)
+    parser = OptionParser(typed("profile"), description=about)
     parser.add_argument("--out", help="the file to write; a folder beside the job's runs otherwise")
     parser.add_argument("--iterations", type=int, default=8, help="of each run; the first two are left out (8)")
     parser.add_argument("--config-name", metavar="NAME", help="the config, as for train")
     parser.epilog = "key=value: overrides of the config. The profile is used by plan, train and search: profile=FILE"
     options, words = parser.parse_known_args(argv)
+    parser.refuse_misspelt(words)
     if options.iterations < LEAST_ITERATIONS:
         why = "the first two iterations load libraries and fill caches"
         raise _wrong(

@@ -5,7 +5,6 @@ Exit codes: 0 listed, 2 wrong usage or no run there.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints.store import LOCK, in_use
-from rlplace.commands import DONE, answered
-from rlplace.errors import ConfigError, did_you_mean
+from rlplace.commands import DONE, answered, typed
+from rlplace.config.options import OptionParser
+from rlplace.errors import ConfigError
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
 
@@ -40,18 +40,12 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """List what one command line names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlplace.runs", description="Lists runs, the oldest first.", allow_abbrev=False
-    )
+    parser = OptionParser(typed("runs"), description="Lists runs, the oldest first.")
     parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs (runs)")
-    parser.add_argument("--format", default=FORMATS[0], help="text (the default) or json")
+    parser.add_argument("--format", default=FORMATS[0], choices=FORMATS, help="text (the default) or json")
 
     def command() -> int:
         options = parser.parse_args(argv)
-        if options.format not in FORMATS:
-            near = did_you_mean(options.format, FORMATS) or FORMATS[0]
-            why = "one of " + ", ".join(FORMATS)
-            raise ConfigError.of("bad-option", "--format", "no such format", options.format, why, f"--format {near}")
         found = [read(folder) for folder in sorted(folders(Path(options.folder)), key=lambda f: (f.name, f))]
         if not found:
             what, why = "there is no run in this folder", f"a run has {CONFIG} and {LOCK}"

@@ -5,7 +5,6 @@ Exit codes: 0 a plan was found, 2 wrong usage, config, placement or profile, 3 n
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shlex
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
+from rlplace.config.options import OptionParser
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import ConfigError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
@@ -71,11 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _request(words: Sequence[str]) -> Request:
     """Take the options of a search out of the words. Raises ConfigError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = OptionParser(typed("search"), add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
     parser.add_argument("--probe", default="0")
     options, rest = parser.parse_known_args(words)
+    parser.refuse_misspelt(rest)
     if options.format not in FORMATS:
         why, fix = "one of " + ", ".join(FORMATS), f"--format {did_you_mean(options.format, FORMATS) or 'text'}"
         raise _wrong("--format", "no such format", options.format, why, fix)
@@ -83,6 +84,11 @@ def _request(words: Sequence[str]) -> Request:
         raise _wrong(
             "--apply", "to which file?", None, "the config with the changed lines is written there", "--apply best.yaml"
         )
+    for word in rest:
+        name, _, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in _WORDS:
+            why = "it is a word of its own, without dashes"
+            raise _wrong(word, "no such option", word, why, f"{name}={value or '<a value>'}")
     own = {key: word.partition("=")[2] for word in rest if (key := word.partition("=")[0]) in _WORDS and "=" in word}
     objective = own.get("objective", OBJECTIVES[0])
     if objective not in OBJECTIVES:

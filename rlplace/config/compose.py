@@ -23,7 +23,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlplace.config.read import value_at
+from rlplace.config.options import OptionParser
+from rlplace.config.read import value_at, word_meant
 from rlplace.config.yaml_text import (
     line_sources,
     misread_number,
@@ -65,9 +66,9 @@ class CommandLine:
     def of(cls, argv: Sequence[str]) -> CommandLine:
         """Read the words; the first that is no override names the config, as `--config-name` does.
 
-        A name that ends in .yaml is a file: its folder is looked in first. Raises SystemExit for an unknown flag.
+        A name that ends in .yaml is a file: its folder is looked in first. Raises ConfigError for an unknown flag.
         """
-        parser = argparse.ArgumentParser(add_help=False)
+        parser = OptionParser("command line", word_of=word_meant, add_help=False)
         for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
             parser.add_argument(f"--{name}", f"-{short}")
         parser.add_argument("--config-dir", "-cd", action="append", default=[])
@@ -109,7 +110,7 @@ class CommandLine:
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
     """Compose the configs that `argv` (without the program) names: several under `--multirun`, none for `--cfg`.
 
-    Raises ConfigError for a config or override that does not exist or does not parse; SystemExit for an unknown flag.
+    Raises ConfigError for a config, a flag or an override that does not exist or does not parse.
     """
     line = CommandLine.of(argv)
     for folder in line.folders[:-1]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from rlplace.config.fields import knob
 
+OWN, OWN_NAME = "package.module:Name", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
 
 class OwnName(str):
     """package.module:Name, of something that the user brings."""
+
+
+def block_of_name(block: type, value: object) -> str:
+    """Return the text of a block whose first key has a value, where that may be a name of the user's own."""
+    first = dataclasses.fields(block)[0].name
+    named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)
+    return f'{{{first}: "{value}"}}' if named else f"{{{first}: ...}}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

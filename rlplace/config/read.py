@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rlplace.config.fields import Field, ModelKind, block_in, blocks_in, default_of, fields_of, tag_of
 from rlplace.config.model_folder import GET, model_folder, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
+from rlplace.config.own import block_of_name
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
@@ -197,16 +198,22 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
             fix = f"{names[0]}: {{{leaf}: {show(value)}}}        (in each block that it is meant for)"
             found.reject("wrong-type", key, "stands beside blocks under names", value, why=why, fix=fix)
         else:
-            fix = f"{leaf}: {{{next(iter(fields_of(below, kind)))}: ...}}"
+            fix = f"{leaf}: {block_of_name(below, value)}"
+            if path and isinstance(path[-1], int):
+                fix = _whole_list(path, block_of_name(below, value), written)
             found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
     else:
         context = wrong["ctx"]
         fits = None if context["fix"] is None else f"{leaf}: {context['fix']}"
         if fits is not None and isinstance(path[-1], int):  # the line has the whole list
-            items = functools.reduce(lambda of, step: of[step], path[:-1], written)
-            texts = [context["fix"] if i == path[-1] else quote(item) for i, item in enumerate(items)]
-            fits = f"{path[-2]}: [{', '.join(texts)}]"
+            fits = _whole_list(path, context["fix"], written)
         found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
+
+
+def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
+    """Return the line of a list, with `text` in place of the item that the path leads to."""
+    items = functools.reduce(lambda of, step: of[step], path[:-1], written)
+    return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
 
 
 def _block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
@@ -277,6 +284,18 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
 
 
 @functools.cache
+def word_meant(name: str, value: str) -> str | None:
+    """Return key=value for a name that may be a key's whole path, its last part or another name of it."""
+    for kind in _KINDS:
+        places = _all_places(kind)
+        found = name if name in places else _place_of(name, fields_of(Config, kind), kind)
+        if found is not None and not any(place.startswith(f"{found}.") for place in places):  # no block
+            above, _, last = found.rpartition(".")
+            switch = not above and fields_of(Config, kind)[last][1] is bool
+            return f"{found}={value or ('true' if switch else '<a value>')}"
+    return None
+
+
 def _all_places(kind: ModelKind) -> tuple[str, ...]:
     """Return the path of every key of a config."""
 

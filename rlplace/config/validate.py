@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplace.config.fields import ModelKind, default_of, fields_of, tag_of
 from rlplace.config.other_names import meant_word
-from rlplace.config.own import OwnName
+from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
 from rlplace.config.read import MODEL_KEYS, TAGS
 from rlplace.config.schema import AlgorithmName, Config
 from rlplace.config.yaml_text import show
@@ -35,7 +35,6 @@ _HYDRA: dict[str, Any] = {
     "hydra": {"type": "object", "description": "settings of Hydra itself"},
 }
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
-OWN, OWN_NAME = "package.module:Name", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
 SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
@@ -192,7 +191,7 @@ def _listed(item: Any, value: object) -> object:
             fix = f"[{', '.join(near)}]" if len(near) == len(named) else None
             raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
-        fix = f"[{{{dataclasses.fields(item)[0].name}: ...}}]" if block else f"[{show(value)}]"
+        fix = f"[{block_of_name(item, value)}]" if block else f"[{show(value)}]"
         if isinstance(value, str) and "," in value:
             fix = f"[{value}]"
         raise _error("wrong-type", "expected a list", fix)
@@ -254,7 +253,9 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
     if words and (of is None or isinstance(value, str)):
         return _wrong_word([*words, OWN] if of is OwnName else words, value, number=None if of is OwnName else of)
     if of is OwnName:
-        return _error("wrong-type", f"expected {OWN}", None, rules.get("doc"))
+        dotted = str(value).rpartition(".")
+        meant = f"{dotted[0]}:{dotted[2]}" if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Z]\w*", str(value)) else None
+        return _error("wrong-type", f"expected {OWN}", meant, rules.get("doc"))
     if rules.get("unit") == "bytes":
         return _wrong_size(value)
     if typing.get_origin(of) is Mapping:
@@ -309,8 +310,8 @@ def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: S
     too_long = "float_type" in errors and type(value) is int  # beyond the range of a float
     if "finite_number" in errors or too_long:
         return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
-    rules = _bounded(of, rules)
     passed = next((bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None)
+    rules = _bounded(of, rules) if passed == "maximum" else rules
     if passed is None:
         meant = _as_number(value, of) if isinstance(value, str) else None
         what = "expected a whole number" if of is int else "expected a number"
@@ -319,7 +320,11 @@ def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: S
     meant = None
     if rules.get("unit") == "share" and isinstance(value, int | float) and 1 < value <= 100:  # in percent
         meant = show(value / 100)
-    return _error("out-of-bounds", f"must be {rule}", meant, rules.get("doc"))
+    why, nearest = rules.get("doc"), rules[passed] if passed in ("minimum", "maximum") else rules["usual"]
+    if isinstance(nearest, int | float) and not meant:
+        said = "the nearest value is" if passed in ("minimum", "maximum") else "the default is"
+        why = f"{why}; {said} {show(nearest)}"
+    return _error("out-of-bounds", f"must be {rule}", meant, why)
 
 
 def _as_number(text: str, of: object) -> str | None:

@@ -5,13 +5,13 @@ Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no run with iter
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.checkpoints import write_whole
-from rlplace.commands import DONE, answered
+from rlplace.commands import DONE, answered, typed
+from rlplace.config.options import OptionParser
 from rlplace.errors import OutputError
 from rlplace.report.page import render_comparison, render_report
 from rlplace.report.record import read_run
@@ -20,7 +20,7 @@ from rlplace.report.record import read_run
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what one command line asks for and print where; return the exit code."""
     about = "Writes a run, or two of them side by side, as one HTML page."
-    parser = argparse.ArgumentParser(prog="python -m rlplace.report", description=about, allow_abbrev=False)
+    parser = OptionParser(typed("report"), description=about)
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with")
     parser.add_argument("--out", metavar="FILE", type=Path, help="RUN/report.html, or RUN/diff.html")

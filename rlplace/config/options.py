@@ -1,0 +1,95 @@
+"""Options of a command line whose mistakes are told in the standard error format."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rlplace.errors import ConfigError, did_you_mean, suggestion
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Raises ConfigError [bad-option] instead of leaving the program."""
+
+    words: Sequence[str] = ()  # of the command line that is parsed
+
+    def __init__(
+        self, command: str, *, word_of: Callable[[str, str], str | None] = lambda name, value: None, **options: object
+    ) -> None:
+        """`command`: as the user has typed it. `word_of`: the key=value that is meant by an unknown option."""
+        super().__init__(prog=command, allow_abbrev=False, **options)  # type: ignore[arg-type]  # those of argparse
+        self._word_of = word_of
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.words = self.words or (sys.argv[1:] if args is None else [*args])
+        return super().parse_known_args(args, namespace)
+
+    def refuse_misspelt(self, rest: Sequence[str]) -> None:
+        """Raise ConfigError for a word of the rest, which others read, that misspells an option of this parser."""
+        for word in rest:
+            if word.startswith("--") and self._near(word):
+                raise self._unknown(word)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError for what argparse says."""
+        if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+            raise self._unknown(unknown[1])
+        if missing := re.match(r"the following arguments are required: (.*)", message):
+            key = missing[1].partition(", ")[0]
+            fix = " ".join([self.prog, *(f"<{name}>" for name in self._positional())])
+            raise _wrong(key, "is missing", None, self._takes(), fix)
+        if named := re.match(r"argument ([^:]+): (.*)", message):
+            option = named[1].partition("/")[0]
+            action = next((a for a in self._actions if option in (*a.option_strings, a.metavar)), None)
+            example = f"{option} {self._example(action)}" if action is not None else "see --help"
+            if action is not None and action.choices and (got := re.search("invalid choice: '(.*?)'", named[2])):
+                near = did_you_mean(got[1], action.choices)
+                what, why = f"no such {option.lstrip('-')}" + suggestion(near), "one of " + ", ".join(action.choices)
+                raise _wrong(option, what, got[1], why, f"{option} {near or next(iter(action.choices))}")
+            what = "it has no value" if "expected" in named[2] else named[2]
+            raise _wrong(option, what, None, None if action is None else action.help, example)
+        raise _wrong(self.prog, message, None, self._takes(), "see --help")
+
+    def _unknown(self, word: str) -> ConfigError:
+        name, _, value = word.lstrip("-").partition("=")
+        after = [*self.words, ""][[*self.words, word].index(word) + 1 :]
+        got, following = word, after[0] if after and not after[0].startswith("-") else ""
+        if not value and following:
+            value, got = following, f"{word} {following}"
+        if not word.startswith("-"):
+            return _wrong(word, "is one word too many", " ".join(self.words), self._takes(), f"leave out {word}")
+        near, option = self._near(word), word.partition("=")[0]
+        if near is None and (meant := self._word_of(name.replace("-", "_"), value)) is not None:
+            return _wrong(
+                option, "no such option; it is a key", got, "keys are written key=value, without dashes", meant
+            )
+        fix = f"{near} {value}".strip() if near else f"leave out {word}"
+        return _wrong(option, "no such option" + suggestion(near), got, self._takes(), fix)
+
+    def _near(self, word: str) -> str | None:
+        option = word.partition("=")[0]
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        begun = (name for name in known if option.startswith("--") and len(option) > 2 and name.startswith(option))
+        return next(begun, None) or did_you_mean(f"--{option.lstrip('-')}", known)
+
+    def _takes(self) -> str:
+        options = [
+            action.option_strings[0] for action in self._actions if action.option_strings and action.dest != "help"
+        ]
+        return f"it takes {', '.join([*self._positional(), *options])}; --help says more"
+
+    def _positional(self) -> list[str]:
+        return [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
+
+    @staticmethod
+    def _example(action: argparse.Action) -> str:
+        if action.choices:
+            return str(next(iter(action.choices)))
+        return f"{action.default}" if isinstance(action.default, int) else f"<{action.metavar or action.dest.upper()}>"
+
+
+def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> ConfigError:
+    return ConfigError.of("bad-option", key, what, got, why, fix)

@@ -323,6 +323,21 @@ def split_stages(needs: Needs, placement: Sharing, offload: Mapping[str, bool]) 
     return dataclasses.replace(needs, stages=tuple(residency), residency=residency, divisible=(), early={})
 
 
+def setup_order(accelerators: Mapping[str, Collection[int]]) -> dict[str, tuple[str, ...]]:
+    """Map each component to those that share `accelerators` with it and are set up before it, in an order that may be
+    walked.
+
+    Engines come first: they measure what is free and how much they need themselves, and vLLM refuses to start where
+    another process gives memory back meanwhile. The others then build their part and leave, one after the other, so
+    that no two parts are there at once. Components that share nothing are set up at the same time.
+    """
+    order = sorted(accelerators, key=lambda component: role_of(component) != "rollout")
+    return {
+        component: tuple(o for o in order[:at] if not set(accelerators[o]).isdisjoint(accelerators[component]))
+        for at, component in enumerate(order)
+    }
+
+
 def base_stage(stage: str) -> str:
     """The stage that a sub-stage is part of: `infer 2` is part of infer."""
     return stage.partition(" ")[0]

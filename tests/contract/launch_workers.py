@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -152,3 +154,21 @@ class Collective(Worker):
                 with listening.accept()[0] as peer:
                     met.append(peer.recv(1)[0])
         return sorted(met)
+
+
+class Meeting(Worker):
+    """Is set up once all those have begun to be that its config names; writes into a folder when it begins and ends."""
+
+    config: tuple[Path, Sequence[str]]
+
+    def setup(self) -> None:
+        folder, others = self.config
+        self._write(folder, "begins")
+        deadline = time.monotonic() + 20
+        while not all((folder / f"{other} begins").exists() for other in others):
+            assert time.monotonic() < deadline, f"{self.context.owner} waited for {others}"
+            time.sleep(0.001)
+        self._write(folder, "ends")
+
+    def _write(self, folder: Path, what: str) -> None:
+        (folder / f"{self.context.owner} {what}").write_text(str(time.monotonic()))

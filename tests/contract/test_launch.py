@@ -30,7 +30,7 @@ from rlplace.placement.language.slots import FlexiblePlacementStrategy, NodePlac
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, close_all, wait_all
-from tests.contract.launch_workers import Closing, Collective, Fragile, Mover, Probe
+from tests.contract.launch_workers import Closing, Collective, Fragile, Meeting, Mover, Probe
 
 MakeCluster = Callable[..., Cluster]
 NUMBERS = itertools.count()
@@ -146,6 +146,29 @@ def test_groups_talk_through_channels(cluster: Cluster) -> None:
     with pytest.raises(ClusterError) as twice:
         cluster.channel(ChannelSpec(name="mail", capacity_items=1))
     assert twice.value.code == "channel-exists"
+
+
+def test_groups_that_share_accelerators_are_set_up_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    """The engine first; what shares nothing with a group does not wait for it."""
+    placed = {"actor": on(0, 1), "env": on(2), "rollout": on(1, 3)}
+    meets = {"actor": ["env rank 0"], "env": ["rollout rank 0"], "rollout": ["env rank 0"]}
+    cluster.launch_all(
+        {name: (Meeting.create_group((tmp_path, meets[name])), slots, {}) for name, slots in placed.items()}
+    )
+    times = {file.name: float(file.read_text()) for file in tmp_path.iterdir()}
+    engine_ready = max(times[f"rollout rank {rank} ends"] for rank in (0, 1))
+    assert engine_ready < min(times[f"actor rank {rank} begins"] for rank in (0, 1))
+
+
+def test_no_group_begins_behind_one_whose_setup_failed(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"rollout rank 0 .*setup failed"):
+        cluster.launch_all(
+            {
+                "actor": (Meeting.create_group((tmp_path, [])), on(0), {}),
+                "rollout": (Meeting.create_group((tmp_path / "missing", [])), on(0), {}),
+            }
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_driver_has_an_end_of_its_own(make_cluster: MakeCluster, launcher: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -22,9 +23,21 @@ from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
+from rlplace.placement.schedule import setup_order
 from rlplace.signals import deferred
 from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
-from rlplace.workers.launch.group import GroupBuilder, Pending, Settle, WorkerGroup, WorkerHandle, close_all, wait_all
+from rlplace.workers.launch.group import (
+    GroupBuilder,
+    Pending,
+    Ranks,
+    Settle,
+    WorkerGroup,
+    WorkerHandle,
+    close_all,
+    deadline_passed,
+    wait_all,
+    wait_until,
+)
 from rlplace.workers.launch.host import Failure, GroupSpec, Request, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
 from rlplace.workers.launch.output import Outputs, output_file
@@ -167,16 +180,42 @@ class Cluster:
         groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(close_all, list(groups.values()), 0.0)
-            left_s = self._ray.start_timeout_s - (time.monotonic() - began)
-            with deferred():
-                setups = [group.setup() for group in groups.values()]
-            for pending in setups:
-                self._tell_ready(pending)
-            wait_all(setups, max(1.0, left_s))
+            self._set_up(groups, [], max(1.0, began + self._ray.start_timeout_s - time.monotonic()), tell=True)
             failed.pop_all()
         self._groups.update(groups)
         self._specs.update((spec.name, spec) for spec in specs)
         return groups
+
+    def _set_up(
+        self, groups: Mapping[str, WorkerGroup | Ranks], setups: list[Pending], timeout_s: float, *, tell: bool = False
+    ) -> None:
+        """Set all up: those that share accelerators one after the other. Adds to `setups`, which are done afterwards.
+
+        Raises WorkerError of the first failure, WorkerTimeout after `timeout_s`.
+        """
+        end_s = time.monotonic() + timeout_s
+        before = setup_order({name: group.accelerators for name, group in groups.items()})
+        if tell and any(before.values()):
+            self._tell_line("  set-up: in turns where accelerators are shared, " + _turns(before))
+        begun, ready = dict[str, Pending](), set[str]()
+        while True:
+            due = [name for name, others in before.items() if name not in begun and ready.issuperset(others)]
+            with deferred():
+                begun |= {name: groups[name].setup() for name in due}
+            setups += [begun[name] for name in due]
+            for name in due if tell else ():
+                self._tell_ready(begun[name])
+            calls = [call for pending in setups for call in pending.calls]
+            whole = len(begun) == len(before)
+            until = concurrent.futures.FIRST_EXCEPTION if whole else concurrent.futures.FIRST_COMPLETED
+            wait_until([call for call in calls if not call.done()], end_s - time.monotonic(), until)
+            ended = [call for call in calls if call.done()]
+            if any(call.exception() is not None for call in ended) or (whole and len(ended) == len(calls)):
+                wait_all(setups)
+                return
+            if time.monotonic() >= end_s:
+                raise deadline_passed(setups, timeout_s)
+            ready = {name for name, pending in begun.items() if pending.done()}
 
     # ── starting workers again ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,9 +259,10 @@ class Cluster:
             raise WorkerTimeout(error.problem) from error
         for name, group in self._groups.items():
             group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
-        setups = [self._groups[name].execute_on(ranks).setup() for name, ranks in lost.items()]
+        setups: list[Pending] = []
+        again = {name: self._groups[name].execute_on(ranks) for name, ranks in lost.items()}
         try:
-            wait_all(setups, self._ray.start_timeout_s)
+            self._set_up(again, setups, self._ray.start_timeout_s)
         except WorkerTimeout as late:
             places = {call.slot.accelerators for pending in setups for call in pending.calls if not call.done()}
             for pending in setups:
@@ -327,6 +367,14 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _turns(before: Mapping[str, Sequence[str]]) -> str:
+    """Tell an order of set-up: "rollout, then actor"; components of one turn may have been ready at different times."""
+    turn = dict[str, int]()
+    for name, others in before.items():
+        turn[name] = 1 + max((turn[other] for other in others), default=-1)
+    return ", then ".join(" and ".join(n for n in turn if turn[n] == at) for at in range(max(turn.values()) + 1))
 
 
 def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:

@@ -295,6 +295,11 @@ class WorkerGroup:
     def slots(self) -> tuple[Slot, ...]:
         return tuple(handle.slot for handle in self.handles)
 
+    @property
+    def accelerators(self) -> set[int]:
+        """Those of all ranks, by their global numbers."""
+        return {number for slot in self.slots for number in slot.accelerators}
+
     # ── calling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
@@ -551,6 +556,10 @@ class Ranks:
     def __init__(self, group: WorkerGroup, ranks: tuple[int, ...]) -> None:
         self._group = group
         self._ranks = ranks
+
+    @property
+    def accelerators(self) -> set[int]:
+        return {number for rank in self._ranks for number in self._group.slots[rank].accelerators}
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         return self._group._caller(method, self._ranks)

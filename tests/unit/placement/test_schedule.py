@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlplace.errors import Problem
 from rlplace.placement import HybridComponentPlacement
-from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency, find_clashes, schedule_of
+from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency, find_clashes, schedule_of, setup_order
 from tests.unit.placement.placing import place
 
 HYBRID = place({"actor": "0-7", "env": "0-3", "rollout": "4-7"})
@@ -39,3 +39,9 @@ def test_allowed_residents_stay() -> None:
 
 def test_env_and_rollout_may_share_since_one_stage_needs_both() -> None:
     assert not clashes(place({"actor": "0-3", "env": "4-7", "rollout": "4-7"}), ALL_STAY)
+
+
+def test_engines_are_set_up_first_and_each_after_those_that_share_with_it() -> None:
+    order = setup_order({"actor": range(8), "critic": range(4), "env": (), "rollout": range(4, 8), "reward": [9]})
+    assert list(order) == ["rollout", "actor", "critic", "env", "reward"]
+    assert order == {"rollout": (), "actor": ("rollout",), "critic": ("actor",), "env": (), "reward": ()}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.weights import device_sync
 from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender, StoreAddress
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.version import WeightReceiver
@@ -119,6 +123,83 @@ def ends_of(mixture: Mixture, channel: Channel, folder: Path) -> Iterator[Ends]:
     finally:
         ends.close()
         del store
+
+
+class Stream:
+    """What a thread has given a GPU to do; done in order, later. A mark in it is reached when all before it is done."""
+
+    def __init__(self) -> None:
+        self._begun: list[Future[None]] = []
+
+    def begin(self, work: Future[None]) -> None:
+        self._begun.append(work)
+
+    def mark(self) -> Marked:
+        return Marked(tuple(self._begun))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Marked:
+    before: tuple[Future[None], ...]
+
+    def query(self) -> bool:
+        return all(work.done() for work in self.before)
+
+
+class Lagging:
+    """A group as NCCL's is: a broadcast is only begun, its `wait` orders streams, and one that fails never ends.
+
+    `lag_s`: until what was begun is done.
+    """
+
+    def __init__(self, group: Any, stream: Stream, lag_s: float) -> None:
+        self._group, self._stream, self._lag_s = group, stream, lag_s
+        self._works: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1)
+
+    def broadcast(self, bucket: torch.Tensor, root: int) -> Lagging:
+        done: Future[None] = Future()
+        self._stream.begin(done)
+        self._works.append(done)
+
+        def carry_out() -> None:
+            time.sleep(self._lag_s)
+            with suppress(RuntimeError):  # of a member that has gone: the others' kernels go on waiting for it
+                self._group.broadcast(bucket, root=root).wait()
+                done.set_result(None)
+
+        self._thread.submit(carry_out)
+        return self
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def abort(self) -> None:
+        self._group.abort()
+        for work in self._works:
+            if not work.done():
+                work.set_exception(RuntimeError("aborted"))
+        self._thread.shutdown(wait=False)
+
+
+@contextmanager
+def lagging(lag_s: float = 0.0005) -> Iterator[None]:
+    """Let all groups be Lagging ones, on hosts."""
+    streams, within = threading.local(), device_sync._within
+
+    def stream() -> Stream:
+        if not hasattr(streams, "own"):
+            streams.own = Stream()
+        own: Stream = streams.own
+        return own
+
+    def join(deadline_s: float, work: Callable[[], Any], late: str) -> Lagging:
+        return Lagging(within(deadline_s, work, late), stream(), lag_s)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device_sync, "_within", join)
+        patched.setattr(device_sync, "mark", lambda device: stream().mark())
+        yield
 
 
 def gpu_consumer(mixture: Mixture, folder: Path, version: int) -> tuple[Weights, str]:

@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
 from rlplace.comm.weights.device_sync import StoreAddress
 from rlplace.errors import ChannelTimeout, WeightSyncError
-from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, serve
+from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, lagging, serve
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
 
 MIXTURES = {
@@ -34,6 +37,8 @@ MIXTURES = {
     "by every transport at once": Mixture(actors=2, hosts=(1, None), on_host=(2, 3), verify_every=1),
     "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
 }
+
+SHORT_S = 1.0  # where a deadline is to pass
 
 
 class Weighing(LocalChannel):
@@ -79,6 +84,14 @@ def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:
     return dict(sum((Counter(moved) for moved in reports), Counter[str]()))
 
 
+@pytest.fixture(params=["gloo", "lagging"])
+def groups(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Groups whose broadcasts are done when they return, and such that only begin them, as NCCL's."""
+    with lagging() if request.param == "lagging" else nullcontext():
+        yield request.param
+
+
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
 def test_version_after_version_arrives_equal_to_the_bit(mixture: Mixture, tmp_path: Path) -> None:
     with ends_of(mixture, channel_of(), tmp_path) as ends:
@@ -137,6 +150,7 @@ def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_
         sync(ends, 8, weights(8))
 
 
+@pytest.mark.usefixtures("groups")
 def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ends_of(Mixture(actors=2, hosts=(None, 0), verify_every=1), channel_of(), tmp_path) as ends:
         sync(ends, 1, weights(1))
@@ -152,13 +166,90 @@ def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, mo
         sync(ends, 3, weights(3))
 
 
+def test_a_broadcast_that_never_ends_is_given_up_at_the_deadline_and_the_next_version_arrives(tmp_path: Path) -> None:
+    """As it is where a member dies behind the rendezvous: NCCL goes on waiting for it, without a deadline."""
+    channel = Weighing(ChannelSpec(name="weights", capacity_items=64, timeout_s=SHORT_S))
+    with lagging(), ends_of(Mixture(actors=2, hosts=(None, 0)), channel, tmp_path) as ends:
+        sync(ends, 1, weights(1))
+        lost = ends.senders[1]._device._member  # type: ignore[union-attr]
+        broadcast = lost.broadcast
+
+        def leaves(bucket: torch.Tensor, owner: int, deadline_s: float) -> None:
+            lost.broadcast = broadcast  # type: ignore[method-assign]
+            raise RuntimeError("its GPU fell off the bus")
+
+        lost.broadcast = leaves  # type: ignore[method-assign]
+        pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
+        sender, died, reader = push_error(pushes[0]), push_error(pushes[1]), pulls[0].exception(PATIENCE_S)
+        assert "its GPU fell off the bus" in str(died)
+        for error in (sender, reader):
+            assert isinstance(error, WeightSyncError)
+            assert error.code == "incomplete-weights"
+            assert "for a bucket of actor rank 0" in str(error)
+            assert "without version 2 now: rollout ranks 0, 1; the weights in use are unchanged" in str(error)
+        assert "actor rank 0" in str(pulls[1].exception(PATIENCE_S)), "who shares with it"
+        sync(ends, 3, weights(3))
+
+
+def test_a_group_that_does_not_form_is_given_up_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Weighing(ChannelSpec(name="weights", capacity_items=64, timeout_s=SHORT_S))
+    blocks, form = threading.Event(), device_sync.device_group
+
+    def hangs(*arguments: Any, **named: Any) -> Any:
+        assert blocks.wait(PATIENCE_S)
+        return form(*arguments, **named)
+
+    with ends_of(Mixture(actors=1, hosts=(None,)), channel, tmp_path) as ends:
+        with monkeypatch.context() as hanging:
+            hanging.setattr(device_sync, "device_group", hangs)
+            pushes, pulls = ends.push(1, weights(1)), ends.pull(1, cloned)
+            for error in (push_error(pushes[0]), pulls[0].exception(PATIENCE_S)):
+                assert "waited until the deadline for actor rank 0, rollout rank 0 to form a group" in str(error)
+        blocks.set()
+        sync(ends, 2, weights(2))
+
+
+def test_a_group_of_gpus_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's group of NCCL is told when it is made, which the environment of the process keeps nothing of."""
+    told: dict[str, Any] = {}
+
+    class Nccl:
+        class Options:
+            pass
+
+        def __init__(self, store: object, rank: int, size: int, options: Any) -> None:
+            told.update({name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")})
+            told["timeout"] = options._timeout.total_seconds()
+
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            told["device"] = device
+
+    device = torch.device("cuda:1")
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.update(thread=device))
+    monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
+    device_sync.device_group(object(), rank=0, size=2, device=device, timeout_s=7.0)  # type: ignore[arg-type]
+    assert told == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "timeout": 7.0,
+        "device": device,
+        "thread": device,
+    }
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+
+
 def spoil_next_broadcast_of(ends: Ends, monkeypatch: pytest.MonkeyPatch, *, owner: int) -> None:
     """As reader 0 gets it."""
     member = ends.receivers[0]._member  # type: ignore[attr-defined]
     broadcast = member.broadcast
 
-    def spoiled(bucket: torch.Tensor, source: int) -> None:
-        broadcast(bucket, source)
+    def spoiled(bucket: torch.Tensor, source: int, deadline_s: float) -> None:
+        broadcast(bucket, source, deadline_s)
         if source == owner:
             bucket[3] ^= 4
             monkeypatch.setattr(member, "broadcast", broadcast)
@@ -218,8 +309,8 @@ def _die_after(sender: object, *, buckets: int) -> None:
     member = sender._device._member  # type: ignore[attr-defined]
     broadcast, left = member.broadcast, [buckets]
 
-    def deadly(bucket: torch.Tensor, owner: int) -> None:
-        broadcast(bucket, owner)
+    def deadly(bucket: torch.Tensor, owner: int, deadline_s: float) -> None:
+        broadcast(bucket, owner, deadline_s)
         left[0] -= 1
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -13,12 +13,14 @@ grows, and is handed over when it is whole.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import os
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -45,6 +47,10 @@ _BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
 _GO = "go"
 _LEAST_S = 0.001
+_LOOK_S = 0.00005  # between two looks at a device: a bucket takes some hundred microseconds
+# By default torch ends the whole process once a collective of it has failed or is late, and some minutes after a thread
+# of its own hangs. Here a sync that fails leaves the version before: `Member` has the deadline, and aborts the group.
+_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 # The last arguments of torch's rebuild_cuda_tensor: numbers and handles.
 _CUDA = (
     *("handle", "storage_bytes", "storage_offset", "requires_grad"),
@@ -111,13 +117,57 @@ def open_shared(note: bytes) -> Tensor:
 
 
 def device_group(store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """Join a process group beside any other: NCCL on GPUs, gloo on hosts. Blocks until all of `store` have joined."""
+    """Join a process group beside any other: NCCL on GPUs, gloo on hosts. Blocks until all of `store` have joined.
+
+    On GPUs it may block for longer than `timeout_s`, where a member has ended: NCCL has no deadline for this.
+    """
     timeout = timedelta(seconds=timeout_s)
     if device.type != "cuda":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
+    torch.cuda.set_device(device)  # of this thread
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    with _environment(_NCCL):  # read by the constructor
+        group = dist.ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(device)  # else the first broadcast does it
+    return group
+
+
+def mark(device: torch.device) -> Any:
+    """Mark the end of what the current stream has to do, to `query` whether it is reached; None where it always is."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+@contextmanager
+def _environment(names: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _within(deadline_s: float, work: Callable[[], Any], late: str) -> Any:
+    """Return what `work` returns, in a thread that is left alone at the deadline: RuntimeError, which says `late`."""
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised by who waits for it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="joins a group", daemon=True).start()
+    if not concurrent.futures.wait([outcome], max(_LEAST_S, deadline_s - time.monotonic())).done:
+        raise RuntimeError(late)
+    return outcome.result()
 
 
 def _unhex(value: object) -> object:
@@ -350,6 +400,8 @@ class Member:
         with ExitStack() as failed:
             failed.callback(self.leave)
             try:
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)  # of this thread
                 rendezvous = self.rendezvous_at(sync.store)
                 self._join(sync, rendezvous, deadline_s)
                 yield rendezvous
@@ -368,24 +420,35 @@ class Member:
             return
         if self._formed == _ALONE or len(set(words[: len(group)])) > 1:
             self.leave()
-            self._group = device_group(
-                PrefixStore(f"group/{sync.round}", rendezvous.store),
-                rank=group.index(self.name),
-                size=len(group),
-                device=self.device,
-                timeout_s=max(1.0, deadline_s - time.monotonic()),
+            self._group = _within(
+                deadline_s,
+                lambda: device_group(
+                    PrefixStore(f"group/{sync.round}", rendezvous.store),
+                    rank=group.index(self.name),
+                    size=len(group),
+                    device=self.device,
+                    timeout_s=max(1.0, deadline_s - time.monotonic()),
+                ),
+                f"{self.name} waited until the deadline for {', '.join(group)} to form a group",
             )
             self._formed = str(sync.round)
 
-    def broadcast(self, bucket: Tensor, owner: int) -> None:
-        """Send the bucket of actor rank `owner` into all others', in place; does nothing where it is alone."""
+    def broadcast(self, bucket: Tensor, owner: int, deadline_s: float) -> None:
+        """Send the bucket of actor rank `owner` into all others', in place; does nothing where it is alone.
+
+        The bucket is whole afterwards. RuntimeError where it is not at the deadline.
+        """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()
+            self.synchronize(deadline_s, f"a bucket of {owner_of('actor', owner)}")
 
-    def synchronize(self) -> None:
-        """Wait for what the current stream has to do: NCCL's own wait only orders streams."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+    def synchronize(self, deadline_s: float, what: str) -> None:
+        """Wait for what the current stream has to do: NCCL's own wait only orders streams. RuntimeError when late."""
+        reached, began = mark(self.device), time.monotonic()
+        while reached is not None and not reached.query():
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{self.name} waited {time.monotonic() - began:.1f} s for {what}")
+            time.sleep(_LOOK_S)
 
     def lacking(self, sync: DevicePush) -> list[int]:
         """List the rollout ranks without this version; all readers where the store does not answer."""
@@ -404,9 +467,11 @@ class Member:
             torch.cuda.empty_cache()
 
     def leave(self) -> None:
-        """Leave the group: the next sync forms a new one, at every member."""
-        self._group = None
+        """Leave the group, also in the middle of a broadcast: the next sync forms a new one, at every member."""
+        group, self._group = self._group, None
         self._formed = _ALONE
+        if group is not None:
+            group.abort()  # or what NCCL has begun would keep the device at work for ever
 
 
 class DeviceSender:
@@ -453,9 +518,9 @@ class DeviceSender:
                     if bucket.owner == self._rank:
                         bucket.fill(data, shards, checked=push.checked)
                         moved[by_broadcast] += several * size
-                    member.broadcast(data, bucket.owner)
+                    member.broadcast(data, bucket.owner, deadline_s)
                     moved[by_sharing] += shares.add(data) * size
-                member.synchronize()
+                member.synchronize(deadline_s, "its own buckets")
         finally:
             member.free_memory()
         return +moved
@@ -538,17 +603,16 @@ class DeviceReceiver(WeightReceiver):
             for number, bucket in enumerate(sync.buckets()):
                 if owner is None:
                     data = bucket.empty(member.device)
-                    member.broadcast(data, bucket.owner)
+                    member.broadcast(data, bucket.owner, deadline_s)
                 else:
                     data = self._open(rendezvous, number, owner_of("actor", owner), deadline_s)
                 bucket.copy_into(copy, data)
+                member.synchronize(deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}")
                 if sync.push.checked and not bucket.is_whole(data):
                     damaged = bucket.owner  # the rest is taken even so: others wait for this rank
                 if owner is not None:
-                    member.synchronize()
                     del data
                     rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
-            member.synchronize()
         if damaged is not None:
             raise self._damaged(version, damaged, member.lacking(sync))
         tensors: dict[str, Any] = tensors_in(copy, layout)

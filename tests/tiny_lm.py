@@ -22,7 +22,9 @@ _CHAT = (
 _TEXT = "the quick brown fox jumps over the lazy dog. 1+2=3; 12*3=36. answer question reason " * 20
 
 
-def tiny_model(folder: Path, kind: Kind = "qwen3", *, vocabulary: int = 320, seed: int = 0) -> Path:
+def tiny_model(
+    folder: Path, kind: Kind = "qwen3", *, vocabulary: int = 320, seed: int = 0, hidden: int = 64, layers: int = 2
+) -> Path:
     """Writes config, weights (fp32) and tokenizer: Qwen3 with a head of its own, Llama with a tied one."""
     import torch
     import transformers
@@ -31,9 +33,9 @@ def tiny_model(folder: Path, kind: Kind = "qwen3", *, vocabulary: int = 320, see
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     config = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}[kind](
         vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
         max_position_embeddings=CONTEXT,
         initializer_range=0.1,  # far enough from a uniform distribution to tell tokens apart
         pad_token_id=PAD,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
+from rlplace.workers.engines import vllm
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS
+from rlplace.workers.engines.weights import in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
@@ -40,8 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def weights(folder: Path) -> Mapping[str, Tensor]:
     """As they are stored: without the head, which is the embedding."""
-    from safetensors.torch import load_file
-
     stored = load_file(folder / "model.safetensors")
     assert "lm_head.weight" not in stored
     return stored
@@ -168,6 +172,73 @@ def test_an_engine_over_two_processes_is_the_same_engine(
     engine.move(FULL)
     engine.load(weights, 2)
     assert difference(engine, expected) < 1e-3
+
+
+LARGE = {"hidden": 512, "layers": 12}  # 82 MiB
+BUCKET = 8 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sync_into_an_engine_over_two_processes_holds_two_buckets_beside_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of memory that any of its processes has, each page counted once, while loaded weights are loaded again.
+
+    Beside what is on its way, the CPU stands in for the accelerators: a layer is made anew, packed, and copied.
+    """
+    from rlplace.workers.engines.vllm import VllmEngine
+
+    folder = tiny_model(tmp_path, "llama", **LARGE)
+    stored = load_file(folder / "model.safetensors")
+    weights = {name: weight.clone() for name, weight in stored.items()}  # in memory, not in files
+    monkeypatch.setattr(vllm, "in_buckets", partial(in_buckets, size_bytes=BUCKET))
+    rollout = TextRolloutConfig(
+        dtype="fp32", kv_cache_memory=CACHE_BYTES, step_tokens=64, step_sequences=4, enforce_eager=True
+    )
+    settings = EngineSettings(rollout=rollout, model=folder, context=64, tensor_parallel=2)
+    engine = VllmEngine(settings, device=Device(), owner="rollout rank 0")
+    try:
+        engine.move(FULL)
+        engine.load(weights, 1)
+        with Peak() as peak:
+            engine.load(weights, 2)
+    finally:
+        engine.close()
+    size, largest = sum(weight.nbytes for weight in weights.values()), max(weight.nbytes for weight in weights.values())
+    on_the_way, all_of_it = peak.shared_bytes, peak.all_bytes
+    print(f"above {size >> 20} MiB of weights: {on_the_way >> 10} KiB on their way, {all_of_it >> 10} KiB in all")
+    assert largest <= BUCKET < on_the_way <= 2 * BUCKET
+    assert all_of_it < size / 2
+
+
+class Peak:
+    """Watches this process and its children: the most they had above what they have when the block begins."""
+
+    shared_bytes = all_bytes = 0
+
+    def __enter__(self) -> Peak:
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        self._files = [Path(f"/proc/{process.pid}/smaps_rollup") for process in processes]
+        self._before, self._over = self._held(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            shared, everything = self._held()
+            self.shared_bytes = max(self.shared_bytes, shared - self._before[0])
+            self.all_bytes = max(self.all_bytes, everything - self._before[1])
+
+    def _held(self) -> tuple[int, int]:
+        """Bytes in shared memory, and of every kind; a page that several processes have counts once."""
+        found = [dict(line.split()[:2] for line in file.read_text().splitlines()[1:]) for file in self._files]
+        return sum(int(of["Pss_Shmem:"]) << 10 for of in found), sum(int(of["Pss:"]) << 10 for of in found)
 
 
 @pytest.mark.gpu

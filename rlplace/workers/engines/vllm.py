@@ -49,7 +49,8 @@ from rlplace.workers.engines.contract import (
     require,
     vllm_problem,
 )
-from rlplace.workers.engines.weights import ExpectedWeights, check_fit, merged
+from rlplace.workers.engines.weights import ExpectedWeights, SharedBucket, check_fit, in_buckets, merged
+from rlplace.workers.launch.devices import CudaDevice, Room
 
 if TYPE_CHECKING:
     from rlplace.workers.launch.devices import Device
@@ -123,13 +124,24 @@ class VllmEngine:
         named = self._expected.complete(weights)
         check_fit(named, self._expected.shapes, owner=self._owner, version=version)
         self.version = None  # until all are copied, this is no version
-        items: Iterable[tuple[str, Tensor]] = merged(named, factors, self._adds_on)
+        items = merged(named, factors, self._adds_on)
         if self._settings.tensor_parallel > 1:
-            items = list(items)  # travels to other processes
-        self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
+            self._load_shards(items)
+        else:
+            self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
         self._vllm.reset_prefix_cache(reset_running_requests=True)  # what was computed by the old weights is wrong now
         self._vllm.set_weight_version(str(version))
         self.version = version
+
+    def _load_shards(self, items: Iterable[tuple[str, Tensor]]) -> None:
+        """Have each worker, a process of its own, load its shards; never is the whole model on its way.
+
+        A call with the weights themselves would have vLLM pickle all of them, and each worker receive them all.
+        """
+        self._vllm.collective_rpc(_begin_reload)
+        for bucket in in_buckets(items):
+            self._vllm.collective_rpc(_reload, args=(bucket,))
+        self._vllm.collective_rpc(_end_reload)
 
     def submit(self, request: Request) -> None:
         require(self, self._owner, "generate", needs=Residency.FULL)
@@ -385,6 +397,21 @@ class CpuMemory(EngineMemory):
 class CudaMemory(EngineMemory):
     """vLLM's own sleep, which unmaps the pages of its pools and keeps their addresses."""
 
+    def __init__(self, engine: Any, device: Device, level: Level) -> None:
+        super().__init__(engine, device, level)
+        if isinstance(device, CudaDevice):
+            device.measure = self._room
+
+    def _room(self) -> Room:
+        """Measure in the engine's workers, which may be other processes and know what is unmapped; the fullest GPU."""
+        rooms: list[Room] = self._engine.collective_rpc(_room_on_gpu)
+        return min(rooms, key=lambda room: room.free + room.own)
+
+    def close(self) -> None:
+        if isinstance(self._device, CudaDevice):
+            self._device.measure = self._device.measure_here
+        super().close()
+
     def drop_cache(self) -> None:
         self._engine.sleep(level=0)  # only stops scheduling, which vLLM asks for first
         self._engine.release_kv_cache_memory()
@@ -403,6 +430,32 @@ class CudaMemory(EngineMemory):
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _begin_reload(worker: Any) -> None:
+    """Begin what vLLM's `reload_weights` does at once: the steps of its own engines that take weights in parts."""
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    initialize_layerwise_reload(worker.model_runner.get_model())
+
+
+def _reload(worker: Any, bucket: SharedBucket) -> None:
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(worker.vllm_config):
+        worker.model_runner.get_model().load_weights(bucket.open())
+
+
+def _end_reload(worker: Any) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    runner = worker.model_runner
+    with set_current_vllm_config(worker.vllm_config):
+        finalize_layerwise_reload(runner.get_model(), runner.model_config)
+    runner.reset_lora_state()
+    runner.reset_encoder_cache()
+    runner.reset_mm_cache()
 
 
 def _resize_cache(worker: Any, full: bool) -> None:
@@ -445,6 +498,11 @@ def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
             weights += parameters["weight"].nbytes
     on_accelerator, on_host = (0, weights) if weights_asleep else (weights, 0)
     return Held(weights=weights, cache=cache, accelerator=cache + on_accelerator, host=on_host)
+
+
+def _room_on_gpu(worker: Any) -> Room:
+    free, capacity = torch.cuda.mem_get_info()
+    return Room(free, capacity, _held_on_gpu(worker).accelerator)
 
 
 def _held_on_gpu(worker: Any) -> Held:

@@ -15,7 +15,9 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas
 from rlplace.comm.weights.version import ReceivedWeights
 from rlplace.errors import WeightSyncError
@@ -122,6 +125,67 @@ def merged(weights: Weights, factors: FactorsOf, device: torch.device) -> Iterat
     """Yield all weights by name, those that have factors with them added on `device`."""
     for name, weight in weights.items():
         yield name, factors[name].added_to(weight, device) if name in factors else weight
+
+
+# ── to an engine's workers that are other processes ──────────────────────────────────────────────────────────────────
+#
+#   engine     writes whole weights into a bucket ─▶ SharedBucket, a note ─▶ the next bucket, once all have taken it
+#   worker     opens the bucket's memory ─▶ loads its shards of the weights out of it
+#
+# A worker keeps a bucket until the last layer is whole that has a weight in it, so at most two are there at a time.
+
+CUT_BYTES = 64 << 20
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBucket:
+    """Whole weights in memory of process `pid`, which keeps them until the next bucket is asked for."""
+
+    pid: int
+    file: int
+    size_bytes: int
+    weights: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, first byte
+
+    def open(self) -> list[tuple[str, Tensor]]:
+        """Return the weights, which stay as long as any of them is held. Writes into them reach no other process."""
+        file = os.open(f"/proc/{self.pid}/fd/{self.file}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pages = mmap.mmap(file, self.size_bytes, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(file)
+        return [(name, _at(pages, dtype, shape, first)) for name, dtype, shape, first in self.weights]
+
+
+def in_buckets(items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BYTES) -> Iterator[SharedBucket]:
+    """Yield all weights in order, in buckets of at most `size_bytes` or one weight; their memory is not in /dev/shm."""
+    with contextlib.ExitStack() as opened:
+        pages, file, end = None, -1, 0
+        weights: list[tuple[str, str, tuple[int, ...], int]] = []
+        for name, tensor in items:
+            if pages is None or end + tensor.nbytes > len(pages):
+                if pages is not None:
+                    yield SharedBucket(pid=os.getpid(), file=file, size_bytes=end, weights=tuple(weights))
+                    weights, pages = [], None
+                    opened.close()
+                file = os.memfd_create("rlplace weights")
+                opened.callback(os.close, file)
+                os.ftruncate(file, max(size_bytes, tensor.nbytes))
+                pages, end = mmap.mmap(file, max(size_bytes, tensor.nbytes)), 0
+            if tensor.nbytes:
+                _at(pages, dtype_name(tensor), tuple(tensor.shape), end).copy_(tensor)
+            weights.append((name, dtype_name(tensor), tuple(tensor.shape), end))
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if pages is not None:
+            yield SharedBucket(pid=os.getpid(), file=file, size_bytes=min(end, len(pages)), weights=tuple(weights))
+
+
+def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Tensor:
+    """Return a tensor over `pages`, which it keeps."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(pages, dtype=kind, count=math.prod(shape), offset=first).view(shape)
 
 
 def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int) -> None:

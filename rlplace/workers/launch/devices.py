@@ -11,8 +11,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rlplace.errors import AcceleratorOutOfMemory, ClusterError, Problem
 from rlplace.placement.language.slots import Slot, component_of
@@ -29,6 +30,9 @@ class Device:
     """The accelerators of one slot, as its worker sees them. This one has none: host memory is not accounted."""
 
     torch_name = "cpu"  # what `torch.device` takes
+
+    def verify(self) -> None:
+        """Raise ClusterError unless the worker has the accelerators that were planned."""
 
     def acquire(self, size_bytes: int, what: str) -> None:
         """Account bytes for `what` on each accelerator, anew. AcceleratorOutOfMemory changes nothing."""
@@ -249,44 +253,59 @@ class EmulatedDevice(Device):
         self._acquired.clear()
 
 
+class Room(NamedTuple):
+    """Bytes on the fullest GPU of a worker, measured."""
+
+    free: int
+    capacity: int
+    own: int  # mapped by this worker, in use or cached
+
+
 class CudaDevice(Device):
     """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
 
     def __init__(self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()) -> None:
-        """`index` counts visible GPUs; `slot` is for errors; `uuids`: of the planned GPU, then of its node's others."""
+        """`index` counts visible GPUs, as many as the slot has follow it; `uuids`: of these, then of the node's others.
+
+        `slot` is for errors.
+        """
         self.torch_name = f"cuda:{index}"
         self._index = index
         self._owner = "this process" if slot is None else slot.owner
-        self._number = slot.accelerators[0] if slot is not None and slot.accelerators else index
+        self._numbers = slot.accelerators if slot is not None and slot.accelerators else (index,)
         self._uuids = tuple(uuid.removeprefix("GPU-") for uuid in uuids)
         self._asked: dict[str, int] = {}  # label -> bytes; what was there before it was asked for counts as well
+        self.measure: Callable[[], Room] = (
+            self.measure_here
+        )  # replaced by an engine of whose memory torch here knows less
 
-    def acquire(self, size_bytes: int, what: str) -> None:
-        """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it.
+    def verify(self) -> None:
+        """Raise ClusterError where CUDA shows another GPU of the node than a planned one.
 
-        The first call raises ClusterError where CUDA shows another GPU of the node than the planned one. A MIG slice
-        has a UUID of its own, which is in no list.
+        A MIG slice has a UUID of its own, which is in no list.
         """
         import torch
 
-        seen = str(torch.cuda.get_device_properties(self._index).uuid) if self._uuids else ""
-        if seen in self._uuids[1:]:
-            raise ClusterError.about(
-                "worker-misplaced",
-                self._owner,
-                "computes on another GPU than planned",
-                got=f"GPU-{seen}",
-                why=f"planned is GPU-{self._uuids[0]}, which CUDA_VISIBLE_DEVICES names; CUDA counts otherwise",
-                fix="start again; if it stays, look for what sets CUDA_DEVICE_ORDER on that host",
-            )
-        self._uuids = ()
-        asked = self._asked | {what: size_bytes}
-        free, capacity = torch.cuda.mem_get_info(self._index)
-        reserved = torch.cuda.memory_reserved(self._index)  # by this process, in use or not
-        if sum(asked.values()) > free + reserved:
+        planned, others = self._uuids[: len(self._numbers)], self._uuids[len(self._numbers) :]
+        for at, uuid in enumerate(planned):
+            seen = str(torch.cuda.get_device_properties(self._index + at).uuid)
+            if seen != uuid and seen in (*planned, *others):
+                raise ClusterError.about(
+                    "worker-misplaced",
+                    self._owner,
+                    "computes on another GPU than planned",
+                    got=f"GPU-{seen}",
+                    why=f"planned is GPU-{uuid}, which CUDA_VISIBLE_DEVICES names; CUDA counts otherwise",
+                    fix="start again; if it stays, look for what sets CUDA_DEVICE_ORDER on that host",
+                )
+
+    def acquire(self, size_bytes: int, what: str) -> None:
+        """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
+        asked, room = self._asked | {what: size_bytes}, self.measure()
+        if sum(asked.values()) > room.free + room.own:
             held = {(self._owner, label): size for label, size in self._asked.items() if label != what}
-            held["other processes", "all they hold"] = capacity - free - reserved
-            raise out_of_memory(self._owner, what, size_bytes, self._number, capacity, held)
+            held["other processes", "all they hold"] = room.capacity - room.free - room.own
+            raise out_of_memory(self._owner, what, size_bytes, self._numbers[0], room.capacity, held)
         self._asked = asked
 
     def release(self, what: str) -> None:
@@ -297,9 +316,14 @@ class CudaDevice(Device):
         torch.cuda.empty_cache()
 
     def held_bytes(self) -> int:
+        return self.measure().own
+
+    def measure_here(self) -> Room:
+        """Measure as torch of this process knows it."""
         import torch
 
-        return torch.cuda.memory_reserved(self._index)
+        free, capacity = torch.cuda.mem_get_info(self._index)
+        return Room(free, capacity, torch.cuda.memory_reserved(self._index))
 
 
 def make_device(

@@ -57,9 +57,11 @@ class NodeUse:
         return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
 
     def uuids(self, slot: Slot) -> tuple[str, ...]:
-        """List the UUID of the slot's first GPU, then those of the others of its node; nothing where not known."""
-        planned = visible(self.gpus, self.ids[slot.local_accelerators[0]])[:1] if self.ids and slot.accelerators else ()
-        return tuple(gpu.uuid for own in planned if own.uuid for gpu in (own, *(g for g in self.gpus if g != own)))
+        """List the UUIDs of the slot's GPUs, then those of the others of its node; nothing where not known."""
+        own = [gpu for n in slot.local_accelerators for gpu in visible(self.gpus, self.ids[n])[:1]] if self.ids else []
+        if not own or not all(gpu.uuid for gpu in own):
+            return ()
+        return tuple(gpu.uuid for gpu in (*own, *(gpu for gpu in self.gpus if gpu not in own)))
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:

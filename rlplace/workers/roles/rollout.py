@@ -130,6 +130,7 @@ class VectorRolloutWorker(RolloutWorker):
         from rlplace.workers.engines.torch import TorchEngine
 
         config, context, spaces = self.config.config, self.context, self.config.spaces
+        context.device.verify()
         policy = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
         workspace = config.torch_rollout.workspace_memory
         self._open(TorchEngine(policy, device=context.device, owner=context.owner, workspace_bytes=workspace))
@@ -302,6 +303,7 @@ class TextRolloutWorker(RolloutWorker):
         from rlplace.workers.engines.weights import SyncProbe
 
         answers = self.config.prompts * self.config.config.algorithm.samples_per_prompt
+        self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
         self._open(self._engine())
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)

@@ -60,6 +60,7 @@ class Ranks:
         self._epoch = self._waits = 0
         device, meet = torch.device(context.device.torch_name), context.rendezvous
         self._on_host = device.type != "cuda"
+        context.device.verify()
         if not self._on_host:
             torch.cuda.set_device(device)
         torch.set_num_threads(1)  # a rank has one core; more threads only wake each other

@@ -140,18 +140,20 @@ def test_a_process_that_stands_still_with_the_account_is_said(tmp_path: Path, mo
     assert late.value.code == "account-held"
 
 
-@pytest.mark.parametrize(("seen", "fits"), [("1a", True), ("2b", False), ("of a MIG slice", True)])
-def test_the_gpu_that_cuda_shows_is_compared_with_the_plan(
-    seen: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("seen", "wrong"),
+    [(["1a", "2b"], None), (["of a MIG slice", "2b"], None), (["1a", "3c"], "GPU-3c"), (["2b", "1a"], "GPU-2b")],
+)
+def test_the_gpus_that_cuda_shows_are_compared_with_the_plan(
+    seen: list[str], wrong: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=seen))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 100))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
-    gpu = CudaDevice(uuids=("GPU-1a", "GPU-2b", "GPU-3c"))
-    if fits:
-        gpu.acquire(10, "weights")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=seen[index - 4]))
+    slot = dataclasses.replace(slot_of("rollout"), accelerators=(12, 13), local_accelerators=(4, 5))
+    gpus = CudaDevice(4, slot, uuids=("GPU-1a", "GPU-2b", "GPU-3c"))
+    if wrong is None:
+        gpus.verify()
         return
     with pytest.raises(ClusterError) as refused:
-        gpu.acquire(10, "weights")
+        gpus.verify()
     assert refused.value.code == "worker-misplaced"
-    assert refused.value.problem.got == "GPU-2b"
+    assert refused.value.problem.got == wrong

@@ -12,6 +12,7 @@ from rlplace.placement.language.groups import RuntimeEnv
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.host import GroupSpec
+from rlplace.workers.launch.machines import Gpu
 from rlplace.workers.launch.reservation import (
     BUNDLE_CPUS,
     Machine,
@@ -152,3 +153,12 @@ def test_workers_that_cannot_share_a_process(specs: list[GroupSpec], running: li
     problem = refused.value.problem
     assert (problem.code, problem.key) == ("process-cannot-be-shared", key)
     assert why in (problem.why or "")
+
+
+def test_the_gpus_of_a_slot_are_named_first_and_all_or_none_are_known() -> None:
+    gpus = tuple(Gpu(uuid=f"GPU-{name}") for name in "abcd")
+    slot = dataclasses.replace(slot_of("rollout"), accelerators=(9, 11), local_accelerators=(1, 3))
+    use = NodeUse(node=0, accelerators=(1, 3), kind="cuda", ids={1: "1", 3: "3"}, gpus=gpus)
+    assert use.uuids(slot) == ("GPU-b", "GPU-d", "GPU-a", "GPU-c")
+    assert dataclasses.replace(use, ids={1: "1", 3: "MIG-x"}).uuids(slot) == ()
+    assert dataclasses.replace(use, ids={}).uuids(slot) == ()

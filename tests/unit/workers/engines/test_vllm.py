@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Held, Level
+from rlplace.workers.launch.devices import CudaDevice, Room
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -130,6 +132,42 @@ def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkey
             return [method(None, *args), Held(weights=90, cache=40, accelerator=170, host=5)]
 
     assert CudaMemory(Workers(), Ledger(), 1).held() == (100, 40, 180, 75)
+
+
+def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch goes on counting pages that vLLM unmapped below it; and of workers in other processes it knows nothing."""
+    asleep = types.SimpleNamespace(tag="weights", handle=(0, 70), is_asleep=True, cpu_backup_tensor=None)
+    allocator = types.SimpleNamespace(
+        get_mem_allocator_instance=lambda: types.SimpleNamespace(pointer_to_data={0: asleep})
+    )
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index=0: 80)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index=0: (30, 200))
+    others = [Room(free=90, capacity=200, own=40), Room(free=20, capacity=200, own=10)]
+
+    class Workers(Gpu):
+        rooms: Sequence[Room] = ()
+
+        def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
+            own = method(None, *args)
+            return [own, *self.rooms] if isinstance(own, Room) else [own]
+
+    engine, device = Workers(), CudaDevice()
+    assert device.measure() == (30, 200, 80)
+    memory = CudaMemory(engine, device, 1)
+    assert device.measure() == (30, 200, 10)
+    assert device.held_bytes() == 10
+    with pytest.raises(
+        AcceleratorOutOfMemory, match=r"KV cache needs 41 bytes(.|\n)*other processes: all they hold 160"
+    ):
+        device.acquire(41, "KV cache")
+    device.acquire(40, "KV cache")
+    engine.rooms = others
+    with pytest.raises(AcceleratorOutOfMemory, match="31 bytes"):
+        device.acquire(31, "KV cache")
+    memory.close()
+    assert device.measure() == (30, 200, 80)
 
 
 class Packed(nn.Linear):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from pathlib import Path
 
@@ -12,7 +13,15 @@ from safetensors.torch import save_file
 
 from rlplace.comm.weights.version import ReceivedWeights
 from rlplace.errors import WeightSyncError
-from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, KeptWeights, check_fit
+from rlplace.workers.engines.weights import (
+    EMBEDDING,
+    HEAD,
+    ExpectedWeights,
+    KeptWeights,
+    SharedBucket,
+    check_fit,
+    in_buckets,
+)
 
 A, B = "q_proj.lora_A.weight", "q_proj.lora_B.weight"
 OWNER = "rollout rank 0"
@@ -165,3 +174,43 @@ def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:20])
     with pytest.raises(OSError, match=file.name):
         ExpectedWeights.of_folder(made)
+
+
+# ── to workers that are other processes ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_weights_in_buckets_arrive_equal_and_only_one_bucket_is_there_at_a_time() -> None:
+    """Among them weights larger than a bucket, of other types, without elements, not contiguous."""
+    sent = {
+        "a": torch.randn(5, 30),
+        "large": torch.randn(40, 40),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "half": torch.randn(7).bfloat16(),
+        "empty": torch.empty(0, 4),
+        "turned": torch.randn(6, 9).t(),
+        "mask": torch.tensor([True, False]),
+    }
+    names, before, seen = list[str](), _memory_files(), list[SharedBucket]()
+    for bucket in in_buckets(iter(sent.items()), 1000):
+        assert _memory_files() == before + 1
+        found = bucket.open()
+        assert len(found) == 1 or bucket.size_bytes <= 1000
+        for name, weight in found:
+            assert (weight.dtype, weight.shape) == (sent[name].dtype, sent[name].shape)
+            assert torch.equal(weight, sent[name])
+            weight.zero_()  # reaches nobody else
+            names.append(name)
+        del found, weight  # which keep the memory
+        assert all(torch.equal(weight, sent[name]) for name, weight in bucket.open())
+        seen.append(bucket)
+    assert names == list(sent)
+    assert len(seen) == 3
+    assert _memory_files() == before
+    with pytest.raises(FileNotFoundError):
+        seen[0].open()
+
+
+def _memory_files() -> int:
+    """Those that this process has open, however often."""
+    links = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return len({file.stat().st_ino for file in links if "rlplace weights" in os.readlink(file)})

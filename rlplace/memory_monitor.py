@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
@@ -20,6 +20,8 @@ from rlplace.placement.memory.solve import find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
 from rlplace.units import exact_bytes
 from rlplace.workers.worker import MoveReport
+
+_ROUNDING = 0.05  # of what is predicted: the accuracy of the proof
 
 
 class Resident(NamedTuple):
@@ -40,8 +42,16 @@ class Resident(NamedTuple):
 class MemoryMonitor:
     """Compares measured with predicted bytes. Owned by the loop, which reports every move; `case` is the prediction."""
 
-    def __init__(self, case: MemoryCase) -> None:
+    def __init__(
+        self,
+        case: MemoryCase,
+        *,
+        verify: Literal["warn", "stop"] = "warn",
+        tell: Callable[[Problem], None] = lambda problem: None,
+    ) -> None:
+        """`verify`: whether more than predicted is told, once for each component and residency, or ends the run."""
         self._case, self._placement = case, case.placement
+        self._verify, self._tell, self._told = verify, tell, set[tuple[str, Residency]]()
         self._now: dict[str, Sequence[MoveReport]] = {}  # component -> of each rank
         self._seen: dict[tuple[str, Residency], list[int]] = {}  # bytes of each rank, the most there ever was
 
@@ -57,6 +67,37 @@ class MemoryMonitor:
             self._seen[component, residency] = [
                 max(most, report.accelerator_bytes) for most, report in zip(before, reports, strict=True)
             ]
+        self._compare(component, reports)
+
+    def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
+        """Find an accelerator of ranks that hold more than predicted where the residents' excess is not bearable.
+
+        The reserve bears it, or rounding, a twentieth of what is predicted. Raises AcceleratorOutOfMemory, or tells.
+        """
+        if component not in self._case.demands and component not in self._case.measured:
+            return  # nothing is predicted
+        for slot, report in zip(self._placement.slots(component), reports, strict=True):
+            told = component, report.residency
+            if told in self._told or report.accelerator_bytes <= self._ledger.bytes(component, report.residency):
+                continue
+            for accelerator in slot.accelerators:
+                residents, account = self.on(accelerator), self._ledger.account(accelerator)
+                beyond = sum(max(0, r.size_bytes - r.predicted_bytes) for r in residents)
+                if beyond <= max(account.reserve_bytes, _ROUNDING * sum(r.predicted_bytes for r in residents)):
+                    continue
+                problem = Problem(
+                    code="memory-beyond-plan",
+                    key=component,
+                    what=f"accelerator {accelerator} holds {exact_bytes(beyond)} more than the memory proof counts",
+                    got=f"{slot.owner} is {report.residency.word}: {exact_bytes(report.accelerator_bytes)}",
+                    why="\n".join(["the reserve has no room for that; resident are", *map(str, residents)]),
+                    fix=f"memory.reserve: {beyond}        (the plan then counts with it)",
+                )
+                if self._verify == "stop":
+                    raise AcceleratorOutOfMemory(problem, accelerator, beyond)
+                self._told.add(told)
+                self._tell(problem)
+                break
 
     @property
     def held(self) -> Measurements:

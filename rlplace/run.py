@@ -186,7 +186,8 @@ def _run(
         curves = sinks(before.get("files"))
         with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
             groups = launch(cluster, job)
-            loop = loop_of(schedule)(schedule, groups, MemoryMonitor(job.case), runner, first=progress.iterations)
+            memory = MemoryMonitor(job.case, verify=job.config.memory.verify, tell=lambda found: _tell(found.render()))
+            loop = loop_of(schedule)(schedule, groups, memory, runner, first=progress.iterations)
             loop.started(cluster.start_s)
             saving = Saving(job.config, job.plan, loop, folder, texts, progress)
             for outlasted in history.ready(progress.train_s):

@@ -407,6 +407,9 @@ class MemoryConfig:
         "auto",
         unit="share or bytes",
     )
+    verify: Literal["warn", "stop"] = knob(
+        "more is measured after a move than the proof counts and the reserve leaves: say it, or end the run", "warn"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,28 @@ def test_the_most_that_was_ever_measured_counts_instead_of_the_plan() -> None:
     assert memory.held["rollout"] == {Residency.FULL: 46 * GIB, Residency.WEIGHTS: 15 * GIB}
     with pytest.raises(AcceleratorOutOfMemory, match=r"rollout full 46 GiB"):
         memory.admit(entry.acquires, "rollout")
+
+
+def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run() -> None:
+    """Of an 8B model: the reserve of 4 GiB bears what all residents of an accelerator hold more, not what one does."""
+    case, told = dataclasses.replace(colocated_8b(), reserve=4 * GIB), list[Problem]()
+    memory, foreseen = MemoryMonitor(case, tell=told.append), MemoryMonitor(case)._ledger
+    for component, residency in (("rollout", Residency.OFF), ("reward", Residency.OFF)):
+        moved(memory, component, residency, foreseen.bytes(component, residency) / GIB + 1.5)
+    assert told == []
+    moved(memory, "actor", Residency.OFF, 1.5, on=6)
+    moved(memory, "actor", Residency.OFF, 1.5, on=6)
+    (problem,) = told
+    assert (problem.code, problem.key) == ("memory-beyond-plan", "actor")
+    assert problem.what.startswith("accelerator 6 holds 4.5 GiB (4831838208) more than the memory proof counts")
+    assert str(problem.got).startswith("actor rank 6 is off: 1.5 GiB")
+    assert "reward rank 6: off 1.5 GiB" in str(problem.why)
+    assert str(problem.fix).startswith(f"memory.reserve: {4.5 * GIB:.0f} ")
+    fixed = MemoryMonitor(dataclasses.replace(case, reserve=int(4.5 * GIB)), verify="stop")
+    for each, verify in ((fixed, False), (MemoryMonitor(case, verify="stop"), True)):
+        moved(each, "actor", Residency.OFF, 4.0)
+        with pytest.raises(AcceleratorOutOfMemory, match="memory-beyond-plan") if verify else nullcontext():
+            moved(each, "actor", Residency.OFF, 4.5)
 
 
 def failure(cause: BaseException, *, stage: str = "learn 2", method: str = "learn") -> WorkerError:

@@ -60,6 +60,7 @@ class HostPart(enum.Enum):
     GRADIENTS = "gradients"  # on their way to an optimizer there
     CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
     SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
+    BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
@@ -123,7 +124,7 @@ class Footprint:
 
     def host_bytes(self, residency: Residency) -> int:
         """What the worker itself reports: copies that stay, neither the pool they are taken from nor what passes."""
-        passing = (HostPart.POOL, HostPart.GRADIENTS, HostPart.CHECKPOINT, HostPart.SAVED)
+        passing = (HostPart.POOL, HostPart.GRADIENTS, HostPart.CHECKPOINT, HostPart.SAVED, HostPart.BUCKETS)
         return sum(size for part, size in self.host.get(residency, {}).items() if part not in passing)
 
     def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
@@ -429,13 +430,17 @@ class EngineDemand:
         # Every accelerator of the rank has its part; the host has them all. Asleep at level 2 there is no copy.
         parts = model.parts(parallel) if block.sleep_level == 1 else []
         copies = [(part * number, layers * placed.accelerators_per_rank) for part, layers in parts]
+        host = host_copies(placed, HostPart.SLEEP, off=copies)
+        if placed.accelerators_per_rank > 1:
+            way = {HostPart.BUCKETS: formulas.cut_buckets(model)}
+            host = {at: kept if at is _OFF else {**kept, **way} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
                 "sync": {Part.SYNC: max(self.sync.working(weights), anew)},
                 "rollout": {Part.WORKSPACE: workspace},
             },
-            host=host_copies(placed, HostPart.SLEEP, off=copies),
+            host=host,
             lacking=lacking,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rlplace.checkpoints import MODEL_FILE_BYTES, STATE_FILE_BYTES
 from rlplace.config.schema import FrozenConfig, TrainedConfig
-from rlplace.placement.flow import DEVICE_BUCKET_BYTES, SUMMED_AT_ONCE_BYTES
+from rlplace.placement.flow import CUT_BUCKET_BYTES, DEVICE_BUCKET_BYTES, SUMMED_AT_ONCE_BYTES
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -192,6 +192,14 @@ def sync_buckets(weights: int) -> int:
     Accuracy: exact past the host, upper bound through it; readers past the host hold a second copy.
     """
     return 2 * min(weights, DEVICE_BUCKET_BYTES)
+
+
+def cut_buckets(model: ModelShape) -> int:
+    """2 buckets, of 64 MiB or the largest weight x 4: one is written while processes hold what they lack of the other.
+    Source: rlplace.workers.engines.weights.
+    Accuracy: upper bound: weights may come in 16 bits.
+    """
+    return 2 * max(CUT_BUCKET_BYTES, model.largest_weight_elements * 4)
 
 
 def pinned(size: int) -> int:

@@ -32,6 +32,7 @@ from rlplace.comm.weights.version import ReceivedWeights
 from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.heads import weight_shapes
+from rlplace.placement.flow import CUT_BUCKET_BYTES
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, TextEngine, Weights
@@ -134,7 +135,6 @@ def merged(weights: Weights, factors: FactorsOf, device: torch.device) -> Iterat
 #
 # A worker keeps a bucket until the last layer is whole that has a weight in it, so at most two are there at a time.
 
-CUT_BYTES = 64 << 20
 _ALIGNMENT = 64
 
 
@@ -157,7 +157,7 @@ class SharedBucket:
         return [(name, _at(pages, dtype, shape, first)) for name, dtype, shape, first in self.weights]
 
 
-def in_buckets(items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BYTES) -> Iterator[SharedBucket]:
+def in_buckets(items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES) -> Iterator[SharedBucket]:
     """Yield all weights in order, in buckets of at most `size_bytes` or one weight; their memory is not in /dev/shm."""
     with contextlib.ExitStack() as opened:
         pages, file, end = None, -1, 0

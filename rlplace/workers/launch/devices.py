@@ -44,6 +44,10 @@ class Device:
         """Return what this worker holds on each of its accelerators."""
         return 0
 
+    def measured_bytes(self, counted: int) -> int:
+        """Return what this worker holds on each of its accelerators, whose tensors there take `counted`."""
+        return counted
+
     def worker_ended(self) -> None:
         """Take everything out of the account, also what an earlier worker of that name has left in it."""
 
@@ -317,6 +321,9 @@ class CudaDevice(Device):
 
     def held_bytes(self) -> int:
         return self.measure().own
+
+    def measured_bytes(self, counted: int) -> int:
+        return max(counted, self.held_bytes())  # with what torch's allocator keeps
 
     def measure_here(self) -> Room:
         """Measure as torch of this process knows it."""

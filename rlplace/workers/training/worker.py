@@ -53,7 +53,7 @@ class JoinedWorker(RoleWorker):
         self.residency = to
         return MoveReport(
             residency=to,
-            accelerator_bytes=sum(part.accelerator_bytes for part in self._parts),
+            accelerator_bytes=self.context.device.measured_bytes(sum(part.accelerator_bytes for part in self._parts)),
             host_bytes=sum(part.host_bytes for part in self._parts) + self._host_bytes(),
         )
 

@@ -26,6 +26,7 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger
 from rlplace.placement.schedule import Needs, Residency, text_needs
 from tests.unit.placement.memory_cases import (
+    COMPONENTS,
     GIB,
     PENDULUM,
     RLHF,
@@ -34,6 +35,7 @@ from tests.unit.placement.memory_cases import (
     held,
     ppo,
     ppo_case,
+    rlhf,
     rlhf_demands,
     spread_70b,
 )
@@ -104,6 +106,17 @@ def test_hosts_hold_the_copies_of_what_sleeps() -> None:
 def test_sleep_level_one_copies_the_weights_of_every_engine(level: int, copies: int) -> None:
     ledger = colocated_8b().changed(["rollout"], sleep_level=level).ledger()
     assert held(at(ledger.hosts[0], "learn 2"), "rollout", HostPart.SLEEP) == copies * 2 * 8_030_261_248
+
+
+def test_the_host_of_a_cut_engine_holds_two_buckets_of_its_weights() -> None:
+    """Of 64 MiB, or of the largest weight, in float32."""
+    placed = {**dict.fromkeys(COMPONENTS, "0-7"), "rollout": "0-3:0,4-7:1"}
+    case = rlhf(placed, Topology.uniform(1, 8, "cuda", 80 * GIB), rlhf_demands("8b"))
+    host = case.ledger().hosts[0]
+    buckets = 2 * 2 * 128256 * 4096 * 4
+    assert [held(at(host, stage), "rollout", HostPart.BUCKETS) for stage in ("sync", "learn 2")] == [buckets, 0]
+    (whole,) = colocated_8b().ledger().hosts
+    assert held(at(whole, "sync"), "rollout", HostPart.BUCKETS) == 0
 
 
 def test_todays_job() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, text_needs
+from rlplace.workers.engines.vllm import CudaMemory
+from tests.fake_vllm import FakeVllm
+from tests.rollout_stage import Ledger
 
 ACCELERATORS = 6
 ROLES = ("actor", "rollout", "env", "critic", "reference", "reward.a", "reward.b")
@@ -69,3 +73,22 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
     assert bases == [stage for stage in needs.stages if stage in bases]
     for component in early:
         assert not any(placement.shared(component, other) for other in plan.active["rollout"] if other != component)
+
+
+@given(cases(), st.sampled_from([1, 2]))
+def test_every_plan_takes_a_gpu_engine_through_steps_that_vllm_allows(
+    case: tuple[HybridComponentPlacement, dict[str, bool]], level: Literal[1, 2]
+) -> None:
+    """From one iteration to the next: weights that were dropped come back before the cache does, and both to answer."""
+    plan, gpu = derived(*case), FakeVllm()
+    memory = CudaMemory(gpu, Ledger(), level)
+    memory.move(Residency.OFF, level=2)
+    for number, stage in enumerate(plan.stages * 2):
+        to = plan.residency[stage]["rollout"]
+        if stage == "sync" and number:  # at the start all is empty
+            assert to <= max(Residency.WEIGHTS, memory.residency)
+        memory.move(to)
+        if stage == "sync":
+            gpu.update()
+        if stage == "rollout":
+            gpu.answer()

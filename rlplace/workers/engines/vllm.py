@@ -417,13 +417,19 @@ class CudaMemory(EngineMemory):
         self._engine.release_kv_cache_memory()
 
     def wake_cache(self) -> None:
-        self._engine.wake_up(tags=["kv_cache"])
+        self._wake("kv_cache", wholly=True)
 
     def sleep(self, level: Level) -> None:
         self._engine.sleep(level=level)
 
     def wake_weights(self) -> None:
-        self._engine.wake_up(tags=["weights"])
+        self._wake("weights", wholly=False)
+
+    def _wake(self, tag: str, *, wholly: bool) -> None:
+        """Wake one part, with the cache the scheduler too. vLLM only logs what it does not do, so its answer counts."""
+        if self._engine.wake_up(tags=[tag]) is not wholly:
+            how = "wholly awake" if not wholly else "still asleep in part"
+            raise AssertionError(f"vLLM is {how} after waking {tag}, at residency {self.residency.word}")
 
     def _measure(self) -> list[Held]:
         return self._engine.collective_rpc(_held_on_gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Held, Level
 from rlplace.workers.launch.devices import CudaDevice, Room
+from tests.fake_vllm import FakeVllm
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -84,31 +86,40 @@ def test_what_does_not_fit_leaves_the_last_residency_that_was_reached() -> None:
 # ── platforms ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Gpu:
-    def __init__(self) -> None:
-        self.calls: list[tuple[object, ...]] = []
-
-    def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
-        return [Held(weights=1, cache=1, accelerator=2, host=0)]
-
-    def sleep(self, level: int = 1) -> None:
-        self.calls.append(("sleep", level))
-
-    def release_kv_cache_memory(self) -> None:
-        self.calls.append(("release_kv_cache_memory",))
-
-    def wake_up(self, tags: list[str] | None = None) -> bool:
-        self.calls.append(("wake_up", *(tags or ())))
-        return True
-
-
 def test_on_a_gpu_the_steps_are_vllms_own() -> None:
-    gpu = Gpu()
+    gpu = FakeVllm()
     memory = CudaMemory(gpu, Ledger(), 1)
     for to in (OFF, FULL):
         memory.move(to)
     stopped = [("sleep", 0), ("release_kv_cache_memory",)]
     assert gpu.calls == [*stopped, ("sleep", 1), ("wake_up", "weights"), ("wake_up", "kv_cache")]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_on_a_gpu_any_two_moves_are_legal_to_vllm(level: Level) -> None:
+    """And answers are refused until the weights mean something and all is awake."""
+    for first, second in itertools.product((OFF, WEIGHTS_ONLY, FULL), repeat=2):
+        gpu = FakeVllm()
+        memory = CudaMemory(gpu, Ledger(), level)
+        for to in (first, second):
+            memory.move(to)
+            if to == FULL:
+                gpu.update()
+                gpu.answer()
+            else:
+                with pytest.raises(RuntimeError):
+                    gpu.answer()
+
+
+def test_on_a_gpu_a_step_that_vllm_only_logs_is_an_error() -> None:
+    gpu = FakeVllm()
+    memory = CudaMemory(gpu, Ledger(), 1)
+    memory.move(OFF)
+    gpu.wake_up(["weights"])  # behind its back
+    gpu.wake_up(["kv_cache"])
+    gpu.wake_up = lambda tags=None: True  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="vLLM is wholly awake after waking weights"):
+        memory.move(WEIGHTS_ONLY)
 
 
 def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +138,7 @@ def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkey
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 250)
 
-    class Workers(Gpu):
+    class Workers(FakeVllm):
         def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
             return [method(None, *args), Held(weights=90, cache=40, accelerator=170, host=5)]
 
@@ -146,7 +157,7 @@ def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index=0: (30, 200))
     others = [Room(free=90, capacity=200, own=40), Room(free=20, capacity=200, own=10)]
 
-    class Workers(Gpu):
+    class Workers(FakeVllm):
         rooms: Sequence[Room] = ()
 
         def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
@@ -178,7 +189,7 @@ class Packed(nn.Linear):
         self.cpu_linear: Any = nn.functional.linear
 
 
-class Cpu(Gpu):
+class Cpu(FakeVllm):
     """One worker: two layers with views of one cache of 4 KiB, and a model of 12 weights."""
 
     def __init__(self) -> None:

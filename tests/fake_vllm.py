@@ -1,0 +1,62 @@
+"""vLLM's engine on a GPU, as far as its sleep goes: what it refuses is refused, and so is what it would only log.
+
+After vllm 0.32: v1/engine/core.py (sleep, wake_up, release_kv_cache_memory) and v1/executor/abstract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlplace.workers.engines.vllm import Held
+
+WEIGHTS, CACHE = "weights", "kv_cache"
+
+
+class FakeVllm:
+    """Awake, with weights that mean something once they are loaded. Raises RuntimeError for a step out of order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self._asleep, self._paused = set[str](), False
+        self._loaded = False  # the weights are those of a version
+        self._cached = False  # keys and values may be there, of these weights
+
+    def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
+        return [Held(weights=1, cache=1, accelerator=2, host=0)]
+
+    def sleep(self, level: int = 1) -> None:
+        self.calls.append(("sleep", level))
+        self._paused = True
+        if level:
+            self._legal(WEIGHTS not in self._asleep, "the executor is already sleeping: a second sleep does nothing")
+            self._asleep, self._cached = {WEIGHTS, CACHE}, False
+            self._loaded &= level == 1
+
+    def release_kv_cache_memory(self) -> None:
+        self.calls.append(("release_kv_cache_memory",))
+        self._legal(self._paused, "release_kv_cache_memory() requires a completed pause first")
+        self._legal(not self._asleep, "release_kv_cache_memory() requires all executor memory to be resident")
+        self._asleep, self._cached = {CACHE}, False
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        self.calls.append(("wake_up", *(tags or ())))
+        for tag in tags or ():
+            self._legal(tag in self._asleep, f"tag {tag} does not sleep: to wake it does nothing")
+            self._asleep.discard(tag)
+        self._paused = bool(self._asleep)
+        return not self._asleep
+
+    def update(self) -> None:
+        """Load weights, and drop what was computed by those before, as the engine does in one."""
+        self._legal(WEIGHTS not in self._asleep, "weights are loaded into memory that is not mapped")
+        self._loaded, self._cached = True, False
+
+    def answer(self) -> None:
+        self._legal(not self._asleep and not self._paused, "a request is queued until the scheduler is resumed")
+        self._legal(self._loaded, "the weights are random")
+        self._cached = True
+
+    def _legal(self, holds: bool, why: str) -> None:
+        if not holds:
+            raise RuntimeError(why)

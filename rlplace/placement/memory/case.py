@@ -24,7 +24,7 @@ from rlplace.config.schema import (
 )
 from rlplace.errors import ConfigError, Problem, ProblemsError
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, participants_of
-from rlplace.placement.flow import BUCKET_BYTES, Route, deliver_through_host
+from rlplace.placement.flow import BUCKET_BYTES, DeviceDelivery, Route, deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
     Demand,
@@ -37,7 +37,7 @@ from rlplace.placement.memory.demands import (
     SimulatorDemand,
     TrainingDemand,
 )
-from rlplace.placement.memory.formulas import DTYPE_BYTES
+from rlplace.placement.memory.formulas import DTYPE_BYTES, nccl_shared
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
 from rlplace.placement.memory.model import Head, ModelShape, read_model
 from rlplace.placement.memory.policies import (
@@ -351,7 +351,7 @@ def with_share(config: Config, case: MemoryCase) -> Config:
 
 
 def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
-    """The most that channels and weights take of each node's shared memory.
+    """The most that channels, weights and NCCL take of each node's shared memory.
 
     `item_bytes`: of the largest item by channel; 0 or left out where it is not known, as `weights_bytes`.
     """
@@ -367,7 +367,28 @@ def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) 
     buffers = WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES if weights_bytes else 0
     nodes, through_host = plan.placement.locations("rollout").node, deliver_through_host(plan.deliveries)
     readers = {nodes[delivery.lead]: buffers for delivery in through_host}
-    return {"channels": by_node, "weights": readers}
+    return {"channels": by_node, "weights": readers, "NCCL": _count_nccl(plan)}
+
+
+def _count_nccl(plan: Plan) -> Counter[int]:
+    """By node, what NCCL takes where GPUs do not reach each other: of models and engines on several, and of syncs."""
+    by_node: Counter[int] = Counter()
+    at = {component: plan.placement.locations(component) for component in plan.placement.components}
+    members = [  # as often as they are in a group, by the node of each GPU
+        node
+        for component, places in at.items()
+        if role_of(component) not in ("env", "agent")
+        and (max(places.count) if component == "rollout" else sum(places.count)) > 1
+        for node, count in zip(places.node, places.count, strict=True)
+        for _ in range(count)
+    ]
+    for delivery in plan.deliveries:
+        if isinstance(delivery, DeviceDelivery) and len(delivery.group) > 1:
+            members += [at[component].node[rank] for component, rank in delivery.group]
+    for node in members:
+        if plan.topology.nodes[node].kind == "cuda":
+            by_node[node] += nccl_shared()
+    return by_node
 
 
 def channel_bytes(location: ChannelLocation, item_bytes: int = 0, participants: int = LEAST_PARTICIPANTS) -> int:

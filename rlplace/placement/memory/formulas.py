@@ -186,6 +186,14 @@ def communicator(groups: int) -> int:
     return groups * 2 * 32 * (4 << 20)
 
 
+def nccl_shared() -> int:
+    """2 neighbours x 2 channels x 9.2 MiB in /dev/shm, of each GPU in a group: where GPUs do not reach each other.
+    Source: NCCL's transport over shared memory, of whose segments each has 9,637,888 bytes.
+    Accuracy: assumed; next to nothing where GPUs reach each other.
+    """
+    return 2 * 2 * 9_637_888
+
+
 def sync_buckets(weights: int) -> int:
     """2 buckets: one is filled while the other is taken; no tensor is gathered.
     Source: rlplace.comm.weights.

@@ -12,7 +12,13 @@ from rlplace.comm.table import Table
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.flow import BUCKET_BYTES
-from rlplace.placement.memory.case import WEIGHT_BUFFERS, channel_bytes, item_segment_bytes, simulator_items
+from rlplace.placement.memory.case import (
+    WEIGHT_BUFFERS,
+    channel_bytes,
+    count_shared,
+    item_segment_bytes,
+    simulator_items,
+)
 from rlplace.placement.memory.demands import HostPart
 from rlplace.placement.memory.records import render_ledger
 from rlplace.placement.memory.solve import find_shortages
@@ -121,3 +127,16 @@ def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
     far, _ = ppo(topology=Topology.uniform(2, 4))
     assert simulator_items(far, PENDULUM, 1, 1 << 30)["weights"] == BUCKET_BYTES
     assert simulator_items(far, PENDULUM, 1, 1000)["weights"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("actor", "rollout", "members"),
+    [("0-3", "0-7", 4 + 8), ("0-3", "0-3", 4 + 4), ("0", "0", 0), ("0-3", "4-7:0", 4 + 4)],
+)
+def test_nccl_has_segments_for_each_gpu_in_a_group(actor: str, rollout: str, members: int) -> None:
+    """In those of the actor, of an engine over several GPUs, and of a sync: actors and who has no actor on its GPU."""
+    placed = {"actor": actor, "env": "0-7", "rollout": rollout}
+    plan, _ = ppo(placed, kind="cuda", memory=80 << 30)
+    assert count_shared(plan, {}, 0)["NCCL"].get(0, 0) == members * 4 * 9_637_888
+    emulated, _ = ppo(placed)
+    assert count_shared(emulated, {}, 0)["NCCL"] == {}

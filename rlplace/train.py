@@ -25,11 +25,14 @@ from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.commands import typed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
+from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_short, render_text, table
-from rlplace.prepare import Prepared, check_launch, missing_libraries, planned_only, prepare_composed
+from rlplace.prepare import Prepared, check_launch, missing_libraries, planned_only, prepare, prepare_composed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
+from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
+from rlplace.workers.launch.machines import visible_gpus
 
 USAGE = Path(__file__).with_name("train_usage.txt")
 
@@ -95,7 +98,7 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
 
 def _job(composed: compose.Composed, signals: Signals, ended: list[tuple[compose.Composed, Path]]) -> int:
     """Run what was composed, and add its folder to those that `ended`."""
-    job = prepare_composed(composed)
+    job = _reached(prepare_composed(composed))
     if not job.config.dry_run:
         lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
         if lacking:
@@ -119,6 +122,24 @@ def _job(composed: compose.Composed, signals: Signals, ended: list[tuple[compose
         return DONE
     ended.append((composed, _run(job, None if found is None else found.checkpoint, signals)))
     return DONE
+
+
+def _reached(job: Prepared) -> Prepared:
+    """Return the job with weights that go through the host where memory of this machine's GPUs cannot be shared.
+
+    A dry run tries nothing.
+    """
+    past_host = any(isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries)
+    if job.config.actor.sync.through_host != "auto" or not past_host or not visible_gpus():
+        return job
+    why = known_obstacle() if job.config.dry_run else obstacle()
+    if why is None:
+        return job
+    _show(f"actor.sync.through_host: true, since processes of this machine cannot share a GPU's memory: {why}\n")
+    actor = job.mapping["actor"]
+    sync = {**(actor.get("sync") or {}), "through_host": True}
+    mapping = {**job.mapping, "actor": {**actor, "sync": sync}}
+    return prepare(mapping, name=job.view.name, sources=job.sources, words=job.words)
 
 
 def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:

@@ -237,7 +237,10 @@ class SyncConfig:
     verify: Literal["checksum", "logprobs"] = lm_knob(
         "checksum of the bytes that arrived | log-probabilities of the same tokens in actor and engine", "checksum"
     )
-    through_host: bool = lm_knob("through the host on GPUs too, as other modes than all: slower, less memory", False)
+    through_host: bool | Literal["auto"] = knob(
+        "on GPUs too, as other modes than all: slower, less memory; auto: where processes cannot share a GPU's memory",
+        "auto",
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,10 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
     leaving = [c for c in needs.components if _leaves(config, c)]
     plan = plan_components(config.cluster, topology, needs=needs, offload=leaving, sources=sources, job=config)
     placement = plan.placement
+    sync = config.actor.sync
+    # A version stays in host memory until engines that generate ahead of the actor load it.
+    on_devices = sync.mode == "all" and sync.through_host is not True and config.algorithm.max_staleness == 0
+    deliveries = deliver(placement) if on_devices else deliver_by_node(placement)
     if config.kind == "mlp":
         envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
         routes = derive_routes(placement, envs, groups)
@@ -86,17 +90,14 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
             plan,
             routes=routes,
             channels=plan_channels(config, placement, routes),
-            deliveries=deliver(placement),
+            deliveries=deliveries,
         )
     if not config.runs:
         return plan
-    # A version stays in host memory until engines that generate ahead of the actor load it.
-    sync = config.actor.sync
-    on_devices = sync.mode == "all" and not sync.through_host and config.algorithm.max_staleness == 0
     return dataclasses.replace(
         plan,
         channels=plan_channels(config, placement),
-        deliveries=deliver(placement) if on_devices else deliver_by_node(placement),
+        deliveries=deliveries,
     )
 
 

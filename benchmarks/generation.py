@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.engines.contract import EngineSettings
+from rlplace.workers.engines.contract import TORCH_NAMES, EngineSettings
 from rlplace.workers.engines.vllm import VllmEngine
 from rlplace.workers.launch.devices import CudaDevice, Device
 
@@ -100,11 +100,14 @@ def rates(generate: Callable[[], int]) -> Rates:
     return Rates(tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu))
 
 
-def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) -> None:
+def compare(
+    folder: Path, prompts: list[list[int]], new: int, repetitions: int, dtype: Literal["fp32", "bf16"] = "fp32"
+) -> dict[str, float]:
+    """Return the median ratio by clock."""
     device: Device = CudaDevice() if torch.cuda.is_available() else Device()
     context = PROMPT_TOKENS + new
     rollout = TextRolloutConfig(
-        dtype="fp32", kv_cache_memory=CACHE_BYTES, step_tokens=2048, step_sequences=SEQUENCES, enforce_eager=True
+        dtype=dtype, kv_cache_memory=CACHE_BYTES, step_tokens=2048, step_sequences=SEQUENCES, enforce_eager=True
     )
     settings = EngineSettings(rollout=rollout, model=folder, context=context)
     engine = VllmEngine(settings, device=device, owner="rollout rank 0")
@@ -115,7 +118,7 @@ def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) 
     llm = LLM(
         model=str(folder),
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=TORCH_NAMES[dtype],
         enforce_eager=True,
         max_model_len=context,
         max_num_seqs=SEQUENCES,
@@ -129,12 +132,14 @@ def compare(folder: Path, prompts: list[list[int]], new: int, repetitions: int) 
         for found, generate in turns if pair % 2 else reversed(turns):
             found.append(rates(generate))
     print(f"{len(prompts)} prompts x {new} new tokens, {repetitions} pairs:")
-    for clock in Rates._fields:
-        print_pairs(clock, [getattr(r, clock) for r in ours[1:]], [getattr(r, clock) for r in theirs[1:]])
     engine.close()
+    return {
+        clock: print_pairs(clock, [getattr(r, clock) for r in ours[1:]], [getattr(r, clock) for r in theirs[1:]])
+        for clock in Rates._fields
+    }
 
 
-def print_pairs(clock: str, ours: list[float], theirs: list[float]) -> None:
+def print_pairs(clock: str, ours: list[float], theirs: list[float]) -> float:
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     print(
@@ -143,6 +148,7 @@ def print_pairs(clock: str, ours: list[float], theirs: list[float]) -> None:
     print(
         f"    ratio {middle:.3f}, quartiles {low:.3f}-{high:.3f}, all {ratios[0]:.3f}-{ratios[-1]:.3f}     goal: 0.97"
     )
+    return middle
 
 
 def main(arguments: list[str]) -> None:

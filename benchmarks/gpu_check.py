@@ -1,9 +1,11 @@
 """What this machine's GPUs do: each check in a process of its own with a deadline, all of them in one table.
 
-    scripts/gpu_check [check ...]
+    scripts/gpu_check [--emulated] [check ...]
 
-A check that fails, hangs or crashes does not keep the others from running. Exit codes: 0 nothing failed, 1 something
-did, 2 there is no GPU, or no such check.
+A check that fails, hangs or crashes does not keep the others from running; those that are not begun after eight minutes
+are left out. With `--emulated`, on a machine without a GPU, a CPU stands in for it: nothing is learned about GPUs, but
+every line of the checks runs that needs none. Exit codes: 0 nothing failed, 1 something did, 2 there is no GPU, or no
+such check.
 """
 
 from __future__ import annotations
@@ -27,26 +29,33 @@ from rlplace.workers.launch.machines import visible_gpus
 
 FINE, FAILED, WRONG = 0, 1, 2
 NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
+BUDGET_S = 480.0  # of all checks
 GRACE_S = 30.0  # for what is past its deadline, to end what it has started
 _LAST_LINES, _WIDEST = 15, 110
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The command's last line is its figure; of one that fails, the last line of its errors says why."""
+    """The command's last line is its figure; of one that fails, the last line of its errors says why.
+
+    Lines `@what, measured, expected, "missed" or ""`, apart by tabs, are measurements. `words`: what follows it where
+    a CPU stands in for the GPU.
+    """
 
     name: str
     what: str
     command: Sequence[str]
     deadline_s: float = 300.0
+    words: Sequence[str] = ("--emulated",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     check: Check
-    result: Literal["ok", "failed", "not here"]
+    result: Literal["ok", "failed", "not here", "no time"]
     figure: str  # or why not
-    seconds: float
+    seconds: float = 0.0
+    measured: Sequence[Sequence[str]] = ()  # what, measured, expected, "missed" or ""
     errors: str = ""  # the last lines of a failure
 
 
@@ -56,6 +65,7 @@ def _tried(name: str, what: str, deadline_s: float = 300.0) -> Check:
 
 
 CHECKS = (
+    _tried("environment", "libraries, drivers, shared memory; whether processes can share a GPU's", 180.0),
     _tried("sleep-1", "vLLM sleeps at level 1: weights on the host"),
     _tried("sleep-2", "vLLM sleeps at level 2: weights dropped"),
     _tried("ipc", "a tensor lent to another process of the GPU", 120.0),
@@ -63,12 +73,13 @@ CHECKS = (
     _tried("nccl", "a broadcast between two GPUs", 180.0),
     _tried("offload", "offload and onload against a pinned copy", 120.0),
     _tried("attention", "packed attention against one sequence at a time", 120.0),
-    _tried("grpo", "a short GRPO run of a tiny model", 600.0),
+    _tried("grpo", "a short GRPO run of a tiny model, and its memory"),
+    _tried("generation", "tokens per second against vLLM alone"),
     Check(
         name="tests",
         what="tests that need a GPU",
         command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"),
-        deadline_s=1800.0,
+        words=("--collect-only",),
     ),
 )
 
@@ -77,21 +88,31 @@ def main(
     argv: Sequence[str] | None = None,
     checks: Sequence[Check] = CHECKS,
     count: Callable[[], int] = lambda: len(visible_gpus()),
+    budget_s: float = BUDGET_S,
 ) -> int:
-    """Prints the table as it grows, then what went wrong; returns the exit code. `count`: of this machine's GPUs."""
+    """Prints what it does, then the table and what went wrong; returns the exit code. `count`: of GPUs here."""
     parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")
+    parser.add_argument("--emulated", action="store_true", help="let a CPU stand in for the GPU: tries the checks")
     parser.add_argument("only", nargs="*", metavar="check", help=", ".join(c.name for c in checks))
-    only = parser.parse_args(argv).only
+    asked = parser.parse_args(argv)
+    only = asked.only
     if unknown := [name for name in only if name not in {c.name for c in checks}]:
         parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(c.name for c in checks)}")
-    if not count():
+    if not asked.emulated and not count():
         print(no_gpu(), file=sys.stderr)
         return WRONG
-    outcomes = []
+    outcomes, began = [], time.monotonic()
     for check in checks:
-        if not only or check.name in only:
-            print(f"{check.name}: {check.what} ...", flush=True)
-            outcomes.append(run(check))
+        left_s = budget_s - (time.monotonic() - began)
+        if only and check.name not in only:
+            continue
+        if left_s <= 0 and not asked.emulated:
+            why = f"{budget_s:g} s are over        (scripts/gpu_check {check.name})"
+            outcomes.append(Outcome(check=check, result="no time", figure=why))
+            continue
+        print(f"{check.name}: {check.what} ...", flush=True)
+        command = [*check.command, *(check.words if asked.emulated else ())]
+        outcomes.append(run(dataclasses.replace(check, command=command)))
     print(render(outcomes))
     return FAILED if any(outcome.result == "failed" for outcome in outcomes) else FINE
 
@@ -110,17 +131,23 @@ def run(check: Check) -> Outcome:
             _end(process)
         told, errors = _text(out), _text(err)
     seconds = time.perf_counter() - began
+    rows = [line[1:].split("\t") for line in told.splitlines() if line.startswith("@")]
+    measured = [row for row in rows if len(row) == 4]
     if code in (FINE, NOT_HERE):
-        return Outcome(check=check, result="ok" if code == FINE else "not here", figure=_last(told), seconds=seconds)
+        result: Literal["ok", "not here"] = "ok" if code == FINE else "not here"
+        return Outcome(check=check, result=result, figure=_last(told), seconds=seconds, measured=measured)
     why = f"not done after {check.deadline_s:g} s" if code is None else _last(errors) or _last(told) or f"exit {code}"
     lines = (errors or told).rstrip().splitlines()[-_LAST_LINES:]
-    return Outcome(check=check, result="failed", figure=why, seconds=seconds, errors="\n".join(lines))
+    errors = "\n".join(lines)
+    return Outcome(check=check, result="failed", figure=why, seconds=seconds, measured=measured, errors=errors)
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
-    """The table, and below it the last words of each failure."""
-    rows = [("check", "result", "seconds", "figure, or why not")]
-    rows += [(o.check.name, o.result, f"{o.seconds:.1f}", clipped(o.figure, _WIDEST)) for o in outcomes]
+    """The table: each check, and below it what it measured; then the last words of each failure."""
+    rows = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
+    for o in outcomes:
+        rows.append((o.check.name, o.result, "", "", f"{o.seconds:.1f}", clipped(o.figure, _WIDEST)))
+        rows += [(f"  {what}", missed, measured, expected, "", "") for what, measured, expected, missed in o.measured]
     failures = [chapter(f"{o.check.name}:", o.errors.splitlines()) for o in outcomes if o.result == "failed"]
     return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
 
@@ -134,7 +161,7 @@ def no_gpu() -> ClusterError:
             what="there is no GPU to check",
             got=None if visible is None else f"CUDA_VISIBLE_DEVICES={visible}",
             why="every check runs on an NVIDIA GPU of this machine",
-            fix="run it where nvidia-smi lists one        (what needs none is tested by scripts/test)",
+            fix="run it where nvidia-smi lists one        (scripts/gpu_check --emulated tries the checks themselves)",
         )
     )
 

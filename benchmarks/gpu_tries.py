@@ -1,7 +1,11 @@
 """One try of something on this machine's GPUs: `python -m benchmarks.gpu_tries sleep-1`, as gpu_check runs them.
 
-The last line that it prints is the figure. Exit codes: 0 it works, 77 this machine cannot run it (the last line says
-why), else it does not work.
+Lines that begin with `@` are measurements: what, measured, expected, "" or "missed"; the last line that it prints is
+the figure. Exit codes: 0 it works, 77 this machine cannot run it (the last line says why), else it does not work, or
+not as it should.
+
+With `--emulated` behind the name a CPU stands in for the GPU: the same lines run, with smaller sizes, but for those of
+CUDA itself; what is measured is then printed without being compared.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,15 +33,62 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.device_sync import device_group, open_shared, share
+from rlplace.placement.memory.formulas import GRAPHS_BYTES
 from rlplace.placement.schedule import Residency
-from rlplace.workers.launch.devices import CudaDevice
+from rlplace.workers.launch.devices import CudaDevice, Device
+from rlplace.workers.launch.gpu_sharing import obstacle
 from rlplace.workers.offload import Offloadable
 from tests.contract.device_sync import Mixture, Weights, held_by, serve
 
-GIB = 1 << 30
+EMULATED = "--emulated"
+ON_CPU = EMULATED in sys.argv
+DEVICE = torch.device("cpu" if ON_CPU else "cuda")
+GIB, MIB = 1 << 30, 1 << 20
+SIZE = 64 * MIB if ON_CPU else GIB  # of what is shared, sent and offloaded
 PATIENCE_S = 60.0
 REPETITIONS = 5  # the best counts
+SMALL_BYTES = 256 * MIB  # of a component, in which torch's allocator rounds: within 5 % only above it
 TOKENS = [3 + 11 * i % 300 for i in range(64)]
+
+
+missed: list[str] = []
+
+
+def expect(what: str, measured: float, least: float | None = None, most: float | None = None, unit: str = "") -> None:
+    """Print a measurement; one that is out of bounds makes the try fail at its end."""
+    bound = f"at least {least:g}{unit}" if least is not None else f"at most {most:g}{unit}"
+    fine = ON_CPU or ((least is None or measured >= least) and (most is None or measured <= most))
+    print(f"@{what}\t{measured:.3g}{unit}\t{'-' if ON_CPU else bound}\t{'' if fine else 'missed'}", flush=True)
+    if not fine:
+        missed.append(f"{what} is {measured:.3g}{unit}, expected {bound}")
+
+
+def environment() -> str:
+    """Whether libraries and this machine are what everything else needs."""
+    from importlib import metadata
+
+    from rlplace.workers.engines.contract import vllm_problem
+
+    if problem := vllm_problem("emulated" if ON_CPU else "gpu"):
+        sys.exit(problem.render())
+    if not ON_CPU and not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build for CPUs, or the driver is too old")
+    shm = os.statvfs("/dev/shm")
+    expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
+    if why := obstacle("cpu" if ON_CPU else "cuda:0"):
+        sys.exit(f"{why}: weights go through the host here")
+    if ON_CPU:
+        return f"torch {torch.__version__}"
+    torch.ones(8, device=DEVICE, dtype=torch.bfloat16).sum().item()
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    found = torch.cuda.get_device_properties(0)
+    size = f"{found.total_memory / GIB:.0f} GiB"
+    versions = f"torch {torch.__version__}, vllm {metadata.version('vllm')}, NCCL {nccl}"
+    return f"{torch.cuda.device_count()} x {found.name}, {size}, {found.uuid}; {versions}"
+
+
+def device() -> Device:
+    return Device() if ON_CPU else CudaDevice()
 
 
 def sleep(level: Literal[1, 2]) -> str:
@@ -46,14 +98,14 @@ def sleep(level: Literal[1, 2]) -> str:
     from rlplace.workers.engines.contract import EngineSettings
     from rlplace.workers.engines.vllm import VllmEngine
 
-    torch.cuda.init()
     free = _free()
     with tempfile.TemporaryDirectory() as temporary:
         folder = small_model(Path(temporary))
-        cache = 4 * GIB
-        rollout = TextRolloutConfig(dtype="bf16", kv_cache_memory=cache, sleep_level=level, enforce_eager=True)
+        cache = 4 * SIZE
+        dtype: Literal["fp32", "bf16"] = "fp32" if ON_CPU else "bf16"
+        rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=cache, sleep_level=level, enforce_eager=True)
         settings = EngineSettings(rollout=rollout, model=folder, context=1024)
-        engine = VllmEngine(settings, device=CudaDevice(), owner="rollout rank 0")
+        engine = VllmEngine(settings, device=device(), owner="rollout rank 0")
         engine.move(Residency.WEIGHTS)
         engine.load(stored_weights(folder), 1)
         engine.move(Residency.FULL)
@@ -72,24 +124,25 @@ def sleep(level: Literal[1, 2]) -> str:
         engine.close()
     if not error < 1e-3:
         sys.exit(f"log-probabilities differ by {error:.2g} after waking")
-    if asleep - awake < 0.9 * cache:
-        sys.exit(f"a KV cache of {_gib(cache)} was held, and {_gib(asleep - awake)} were freed")
+    expect("freed of the KV cache", (asleep - awake) / cache, least=0.9)
+    expect("residue of the sleep", (free - asleep) / GIB, most=GRAPHS_BYTES / GIB, unit=" GiB")
     return f"freed {_gib(asleep - awake)} in {slept_s:.3f} s, awake again in {woke_s:.3f} s; {_gib(free - asleep)} stay"
 
 
 def ipc() -> str:
-    tensor = torch.full((GIB // 4,), 3.0, device="cuda")
+    tensor = torch.full((SIZE // 4,), 3.0, device=DEVICE)
+    limit = _within(SIZE, DEVICE)
     with _processes(1) as pool:
         found = [pool.submit(_copy, share(tensor)).result(PATIENCE_S) for _ in range(REPETITIONS)]
     if any(total != 3.0 * tensor.numel() for total, _, _ in found):
         sys.exit("another process read something else than what was shared")
     open_s, copy_s = (min(each[i] for each in found[1:]) for i in (1, 2))
-    return f"opened in {1e6 * open_s:,.0f} us, copied at {_rate(GIB, copy_s)}"
+    expect("speed of a copy within the GPU", limit / copy_s, least=0.8, unit=" x")
+    return f"opened in {1e6 * open_s:,.0f} us, copied at {_rate(SIZE, copy_s)}, within the process {_rate(SIZE, limit)}"
 
 
 def _copy(note: bytes) -> tuple[float, float, float]:
     """The sum of what was shared, seconds to open it and to copy it."""
-    torch.cuda.init()
     found: list[Tensor] = []
     open_s = _seconds(lambda: found.append(open_shared(note)))
     mine = torch.empty_like(found[0])
@@ -99,9 +152,11 @@ def _copy(note: bytes) -> tuple[float, float, float]:
 
 def weight_sync() -> str:
     """From a sender to a receiver in another process of the same GPU, checksums compared."""
-    mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=64 << 20, verify_every=1, device=torch.device("cuda:0"))
-    sent: Weights = {str(i): torch.randn(4096, 4096, device="cuda").bfloat16() for i in range(32)}
+    on = DEVICE if ON_CPU else torch.device("cuda:0")
+    mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=SIZE // 16, device=on)
+    sent: Weights = {str(i): torch.randn(SIZE // 32 // 2048, 1024, device=on).bfloat16() for i in range(32)}
     size = sum(tensor.nbytes for tensor in sent.values())
+    limit = _within(size, on)
     store, point = serve()
     versions = range(1, REPETITIONS + 1)
     with JobFolder.create() as folder, _processes(1) as pool:
@@ -116,7 +171,15 @@ def weight_sync() -> str:
     del store
     if sums != {name: tensor.double().sum().item() for name, tensor in sent.items()}:
         sys.exit("other weights arrived than were sent")
+    # Each byte is copied into a bucket, and out of it into the copy that replaces the weights.
+    expect("speed of two copies within the GPU", 2 * limit / min(seconds), least=0.5, unit=" x")
     return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(moved)}"
+
+
+def _within(size: int, on: torch.device) -> float:
+    """Seconds of a copy within the device."""
+    target, source = torch.empty(2, size, dtype=torch.uint8, device=on)
+    return _best(lambda: target.copy_(source))
 
 
 def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapping[str, float], list[float]]:
@@ -125,7 +188,7 @@ def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapp
     for version in versions:
         began = time.perf_counter()
         with receiver.pull(version) as received:
-            torch.cuda.synchronize()
+            _synchronize()
             seconds.append(time.perf_counter() - began)
             sums = {name: tensor.double().sum().item() for name, tensor in received.tensors.items()}
     receiver.close()
@@ -133,7 +196,7 @@ def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapp
 
 
 def nccl() -> str:
-    if (count := torch.cuda.device_count()) < 2:
+    if not ON_CPU and (count := torch.cuda.device_count()) < 2:
         print(f"two GPUs are needed, and there is {count}")
         sys.exit(NOT_HERE)
     store, point = serve()
@@ -143,44 +206,43 @@ def nccl() -> str:
     del store
     if sent != got:
         sys.exit("the second GPU got something else than the first one sent")
-    return f"{_gib(GIB)} in {seconds:.4f} s, {_rate(GIB, seconds)}"
+    return f"{_gib(SIZE)} in {seconds:.4f} s, {_rate(SIZE, seconds)}"
 
 
 def _broadcast(rank: int, port: int) -> tuple[float, float]:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, but not in the stubs
 
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    group = device_group(
-        TCPStore("127.0.0.1", port, is_master=False), rank=rank, size=2, device=device, timeout_s=PATIENCE_S
-    )
-    tensor = torch.full((GIB // 4,), float(rank + 1), device=device)
+    device = DEVICE if ON_CPU else torch.device("cuda", rank)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group = device_group(store, rank=rank, size=2, device=device, timeout_s=PATIENCE_S)
+    tensor = torch.full((SIZE // 4,), float(rank + 1), device=device)
     seconds = min(_seconds(lambda: group.broadcast(tensor, root=0).wait()) for _ in range(REPETITIONS))
     return tensor.double().sum().item(), seconds
 
 
 def offload() -> str:
     """Both ways, as shares of a copy between the GPU and pinned memory that is already there."""
-    tensor = torch.randn(GIB // 4, device="cuda")
-    total, pinned = tensor.sum().item(), torch.empty(GIB // 4, pin_memory=True)
+    tensor = torch.randn(SIZE // 4, device=DEVICE)
+    total, pinned = tensor.sum().item(), torch.empty(SIZE // 4, pin_memory=not ON_CPU)
     limits = (_best(lambda: pinned.copy_(tensor)), _best(lambda: tensor.copy_(pinned)))
-    part = Offloadable("weights", CudaDevice(), lambda: [tensor])
+    part = Offloadable("weights", device(), lambda: [tensor])
     there, back = zip(*((_seconds(part.offload), _seconds(part.onload)) for _ in range(REPETITIONS)), strict=True)
     if tensor.sum().item() != total:
         sys.exit("what came back is not what was offloaded")
-    return "; ".join(
-        f"{name} {_rate(GIB, min(seconds))}, {limit / min(seconds):.2f} of pinned"
-        for name, seconds, limit in zip(("offload", "onload"), (there, back), limits, strict=True)
-    )
+    figures = []
+    for name, seconds, limit in zip(("offload", "onload"), (there, back), limits, strict=True):
+        expect(f"{name}, of a copy to pinned memory", limit / min(seconds), least=0.8, unit=" x")
+        figures.append(f"{name} {_rate(SIZE, min(seconds))}")
+    return "; ".join(figures)
 
 
 def attention() -> str:
     """bf16 in one kernel against fp32, sequence by sequence."""
     from rlplace.models.packed import Packed, attention
 
-    lengths = (700, 1, 64, 2048, 333)
-    batch = Packed.of([np.arange(n) for n in lengths], [np.arange(n) > 0 for n in lengths], "cuda")
-    query, key, value = (torch.randn(1, n, sum(lengths), 64, device="cuda").bfloat16() for n in (16, 4, 4))
+    lengths = (70, 1, 64, 33) if ON_CPU else (700, 1, 64, 2048, 333)
+    batch = Packed.of([np.arange(n) for n in lengths], [np.arange(n) > 0 for n in lengths], DEVICE)
+    query, key, value = (torch.randn(1, n, sum(lengths), 64, device=DEVICE).bfloat16() for n in (16, 4, 4))
     errors, seconds = [], []
     for window in (None, 128):
         attend = partial(attention, nn.Module(), attention_mask=None, packed=batch, sliding_window=window)
@@ -193,26 +255,47 @@ def attention() -> str:
     return f"differs by {max(errors):.1g} at most; {sum(lengths)} tokens in {1e6 * seconds[0]:,.0f} us"
 
 
+def generation() -> str:
+    """The engine as a rollout rank steps it beside vLLM's own, by the wall."""
+    from benchmarks.generation import PROMPT_TOKENS, compare, small_model
+
+    draws, pairs = np.random.default_rng(0), 2 if ON_CPU else 5
+    prompts = [draws.integers(3, 300, PROMPT_TOKENS).tolist() for _ in range(4 if ON_CPU else 32)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = small_model(Path(temporary))
+        ratio = compare(folder, prompts, 8 if ON_CPU else 128, pairs, "fp32" if ON_CPU else "bf16")["wall"]
+    expect("tokens per second, of vLLM alone", ratio, least=0.97, unit=" x")
+    return f"{ratio:.3f} of vLLM alone"
+
+
 def grpo() -> str:
-    """Through the command, on one GPU that all share."""
+    """Through the command, on one GPU that all share; its memory against the plan's."""
     subprocess.run(["scripts/get_model", "tiny"], check=True)
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["scripts/train", *grpo_words(), f"runner.output_dir={folder}"], check=True)
-        (file,) = Path(folder).glob("*/summary.json")
+        subprocess.run(["scripts/train", *grpo_words(ON_CPU), f"runner.output_dir={folder}"], check=True)
+        (file,) = Path(folder).glob("*/*/summary.json")
         summary = json.loads(file.read_text(encoding="utf-8"))
     if not summary["tokens_learned"] or not math.isfinite(summary["return_last"]):
         sys.exit("nothing was learned")
+    for component, states in summary["memory"].items():
+        for residency, found in states.items():
+            room = max(0.05 * found["predicted"], SMALL_BYTES)
+            beyond = abs(found["measured"] - found["predicted"])
+            expect(f"memory of {component} {residency} beside the plan", beyond / MIB, most=room / MIB, unit=" MiB")
     per_iteration = summary["train_s"] / summary["iterations"]
     spent = ", ".join(f"{name} {value / summary['iterations']:.2f}" for name, value in summary["seconds"].items())
     return f"{per_iteration:.2f} s per iteration ({spent}), start {summary['start_s']:.0f} s"
 
 
-def grpo_words() -> list[str]:
+def grpo_words(emulated: bool) -> list[str]:
     placed = [f"cluster.component_placement.{component}=0" for component in ("actor", "env", "rollout")]
+    own = ["cluster.accelerator.kind=emulated"]
+    if not emulated:  # vLLM measures its share of the GPU
+        own = ["cluster.accelerator.kind=cuda", "rollout.kv_cache_memory=null"]
+        own += ["rollout.dtype=bf16", "rollout.cache_dtype=bf16", "actor.compute=bf16"]
     return [
         *("--config-name", "collocated_grpo_llm", "model@actor.model=tiny"),
-        *("cluster.accelerators_per_node=1", "cluster.accelerator.kind=cuda", *placed),
-        *("rollout.dtype=bf16", "rollout.cache_dtype=bf16", "actor.compute=bf16"),
+        *("cluster.accelerators_per_node=1", *own, *placed),
         *("algorithm.max_prompt_length=192", "runner.total_iterations=4", "runner.eval_every=0"),
     ]
 
@@ -222,15 +305,23 @@ def _processes(count: int) -> ProcessPoolExecutor:
 
 
 def _free() -> int:
-    torch.cuda.synchronize()
+    """Bytes of the GPU; of a CPU, those that this process does not have, from any number on."""
+    if ON_CPU:
+        return -4096 * int(Path("/proc/self/statm").read_text().split()[1])
+    _synchronize()
     return torch.cuda.mem_get_info()[0]
 
 
+def _synchronize() -> None:
+    if not ON_CPU:
+        torch.cuda.synchronize()
+
+
 def _seconds(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
+    _synchronize()
     began = time.perf_counter()
     work()
-    torch.cuda.synchronize()
+    _synchronize()
     return time.perf_counter() - began
 
 
@@ -247,6 +338,7 @@ def _rate(size: int, seconds: float) -> str:
 
 
 TRIES: Mapping[str, Callable[[], str]] = {
+    "environment": environment,
     "sleep-1": partial(sleep, 1),
     "sleep-2": partial(sleep, 2),
     "ipc": ipc,
@@ -255,7 +347,12 @@ TRIES: Mapping[str, Callable[[], str]] = {
     "offload": offload,
     "attention": attention,
     "grpo": grpo,
+    "generation": generation,
 }
 
 if __name__ == "__main__":
-    print(TRIES[sys.argv[1]]())
+    figure = TRIES[sys.argv[1]]()
+    if missed:
+        print(figure)
+        sys.exit("; ".join(missed))
+    print(figure)

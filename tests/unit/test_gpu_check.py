@@ -44,6 +44,30 @@ def test_every_check_runs_whatever_becomes_of_the_others(capsys: pytest.CaptureF
     assert cells["fine"].endswith("7 GiB/s")
 
 
+def test_what_was_measured_stands_below_its_check_and_what_missed_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    program = "print('@offload\\t0.61 x\\tat least 0.8 x\\tmissed'); print('@onload\\t0.9 x\\tat least 0.8 x\\t'); "
+    slow = check("slow", program + "import sys; print('10 GiB/s'); sys.exit('offload is 0.61 x')")
+    assert main([], [slow], count=lambda: 1) == 1
+    rows = [line.split("   ") for line in capsys.readouterr().out.splitlines() if "   " in line]
+    cells = {row[0].strip() or row[1].strip(): [cell.strip() for cell in row if cell.strip()] for row in rows}
+    assert cells["check"] == ["check", "result", "measured", "expected", "seconds", "figure, or why not"]
+    assert cells["slow"][:2] == ["slow", "failed"]
+    assert cells["slow"][-1] == "offload is 0.61 x"
+    assert cells["offload"] == ["offload", "missed", "0.61 x", "at least 0.8 x"]
+    assert cells["onload"] == ["onload", "0.9 x", "at least 0.8 x"]
+
+
+def test_checks_for_which_no_time_is_left_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([], [FINE], count=lambda: 1, budget_s=0.0) == 0
+    assert "no time" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_checks_themselves_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    told = check("told", "import sys; print(*sys.argv[1:])")
+    assert main(["--emulated"], [told], count=lambda: 0) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("--emulated")
+
+
 def test_some_can_be_asked_for_by_name_and_what_this_machine_cannot_run_is_no_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -62,8 +86,9 @@ def test_who_is_left_behind_is_ended() -> None:
 
 
 def test_the_short_run_is_planned_on_one_accelerator() -> None:
-    words = ["cluster.accelerator.kind=emulated" if w == "cluster.accelerator.kind=cuda" else w for w in grpo_words()]
-    (composed,) = with_hydra(words)
+    there = {"cluster.accelerator.kind=cuda": "cluster.accelerator.kind=emulated", "rollout.kv_cache_memory=null": ""}
+    words = [there.get(word, word) for word in grpo_words(emulated=False)]
+    (composed,) = with_hydra([word for word in words if word])
     report = prepare_composed(composed).view
     assert report.fits
     assert report.plan.placement.mode == "collocated"

@@ -305,6 +305,8 @@ class CudaDevice(Device):
 
     def acquire(self, size_bytes: int, what: str) -> None:
         """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
+        if not size_bytes and self._untouched():
+            return  # to measure takes half a GiB of the GPU
         asked, room = self._asked | {what: size_bytes}, self.measure()
         if sum(asked.values()) > room.free + room.own:
             held = {(self._owner, label): size for label, size in self._asked.items() if label != what}
@@ -314,13 +316,19 @@ class CudaDevice(Device):
 
     def release(self, what: str) -> None:
         """Hand cached blocks back to CUDA, so that other processes of this GPU can have them."""
-        import torch
-
         self._asked.pop(what, None)
-        torch.cuda.empty_cache()
+        if not self._untouched():
+            import torch
+
+            torch.cuda.empty_cache()
 
     def held_bytes(self) -> int:
-        return self.measure().own
+        return 0 if self._untouched() else self.measure().own
+
+    def _untouched(self) -> bool:
+        """Whether this worker has no memory there, nor a context of CUDA."""
+        torch = sys.modules.get("torch")
+        return self.measure == self.measure_here and (torch is None or not torch.cuda.is_initialized())
 
     def measured_bytes(self, counted: int) -> int:
         return max(counted, self.held_bytes())  # with what torch's allocator keeps

@@ -32,7 +32,7 @@ from benchmarks.gpu_check import NOT_HERE
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.comm.weights.device_sync import device_group, open_shared, share
+from rlplace.comm.weights.device_group import device_group, open_shared, share
 from rlplace.placement.memory.formulas import GRAPHS_BYTES
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice, Device

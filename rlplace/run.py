@@ -186,8 +186,7 @@ def _run(
         curves = sinks(before.get("files"))
         with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
             groups = launch(cluster, job)
-            memory = MemoryMonitor(job.case, verify=job.config.memory.verify, tell=lambda found: _tell(found.render()))
-            loop = loop_of(schedule)(schedule, groups, memory, runner, first=progress.iterations)
+            loop = loop_of(schedule)(schedule, groups, _monitor(job), runner, first=progress.iterations)
             loop.started(cluster.start_s)
             saving = Saving(job.config, job.plan, loop, folder, texts, progress)
             for outlasted in history.ready(progress.train_s):
@@ -227,6 +226,10 @@ def _run(
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
             callbacks.on_end(state["state"])
+
+
+def _monitor(job: JobSpec) -> MemoryMonitor:
+    return MemoryMonitor(job.case, verify=job.config.memory.verify, tell=lambda found: _tell(found.render()))
 
 
 @contextlib.contextmanager

@@ -185,7 +185,7 @@ class Lagging:
 @contextmanager
 def lagging(lag_s: float = 0.0005) -> Iterator[None]:
     """Let all groups be Lagging ones, on hosts."""
-    streams, within = threading.local(), device_sync._within
+    streams, within = threading.local(), device_sync.within
 
     def stream() -> Stream:
         if not hasattr(streams, "own"):
@@ -197,7 +197,7 @@ def lagging(lag_s: float = 0.0005) -> Iterator[None]:
         return Lagging(within(deadline_s, work, late), stream(), lag_s)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(device_sync, "_within", join)
+        patched.setattr(device_sync, "within", join)
         patched.setattr(device_sync, "mark", lambda device: stream().mark())
         yield
 

@@ -13,26 +13,21 @@ grows, and is handed over when it is whole.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import json
-import os
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.reductions as reductions
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # `torch.distributed` has them, its types do not
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.codec import dtype_name
+from rlplace.comm.weights.device_group import device_group, mark, open_shared, share, within
 from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, tensors_in, write_piece
 from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, failed_sync
 from rlplace.errors import ChannelTimeout, WeightSyncError
@@ -48,139 +43,6 @@ _ALONE = "-"  # word of a member that is in no group now
 _GO = "go"
 _LEAST_S = 0.001
 _LOOK_S = 0.00005  # between two looks at a device: a bucket takes some hundred microseconds
-# By default torch ends the whole process once a collective of it has failed or is late, and some minutes after a thread
-# of its own hangs. Here a sync that fails leaves the version before: `Member` has the deadline, and aborts the group.
-_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-# The last arguments of torch's rebuild_cuda_tensor: numbers and handles.
-_CUDA = (
-    *("handle", "storage_bytes", "storage_offset", "requires_grad"),
-    *("counter", "counter_offset", "event", "wait"),
-)
-
-
-# ── shared tensors, and a group ───────────────────────────────────────────────────────────────────────────────────────
-#
-#   same accelerator   share(tensor) ─ a note of a few hundred bytes in JSON ─▶ open_shared(note): the same memory
-#   other accelerator  broadcast in a device_group ── NCCL (gloo on hosts) ───▶ broadcast, in place
-
-
-def share(tensor: Tensor) -> bytes:
-    """Describe the memory of `tensor` to one other process of this node, as JSON.
-
-    The caller keeps the tensor, unchanged, until that process has dropped it. A tensor of the host moves to shared
-    memory first, in place.
-    """
-    data = tensor.detach()
-    if data.is_cuda:
-        arguments = reductions.reduce_tensor(data)[1][-len(_CUDA) :]
-        named = zip(_CUDA, arguments, strict=True)
-        note = {name: value.hex() if isinstance(value, bytes) else value for name, value in named}
-        note["accelerator"] = _uuid(data.get_device())
-    else:
-        file, size_bytes = data.untyped_storage()._share_fd_cpu_()
-        note = {"pid": os.getpid(), "file": file, "storage_bytes": size_bytes}
-    view = {"size": list(data.size()), "stride": list(data.stride()), "offset": data.storage_offset()}
-    return json.dumps({"dtype": dtype_name(data), **view, **note}).encode()
-
-
-def open_shared(note: bytes) -> Tensor:
-    """Open the memory that `share` described. Work on the current stream waits for what the owner's stream had to do.
-
-    Raises WeightSyncError for an accelerator that this process does not see, ValueError for a damaged note.
-    """
-    found = json.loads(note)
-    dtype = getattr(torch, str(found["dtype"]), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{found['dtype']!r} is no dtype")
-    size, stride, offset = ([*map(int, found["size"])], [*map(int, found["stride"])], int(found["offset"]))
-    if "pid" in found:
-        file = os.open(f"/proc/{int(found['pid'])}/fd/{int(found['file'])}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            storage = torch.UntypedStorage._new_shared_fd_cpu(file, int(found["storage_bytes"]))  # type: ignore[attr-defined]  # it is there, but not in the stubs
-        finally:
-            os.close(file)
-        return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
-    uuid = str(found["accelerator"])
-    device = next((n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid), None)
-    if device is None:
-        raise WeightSyncError.about(
-            "accelerator-not-visible",
-            f"accelerator {uuid}",
-            "a tensor was shared on an accelerator that this process does not see",
-            why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
-            fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
-        )
-    view = (torch.Size(size), tuple(stride), offset)
-    storage_of = (torch.storage.TypedStorage, dtype, device, *(_unhex(found[name]) for name in _CUDA))
-    tensor: Tensor = reductions.rebuild_cuda_tensor(Tensor, *view, *storage_of)
-    return tensor
-
-
-def device_group(store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """Join a process group beside any other: NCCL on GPUs, gloo on hosts. Blocks until all of `store` have joined.
-
-    On GPUs it may block for longer than `timeout_s`, where a member has ended: NCCL has no deadline for this.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    if device.type != "cuda":
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    torch.cuda.set_device(device)  # of this thread
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    with _environment(_NCCL):  # read by the constructor
-        group = dist.ProcessGroupNCCL(store, rank, size, options)
-    group.eager_connect_single_device(device)  # else the first broadcast does it
-    return group
-
-
-def mark(device: torch.device) -> Any:
-    """Mark the end of what the current stream has to do, to `query` whether it is reached; None where it always is."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-@contextmanager
-def _environment(names: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
-
-
-def _within(deadline_s: float, work: Callable[[], Any], late: str) -> Any:
-    """Return what `work` returns, in a thread that is left alone at the deadline: RuntimeError, which says `late`."""
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # raised by who waits for it
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="joins a group", daemon=True).start()
-    if not concurrent.futures.wait([outcome], max(_LEAST_S, deadline_s - time.monotonic())).done:
-        raise RuntimeError(late)
-    return outcome.result()
-
-
-def _unhex(value: object) -> object:
-    if isinstance(value, str):
-        return bytes.fromhex(value)
-    if value is None or isinstance(value, int):
-        return value
-    raise ValueError(f"{value!r} is neither a number nor a handle")
-
-
-def _uuid(device: int) -> str:
-    """Name an accelerator alike in all processes: those that see different ones number them differently."""
-    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 # ── the store where the members meet ──────────────────────────────────────────────────────────────────────────────────
@@ -420,7 +282,7 @@ class Member:
             return
         if self._formed == _ALONE or len(set(words[: len(group)])) > 1:
             self.leave()
-            self._group = _within(
+            self._group = within(
                 deadline_s,
                 lambda: device_group(
                     PrefixStore(f"group/{sync.round}", rendezvous.store),

@@ -57,7 +57,7 @@ def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
 def _share(device: str) -> None:
     import torch
 
-    from rlplace.comm.weights.device_sync import share
+    from rlplace.comm.weights.device_group import share
 
     tensor = torch.full((4,), _VALUE, device=device)
     note = share(tensor).decode()
@@ -66,7 +66,7 @@ def _share(device: str) -> None:
 
 
 def _take(note: str) -> None:
-    from rlplace.comm.weights.device_sync import open_shared
+    from rlplace.comm.weights.device_group import open_shared
 
     found = open_shared(note.encode())
     if found.sum().item() != 4 * _VALUE:

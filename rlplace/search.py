@@ -32,7 +32,7 @@ FORMATS = ("text", "json", "svg")
 _WORDS = ("objective", "fix", "accelerators", "seconds")  # that are no keys of a config
 _SECONDS = 60.0
 _NEAREST = 16  # numbers of accelerators that are tried where those asked for have no plan
-_SPECIAL = ("move_", "direct_wait")  # costs that some plans need and others do not
+_SPECIAL = ("move_", "direct_")  # costs that some plans need and others do not
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

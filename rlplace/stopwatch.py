@@ -8,7 +8,8 @@
 
 A lap is kept with what it took of the clock and of the thread's processor time. The difference is time in which the
 thread waited, or in which other threads had the processor; the least of many laps is waiting that no free processor
-would have shortened.
+would have shortened. A lap is cold if the thread was off its processor in the lap before or, waiting, in itself: then
+caches hold what others have done meanwhile.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from typing import NamedTuple
 
 from rlplace.metrics import Metric, Metrics
 
+OFF_S = 2e-5  # without a processor in a lap: it was another's
 _CALL: ContextVar[list[Stopwatch] | None] = ContextVar("_CALL", default=None)  # of this thread: its stopwatches
 
 
 class Part(NamedTuple):
-    """The laps of one part that did equally much, to two digits, in one call."""
+    """The laps of one part that did equally much, to two digits, and were cold or not, in one call."""
 
     name: str
     size: float  # mean of what a lap did: rows, tokens or sequences; 0 where nothing is counted
@@ -37,6 +39,7 @@ class Part(NamedTuple):
     cpu_s: float  # of all laps, processor time of the thread
     least_cpu_s: float  # of one lap
     blocked_s: float  # the least of a lap in which the thread had no processor
+    cold: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,12 +83,12 @@ class Stopwatch:
         """`parts` are reported even if no lap counts for them. `read`: seconds, and processor seconds of the thread."""
         self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
-        self._sums: dict[tuple[str, float], list[float]] = {}  # as of a Part
+        self._sums: dict[tuple[str, float, bool], list[float]] = {}  # as of a Part
         self._names: dict[str, int] = {}
         self.draws: dict[str, array[float]] = {}
         self._which, self._ends = bytearray(), array("d")
         self._since, self._cpu = read()
-        self._began = self._since
+        self._began, self._off = self._since, True
         if (watches := _CALL.get()) is not None:
             watches.append(self)
 
@@ -97,9 +100,12 @@ class Stopwatch:
         self.seconds[part] = self.seconds.get(part, 0.0) + wall_s
         self._which.append(self._names.setdefault(part, len(self._names)))
         self._ends.append(now)
-        sums = self._sums.get((part, _rounded(size)))
+        off = wall_s - cpu_s > OFF_S
+        key = (part, _rounded(size), off if part == "wait" else self._off)
+        self._off = off
+        sums = self._sums.get(key)
         if sums is None:
-            self._sums[part, _rounded(size)] = [1.0, size, wall_s, cpu_s, cpu_s, wall_s - cpu_s]
+            self._sums[key] = [1.0, size, wall_s, cpu_s, cpu_s, wall_s - cpu_s]
             return
         sums[0] += 1.0
         sums[1] += size
@@ -117,8 +123,8 @@ class Stopwatch:
         return {f"{component}/{part}_s": Metric(seconds, "max") for part, seconds in self.seconds.items()}
 
     def parts(self) -> Iterator[Part]:
-        for (name, _), (laps, size, wall_s, cpu_s, least_cpu_s, blocked_s) in self._sums.items():
-            yield Part(name, size / laps, int(laps), wall_s, cpu_s, least_cpu_s, max(0.0, blocked_s))
+        for (name, _, cold), (laps, size, wall_s, cpu_s, least_cpu_s, blocked_s) in self._sums.items():
+            yield Part(name, size / laps, int(laps), wall_s, cpu_s, least_cpu_s, max(0.0, blocked_s), cold)
 
     def spans(self, epoch_s: float) -> Spans:
         """`epoch_s`: seconds since the epoch at zero of the performance counter."""

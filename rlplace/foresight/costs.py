@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlplace.foresight.profile import ACCELERATOR, ASSUMED, Point, Profile, mean
+from rlplace.foresight.profile import ACCELERATOR, ASSUMED, COLD, Point, Profile, mean
 
 # The share of a lap that does not depend on its size, where a single size was measured: a policy of small batches is
 # bound by calls, a simulator steps one environment after another.
@@ -55,6 +55,11 @@ class Costs:
         self._found: dict[tuple[str, float], Cost] = {}
         self._points = {name: gathered(curve.points) for name, curve in profile.costs.items()}
 
+    def known(self, call: str, part: str, *, cold: bool) -> str:
+        """Return the name of a part's cost, cold or not, of the other kind where that alone was measured."""
+        names = (f"{call}/{COLD}{part}", f"{call}/{part}")
+        return next((name for name in (names if cold else names[::-1]) if name in self._points), names[1])
+
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
         """Return what laps take; nothing where it is not known."""
         key = (name, size)
@@ -82,7 +87,9 @@ class Costs:
         return self.profile.counts.get(name, default)
 
     def _of(self, name: str, size: float) -> Cost:
-        points = self._points.get(name)
+        points = self._points.get(name, ())
+        if name.endswith("/exchange"):  # with nobody it is another thing
+            points = tuple(point for point in points if (point.size > 1.0) == (size > 1.0)) or points
         if not points:
             self.missing.setdefault(name, size)
             return NOTHING

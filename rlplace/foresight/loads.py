@@ -96,7 +96,10 @@ class Stages(abc.ABC):
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
         """Return a cost in which what an accelerator does is no work of processors."""
-        cost = self._costs.of(name, size)
+        call, _, part = name.partition("/")
+        names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
+        found = [self._costs.of(each, size) for each in sorted(names)]
+        cost = found[0]._replace(cpu_s=min(c.cpu_s for c in found), blocked_s=min(c.blocked_s for c in found))
         return Cost(0.0, cost.cpu_s + cost.blocked_s) if cost.on_accelerator else cost
 
     def _around(self, component: str) -> Cost:
@@ -175,9 +178,10 @@ class SimulatorStages(Stages):
         if mode.shared:
             each = rows // envs
             decided, waited = of(generate + "policy", each), of(run + "direct_wait")
-            more_s = max(0.0, waited.cpu_s - self._costs.of(generate + "policy", each).cpu_s)
+            alone = self._costs.known("rollout.generate", "policy", cold=False)
+            more_s = max(0.0, waited.cpu_s - self._costs.of(alone, each).cpu_s)
             step = added(decided, Cost(more_s, waited.blocked_s))
-            work = added(added(of(run + "sim", each), step).times(laps), of(run + "rest"))
+            work = added(added(of(run + "sim", each), step).times(laps), of(run + "rest", each * laps))
             return {
                 "env": self._load("env", [work] * envs),
                 "rollout": self._load("rollout", [Cost(0.0)] * engines),
@@ -199,17 +203,16 @@ class SimulatorStages(Stages):
 
         simulated, chain_s = list[Cost](), 0.0
         for shares in sent:
-            sim = of(run + "sim", sum(shares))
+            sim, rest = of(run + "sim", sum(shares)), of(run + "rest", sum(shares) * laps)
             talk = added(put, wait).times(len(shares))
-            simulated.append(added(added(sim, talk).times(laps), of(run + "rest")))
+            simulated.append(added(added(sim, talk).times(laps), rest))
             answer = self._least(generate + "policy", shares[-1], rows) if merges else policy(shares[-1:])
             step = added(added(put.times(len(shares)), added(around_answer, answer)), added(wait, sim))
-            chain_s = max(chain_s, steps * (step.cpu_s + step.blocked_s))
-        rest, around = of(generate + "rest"), self._around("env")
+            chain = added(step.times(steps), added(rest, self._around("env")))
+            chain_s = max(chain_s, chain.cpu_s + chain.blocked_s)
+        rest = of(generate + "rest")
         decided_in = [added(added(policy(s), around_answer.times(len(s))).times(laps), rest) for s in received]
-        ends = added(of(run + "rest"), around)
-        loads = {"env": self._load("env", simulated), "rollout": self._load("rollout", decided_in)}
-        return loads, chain_s + ends.cpu_s + ends.blocked_s
+        return {"env": self._load("env", simulated), "rollout": self._load("rollout", decided_in)}, chain_s
 
     def _learn(self, ranks: Mapping[str, int]) -> tuple[Loads, float]:
         algorithm, of, learn = self._config.algorithm, self._of, "actor.learn/"

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlplace.config.policies import MlpConfig, PolicyConfig
 from rlplace.config.schema import Config
-from rlplace.foresight.profile import ACCELERATOR, PROCESSOR, Curve, Point, Profile
+from rlplace.foresight.profile import ACCELERATOR, COLD, PROCESSOR, Curve, Point, Profile
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
@@ -37,6 +37,8 @@ _ACCELERATED = (
     "exchange",
     "step",
 )
+# Short parts of simulators' ranks that take longer where others have had the processor before: by method.
+_CHILLED = {"env.run": ("sim", "wait", "put"), "rollout.generate": ("policy", "wait", "put")}
 # What others are waited for in, whom a prediction waits for as well: parts, and calls without laps.
 _WAITING, _MEETING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait"), ("pull_weights", "refresh")
 _LUMPS = ("learn", "infer", "accumulate")  # parts of which a stopwatch inside tells more, where there is one
@@ -127,9 +129,15 @@ class Observations:
         rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts)) + beside_s
         alone = not parts and call.name not in _MEETING
         blocked_s = max(0.0, record.seconds - record.cpu_s) if alone else 0.0
-        rest = Part("rest", 0.0, 1, record.seconds, rest_s, rest_s, blocked_s)
+        stepped = sum(part.size * part.laps for part in parts if part.name == "sim" and self._config.kind == "mlp")
+        rest = Part("rest", stepped, 1, record.seconds, rest_s, rest_s, blocked_s)
         way = "direct_" if self._direct and prefix == "env.run" else ""
-        named = [(f"{prefix}/{way if part.name == 'wait' else ''}{part.name}", part) for part in parts]
+        chilled = _CHILLED.get(prefix, ()) if self._config.kind == "mlp" else ()
+        named = []
+        for part in parts:
+            direct = way if part.name in ("wait", "put") else ""
+            cold = COLD if part.cold and part.name in chilled and not direct else ""
+            named.append((f"{prefix}/{cold}{direct}{part.name}", part))
         if self._plan.topology.nodes[call.slot.node].kind != EMULATED and call.slot.accelerators:
             named = [(name, _on_accelerator(part) if part.name in _ACCELERATED else part) for name, part in named]
             rest = _on_accelerator(rest) if call.name.startswith("move ") else rest

@@ -22,6 +22,7 @@ VERSION_KEY, VERSION = "rlplace_profile", 1
 MEASURED, ELSEWHERE, ASSUMED = "measured here", "measured elsewhere", "assumed"
 SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
 PROCESSOR, ACCELERATOR = "processor", "accelerator"
+COLD = "cold_"  # before the name of a part: of laps that come after the thread was off its processor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
-from rlplace.foresight.world import Barrier, Channel, Cores, Event, Sleep, Work, World
+from rlplace.foresight.world import WANTED, Barrier, Channel, Cores, Event, Sleep, Work, World
 from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
-from rlplace.stopwatch import CallRecord, Stopwatch
+from rlplace.stopwatch import OFF_S, CallRecord, Stopwatch
 from rlplace.workers.launch.clock import Clock
 from rlplace.workers.launch.group import Call, Pending, Settle, WorkerGroup, WorkerHandle, wait_all
 from rlplace.workers.launch.host import Done, GroupSpec, Request
@@ -68,7 +68,7 @@ class Site:
         """`cores`: of each node."""
         self.config, self.plan, self.costs, self.world = config, plan, costs, World()
         self.clock = LogicalClock(self.world)
-        self.cores = {node.rank: Cores(self.world, cores) for node in plan.topology.nodes}
+        self.cores = {node.rank: Cores(self.world, cores, WANTED) for node in plan.topology.nodes}
         self.channels = {c.name: Channel(self.world, c.capacity_items) for c in plan.channels}
         self.launcher = config.cluster.launcher
         self._barriers: dict[str, Barrier] = {}
@@ -125,6 +125,7 @@ class Rank:
         inline = site.launcher == "inline"
         self._process = _DRIVER if inline else f"{slot.process} {slot.rank}" if slot.process else slot.owner
         self._cores, self._watches = site.cores[slot.node], list[Stopwatch]()
+        self._ended, self._off = 0.0, True  # when the last lap did, and whether others had the processor in it
         site.world.spawn(self._serve())
 
     @property
@@ -163,8 +164,17 @@ class Rank:
             yield Sleep(cost.blocked_s)
 
     def lap(self, method: str, part: str, size: float = 0.0) -> Body:
-        """Spend what a lap of a method's part takes."""
-        return self.spend(self.costs.of(f"{self.component}.{method}/{part}", size))
+        """Spend what a lap of a method's part takes: more where it comes after others had the processor."""
+        cold = self._off or self.world.now > self._ended
+        name = self.costs.known(f"{self.component}.{method}", part, cold=cold)
+        yield from self.lasting(self.costs.of(name, size))
+
+    def lasting(self, cost: Cost) -> Body:
+        """Spend what a lap takes, with the wait before it."""
+        waited, began = self.world.now > self._ended, self.world.now
+        yield from self.spend(cost)
+        self._ended = self.world.now
+        self._off = waited or self._ended - began > cost.cpu_s + cost.blocked_s + OFF_S
 
     def watch(self, *parts: str) -> Stopwatch:
         """Start a stopwatch of the logical clock, whose spans go into the record of the call."""

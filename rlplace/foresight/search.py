@@ -25,7 +25,7 @@ from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
-from rlplace.foresight.profile import ACCELERATOR, Profile
+from rlplace.foresight.profile import ACCELERATOR, COLD, Profile
 from rlplace.foresight.space import Cells, Layout, Space
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
@@ -104,7 +104,7 @@ class _Leaf(NamedTuple):
 _Node = _Sizes | _Places | _Leaf
 _DEPTH: Mapping[type, int] = {_Sizes: 0, _Places: 1, _Leaf: 2}  # of equal bounds the deepest goes first
 _PAIR = ("env", "rollout")  # which may share processes
-_DIRECT = ("env.run/direct_wait",)
+_DIRECT = ("env.run/direct_wait", "env.run/direct_put")
 _CHANNELS = ("env.run/wait", "env.run/put", "rollout.generate/wait", "rollout.generate/put")
 
 
@@ -137,7 +137,8 @@ class Search:
         talk: tuple[str, ...] = ()
         if self.space.config.kind == "mlp":
             talk = _DIRECT if mode.shared else _CHANNELS
-        return sorted({*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk} - {*self.profile.costs})
+        known = {name.replace(COLD, "") for name in self.profile.costs}
+        return sorted({*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk} - known)
 
     def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
         """Predict a plan, once for all that take as long."""

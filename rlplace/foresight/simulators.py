@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlplace.foresight.costs import Cost
 from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.metrics import Metric
 from rlplace.placement.flow import Share
@@ -41,17 +42,23 @@ class EnvRank(SimulatorRank):
                 watch.lap("wait")
                 yield from self.lap("run", "sim", rows)
                 watch.lap("sim")
-                if step + 1 < self.steps and not self.direct:
-                    yield from self._ask(shares, group)
+                if step + 1 < self.steps:
+                    yield from self.lap("run", "direct_put") if self.direct else self._ask(shares, group)
                     watch.lap("put")
-        yield from self.lap("run", "rest")
+        stepped = rows * self.steps * self.stage_groups
+        yield from self.lap("run", "rest", stepped)
         if self.direct:
-            decided = self.costs.of("rollout.generate/policy", rows).times(self.steps * self.stage_groups)
+            decided = self._decision(rows).times(self.steps * self.stage_groups)
             yield from self.site.lent(self.slot.rank).put(decided.cpu_s)
+        yield from self.lap("run", "direct_put" if self.direct else "put", stepped)
         for share in self.plan.row_routes.trajectories.sends(self.slot.rank):
             yield from self.site.channels["trajectories"].put(share, str(share.target))
         watch.lap("put")
         return watch.metrics("env")
+
+    def _decision(self, rows: int) -> Cost:
+        """Return what a decision in this thread takes."""
+        return self.costs.of(self.costs.known("rollout.generate", "policy", cold=False), rows)
 
     def _ask(self, shares: tuple[Share, ...], group: int) -> Body:
         for share in shares:
@@ -61,9 +68,9 @@ class EnvRank(SimulatorRank):
 
     def _answer(self, shares: tuple[Share, ...], group: int, rows: int) -> Body:
         if self.direct:  # the decision runs in this thread, and its part is counted in this wait
-            yield from self.spend(self.costs.of("rollout.generate/policy", rows))
-            extra = self.costs.of("env.run/direct_wait").cpu_s - self.costs.of("rollout.generate/policy", rows).cpu_s
-            yield from self.spend(self.costs.of("env.run/direct_wait")._replace(cpu_s=max(0.0, extra)))
+            decided, waited = self._decision(rows), self.costs.of("env.run/direct_wait")
+            yield from self.lasting(decided)
+            yield from self.lasting(waited._replace(cpu_s=max(0.0, waited.cpu_s - decided.cpu_s)))
             return
         for _ in shares:
             yield from self.site.channels["actions"].get(f"{self.slot.rank}/{group}")

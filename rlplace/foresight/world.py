@@ -8,7 +8,8 @@ A process is a generator. It yields what it waits for, and goes on when the cloc
         item = yield from channel.get("0")
 
 Processors are given first come, first served, and change hands where others wait: laps shorter than a turn run without
-a break, as they do under Linux, so ranks that answer each other find the same order as there.
+a break, as they do under Linux, so ranks that answer each other find the same order as there. Where more want one than
+there are, they are not at work all the time: one that runs dry does not find at once what waits for another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any, NamedTuple
 
 Process = Generator[Any, Any, None]  # yields Work, Sleep or Event
 _LEAST_S = 1e-9  # work below it is done
-TURN_S = 0.003  # the base slice of the scheduler of Linux on few cores
+TURN_S = 0.0014  # the base slice of the scheduler of Linux 6 on two processors
+WANTED = 0.95  # share of the time in which processors are at work that more want than there are, measured on Linux
 _MOST_TURNS = 64  # of one work: turns of long ones are longer
 
 
@@ -117,12 +119,13 @@ class World:
 class _Thread:
     """A thread that computes or waits for a processor."""
 
-    __slots__ = ("began", "ending", "left_s", "process", "since", "thread", "turn", "turn_s")
+    __slots__ = ("began", "ending", "left_s", "process", "rate", "since", "thread", "turn", "turn_s")
 
     def __init__(self, thread: Process, process: Hashable, seconds: float) -> None:
         self.thread, self.process, self.left_s = thread, process, seconds
         self.turn_s = max(TURN_S, seconds / _MOST_TURNS)
         self.began = self.since = 0.0  # when its turn, and the work in it, began
+        self.rate = 1.0  # seconds of work in a second
         self.turn = 0  # counts its turns, and what it was given to do in them
         self.ending = False  # the turn, whose end is due, since others wait
 
@@ -134,8 +137,9 @@ class Cores:
     thread computes at a time, as of an interpreter.
     """
 
-    def __init__(self, world: World, count: int) -> None:
-        self._world, self._free = world, count
+    def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
+        """`wanted`: the share of the time in which several are at work if more processes want one than there are."""
+        self._world, self._free, self._rate = world, count, wanted if count > 1 else 1.0
         self._waiting: deque[_Thread] = deque()
         self._running: dict[Hashable, _Thread] = {}
         self.busy_s = 0.0  # of all processors
@@ -158,7 +162,8 @@ class Cores:
     def _compute(self, thread: _Thread, seconds: float) -> None:
         thread.left_s, thread.since, thread.turn = seconds, self._world.now, thread.turn + 1
         thread.ending = False
-        self._world.at(self._world.now + seconds, partial(self._end, thread, thread.turn))
+        thread.rate = self._rate if any(t.process not in self._running for t in self._waiting) else 1.0
+        self._world.at(self._world.now + seconds / thread.rate, partial(self._end, thread, thread.turn))
 
     def _free_from(self, thread: _Thread) -> None:
         del self._running[thread.process]
@@ -175,7 +180,7 @@ class Cores:
         if self._waiting:
             for thread in self._running.values():
                 ends = max(self._world.now, thread.began + thread.turn_s)
-                if not thread.ending and ends < thread.since + thread.left_s:
+                if not thread.ending and ends < thread.since + thread.left_s / thread.rate:
                     thread.ending = True
                     self._world.at(ends, partial(self._end, thread, thread.turn))
 
@@ -183,11 +188,12 @@ class Cores:
         """End a turn: the work is done, or others wait."""
         if thread.turn != turn or self._running.get(thread.process) is not thread:
             return
-        left_s = thread.left_s - (self._world.now - thread.since)
+        done_s = (self._world.now - thread.since) * thread.rate
+        left_s = thread.left_s - done_s
+        self.busy_s += done_s
         if left_s > _LEAST_S and not self._waiting:
-            thread.ending = False
+            self._compute(thread, left_s)
             return
-        self.busy_s += self._world.now - thread.since
         thread.left_s, thread.turn = left_s, thread.turn + 1
         if left_s > _LEAST_S:
             self._free_from(thread)

@@ -38,10 +38,21 @@ def test_laps_of_one_part_and_size_are_summed_and_waiting_is_no_processor_time()
 
 
 def test_sizes_that_differ_by_less_than_two_digits_are_one_part_of_their_mean() -> None:
-    watch = Stopwatch()
+    watch = Stopwatch(read=lambda: (0.0, 0.0))
+    watch.lap("begin")
     for size in (1001, 1003, 1201):
         watch.lap("learn", size)
-    assert [(part.size, part.laps) for part in watch.parts()] == [(1002.0, 2), (1201.0, 1)]
+    assert [(part.size, part.laps) for part in watch.parts()] == [(0.0, 1), (1002.0, 2), (1201.0, 1)]
+
+
+def test_laps_after_the_thread_was_off_its_processor_are_parts_of_their_own() -> None:
+    #  sim 1 after the begin, a wait with sleep, sim 2 after it, a wait without, sim 3
+    times = iter([(0.0, 0.0), (1.0, 1.0), (5.0, 1.5), (7.0, 3.5), (8.0, 4.5), (9.0, 5.5)])
+    watch = Stopwatch(read=lambda: next(times))
+    for part in ("sim", "wait", "sim", "wait", "sim"):
+        watch.lap(part)
+    found = [(part.name, part.cold, part.laps, part.cpu_s) for part in watch.parts()]
+    assert found == [("sim", True, 2, 3.0), ("wait", True, 1, 0.5), ("wait", False, 1, 1.0), ("sim", False, 1, 1.0)]
 
 
 def test_spans_are_those_of_each_stopwatch_within_the_call() -> None:

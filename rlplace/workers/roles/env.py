@@ -199,7 +199,7 @@ class VectorEnvWorker(EnvWorker):
             first = self.context.rank * self._rows
             raise self._not_finite(first + row, f"every step of iteration {iteration}", "all of its steps were skipped")
         self._send(recording)
-        watch.lap("put")
+        watch.lap("put", steps * self._rows)
         returns, lengths = recording.episode_returns, recording.episode_lengths
         episodes, poisoned = len(returns), int(recording.poisoned().sum())
         return {

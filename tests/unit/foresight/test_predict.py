@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlplace.foresight.profile import ACCELERATOR
+from rlplace.foresight.world import WANTED
 from tests.foreseen import MS, PLACE, timed
 
 APART = (PLACE + "actor=0", PLACE + "env=1", PLACE + "rollout=2")
@@ -39,12 +40,13 @@ def test_ranks_that_learn_meet_in_every_minibatch_and_share_the_processors() -> 
     one = timed(work, PLACE + "actor=0", *place)
     assert one.numbers["time/learn_s"] == pytest.approx((steps * 1.5 + 0.5) * MS)
     four = timed(work, PLACE + "actor=0-3", *place, cores=2)
-    assert four.numbers["time/learn_s"] == pytest.approx((steps * 1.5 + 0.5) * 2 * MS)
+    turns_s = (steps * 1.5 + 0.5) * 2 * MS
+    assert turns_s < four.numbers["time/learn_s"] < turns_s / WANTED  # not all the time more want one than there are
 
 
 def test_the_moves_are_those_of_the_schedule_and_calls_cost_the_driver_and_the_ranks() -> None:
     moves = {"actor.move_full/rest": 10.0, "env.move_off/rest": 4.0, "rollout.move_weights/rest": 1.0}
-    shared = timed(moves)
+    shared = timed(moves, cores=16)
     # Into sync: rollout's weights; into learn: env goes, then the actor comes.
     assert shared.numbers["time/moves_s"] == pytest.approx((1.0 + 4.0 + 10.0) * MS)
     apart = timed(moves, *APART)

@@ -29,11 +29,25 @@ def ended(world: World) -> float:
 
 def test_laps_shorter_than_a_turn_run_one_after_another_on_the_processors_there_are(world: World) -> None:
     cores, log = Cores(world, 2), dict[str, float]()
-    for name, seconds in (("a", 0.002), ("b", 0.001), ("c", 0.002), ("d", 0.001)):
+    for name, seconds in (("a", 0.001), ("b", 0.0005), ("c", 0.001), ("d", 0.0005)):
         world.spawn(computing(world, cores, name, seconds, log))
-    assert ended(world) == 0.003
-    assert log == {"b": 0.001, "a": 0.002, "c": 0.003, "d": 0.003}
-    assert cores.busy_s == pytest.approx(0.006)
+    assert ended(world) == 0.0015
+    assert log == {"b": 0.0005, "a": 0.001, "c": 0.0015, "d": 0.0015}
+    assert cores.busy_s == pytest.approx(0.003)
+
+
+def test_several_processors_that_more_want_are_at_work_for_a_share_of_the_time(world: World) -> None:
+    def process(cores: Cores, name: int) -> Process:
+        for _ in range(20):
+            yield Work(cores, name, 0.001)
+
+    for count, processes, share in ((2, 6, 0.8), (2, 2, 1.0), (1, 3, 1.0)):
+        cores, began = Cores(world, count, 0.8), world.now
+        for name in range(processes):
+            world.spawn(process(cores, name))
+        seconds = ended(world) - began
+        assert cores.busy_s == pytest.approx(processes * 0.020)
+        assert cores.busy_s / count / seconds == pytest.approx(share, rel=0.03)  # the last ones are alone
 
 
 def test_long_work_shares_a_processor_turn_by_turn(world: World) -> None:

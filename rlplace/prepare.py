@@ -21,6 +21,7 @@ from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job
 from rlplace.errors import ConfigError, Problem, ProblemsError, Source, source_of
+from rlplace.models.families import why_not_trained
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import memory_case
@@ -189,7 +190,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         why = f"there is no module {error.name}"
         yield from missing_library(why, got="tokenizer.json", extra="text", key="reward", of="the models").problems
     each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
-    yield from model_problems(config.model or {}, context=algorithm.longest, tensor_parallel=each)
+    yield from model_problems(config.model or {}, rollout.engine, context=algorithm.longest, tensor_parallel=each)
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         what = "factors alone cannot be sent: there are none"
         why = "actor.lora_rank is null, so all weights are trained, and engines would never see it"
@@ -197,7 +198,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             "no-factors", "actor.sync.mode", what, "mode: lora", why, "mode: all        (or actor.lora_rank: 16)"
         )
     yield from _parallel_problems(plan, rollout.engine)
-    yield from _quantised_problems(config, plan)
+    yield from _family_problems(config, plan)
     if rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
         what = f"{rollout.engine} keeps no {rollout.cache} keys and values of a {rollout.dtype} model"
         why = "attention reads them as they are computed, or as fp8 in vllm; answers would be wrong without an error"
@@ -217,8 +218,15 @@ def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str) 
     return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
 
 
-def model_problems(model: Mapping[str, object], *, context: int, tensor_parallel: int) -> Iterator[Problem]:
+def model_problems(
+    model: Mapping[str, object], engine: str, *, context: int, tensor_parallel: int
+) -> Iterator[Problem]:
     """Report what an engine cannot run. `model`: content of its config.json."""
+    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
+    if engine == "transformers" and isinstance(window, int) and window < context:
+        what, got = f"its layers see {window} tokens, of {context} of prompt and answer together", engine
+        why = "this engine keeps every token of an answer in the cache of every layer"
+        yield _wrong("attention-not-full", "rollout.engine", what, got, why, "rollout.engine: vllm")
     heads = model.get("num_attention_heads")
     if isinstance(heads, int) and heads % tensor_parallel:
         fitting = max(size for size in range(1, tensor_parallel + 1) if heads % size == 0)
@@ -258,15 +266,24 @@ def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
         yield _wrong("plan-only", spec.key, what, spec.text, why, fix)
 
 
-def _quantised_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report models whose files are quantised: workers read whole numbers, and would take codes for weights."""
+def _family_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Report models that no worker computes, or whose files are quantised: it would take codes for weights."""
     for component in plan.placement.components:
         block = config.block_of(component)
         model = block.model if isinstance(block, (TrainedConfig, FrozenConfig)) else None
-        if isinstance(model, Mapping) and isinstance(quantised := model.get("quantization_config"), Mapping):
+        if not isinstance(model, Mapping):
+            continue
+        key, family = f"{config.key_of(component)}.model", str(model.get("model_type"))
+        if (why := why_not_trained(model, config.algorithm.longest)) is not None:
+            what, fix = (
+                f"a {family} is planned, not run",
+                "path: <the folder of another model, such as a qwen3 or llama>",
+            )
+            yield _wrong("plan-only", key, what, f"model_type: {family}", why, fix)
+        if isinstance(quantised := model.get("quantization_config"), Mapping):
             method, fix = quantised.get("quant_method"), "path: <the folder of the same model, not quantised>"
             what, why = "quantised weights are planned, not run", f"its config.json says quant_method: {method}"
-            yield _wrong("plan-only", f"{config.key_of(component)}.model", what, str(method), why, fix)
+            yield _wrong("plan-only", key, what, str(method), why, fix)
 
 
 def _job_problems(config: Config) -> Iterator[Problem]:

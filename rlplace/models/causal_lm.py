@@ -133,9 +133,15 @@ class PackedLm(nn.Module):
 
 
 class CausalLm(PackedLm):
+    @property
+    def divisor(self) -> float:
+        """What the products with the head are divided by, beside the temperature: of Granite and of Cohere."""
+        config = self.lm.config
+        return float(getattr(config, "logits_scaling", 1.0)) / float(getattr(config, "logit_scale", 1.0))
+
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
-        return token_scores(self.hidden(packed), self.head.weight, packed.targets, temperature)
+        return token_scores(self.hidden(packed), self.head.weight, packed.targets, temperature * self.divisor)
 
 
 class ValuedScores(NamedTuple):
@@ -156,7 +162,7 @@ class ActorCriticLm(CausalLm):
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
         hidden = self.hidden(packed)
-        scores = token_scores(hidden, self.head.weight, packed.targets, temperature)
+        scores = token_scores(hidden, self.head.weight, packed.targets, temperature * self.divisor)
         return ValuedScores(*scores, self._values(hidden))
 
 
@@ -254,12 +260,15 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         # Without dropout: the same tokens must have the same probabilities in every pass.
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        if hasattr(part, "attention_dropout"):
-            cast(Any, part).attention_dropout = 0.0
+        for name in ("attention_dropout", "residual_dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
         # Buffers that no checkpoint has, such as those of rotary embeddings, follow from the config.
-        if any(buffer.is_meta for buffer in part.buffers(recurse=False)):
-            for name, buffer in dict(type(part)(lm.config).named_buffers(recurse=False)).items():
-                setattr(part, name, buffer)
+        unmade = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
+        for name in unmade:
+            setattr(part, name, torch.empty_like(getattr(part, name), device="cpu"))
+        if unmade:
+            lm._init_weights(part)
     if spec.lora is not None:
         score = lm._modules.pop("score", None)  # a value head is trained as it is
         add_factors(lm, spec.lora)

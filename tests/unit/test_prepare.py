@@ -222,6 +222,7 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
 
 
 LIMITS = {"num_attention_heads": 12, "max_position_embeddings": 2048}
+WINDOW = {"sliding_window": 512}
 
 
 @pytest.mark.parametrize(
@@ -231,13 +232,43 @@ LIMITS = {"num_attention_heads": 12, "max_position_embeddings": 2048}
         ({}, 2048, 4, None, ""),
         (LIMITS, 2048, 8, "tensor-parallel-heads", "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}"),
         (LIMITS, 2049, 1, "context-too-long", "algorithm.max_prompt_length + algorithm.max_new_tokens <= 2048"),
+        (WINDOW, 513, 1, "attention-not-full", "rollout.engine: vllm"),
+        (WINDOW, 512, 1, None, ""),
+        (WINDOW | {"use_sliding_window": False}, 513, 1, None, ""),
     ],
 )
 def test_what_a_model_cannot_do_is_refused(
     config: dict[str, int], context: int, ranks: int, code: str | None, fix: str
 ) -> None:
-    found = [(p.code, p.fix) for p in model_problems(config, context=context, tensor_parallel=ranks)]
+    found = [(p.code, p.fix) for p in model_problems(config, "transformers", context=context, tensor_parallel=ranks)]
     assert found == ([] if code is None else [(code, fix)])
+
+
+@pytest.mark.parametrize("component", ["actor", "critic", "reference", "reward"])
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ({"model_type": "gemma2", "hidden_size": 8}, "caps its scores by a tanh"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "a weight for each expert"),
+        ({"model_type": "lfm2"}, "no run has been compared with transformers"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 40},
+            "40 tok",
+        ),
+    ],
+    ids=["capped", "experts", "unknown", "rope"],
+)
+def test_models_that_no_worker_computes_are_planned_and_not_run(
+    folder: Path, component: str, model: dict[str, Any], why: str
+) -> None:
+    placed = {"actor": "0", "env": "1", "rollout": "2-3"} | ({} if component == "actor" else {component: "4"})
+    algorithm = {"name": "ppo" if component == "critic" else "grpo", "kl_coef": 0.1 * (component == "reference")}
+    blocks: dict[str, Any] = {component: {"model": model}}
+    job = config(folder, cluster={"component_placement": placed}, algorithm=algorithm, **blocks)
+    layout = make_plan(job, Topology.uniform(1, 5, "emulated", 1 << 40))
+    found = [p for p in check_plan(job, layout, {}) if p.key == f"{component}.model"]
+    assert [p.code for p in found] == ["plan-only"]
+    assert why in str(found[0].why)
 
 
 def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(

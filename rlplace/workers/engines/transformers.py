@@ -71,7 +71,7 @@ class _Answer:
 
 
 class TransformersEngine(ModuleEngine):
-    """A TextEngine over any decoder of transformers with full attention in all layers.
+    """A TextEngine over any decoder of transformers that attends to all tokens of an answer in all layers.
 
     The cache is made anew on the way to FULL. After a load, keys and values of answers in flight are computed again by
     the new weights.
@@ -83,7 +83,8 @@ class TransformersEngine(ModuleEngine):
         rollout = settings.rollout
         self._settings, self._sampling = settings, rollout
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
-        if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        kinds, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
+        if kinds - {"full_attention", "sliding_attention"} or (window and window < settings.context):
             what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
             why, fix = "this engine keeps every token of an answer in the cache of every layer", "rollout.engine: vllm"
             raise ConfigError.of("attention-not-full", "rollout.engine", what, "transformers", why, fix)

@@ -1,0 +1,63 @@
+"""Which families of language models a run trains, and scores with. Known without torch: a plan asks before a launch.
+
+`tests/unit/models/test_families.py` compares a tiny model of each with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TRAINED = frozenset(
+    [
+        "arcee",
+        "cohere",
+        "cohere2",
+        "ernie4_5",
+        "exaone4",
+        "gemma",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "granite",
+        "helium",
+        "hunyuan_v1_dense",
+        "jais2",
+        "llama",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+    ]
+)
+_CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
+_LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence of a batch
+
+
+def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
+    """Return why no run trains this model on `context` tokens; None where one does. `model`: keys of its config.json."""
+    family = model.get("model_type")
+    if any(model.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")) or family == "gemma2":
+        return _CAPPED
+    if any("expert" in key and isinstance(value, int) and value > 1 for key, value in model.items()):
+        return "its files have a weight for each expert, the model one for all: a run does not turn one into the other"
+    if family not in TRAINED:
+        return "no run has been compared with transformers on this family; it has been on\n" + ", ".join(
+            sorted(TRAINED)
+        )
+    rope = model.get("rope_parameters") or model.get("rope_scaling")
+    if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) in _LONG:
+        known = rope.get("original_max_position_embeddings") or model.get("original_max_position_embeddings")
+        known = known or model.get("max_position_embeddings")
+        if isinstance(known, int) and context > known:
+            return (
+                f"above {known} tokens its rotary embedding follows the longest sequence of a batch, whatever is packed"
+            )
+    return None

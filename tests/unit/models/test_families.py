@@ -1,0 +1,117 @@
+"""Every family that a plan lets a run train learns, and answers, as transformers does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rlplace.config.schema import TextRolloutConfig
+from rlplace.models.causal_lm import CausalLm, LmSpec, build
+from rlplace.models.families import TRAINED, why_not_trained
+from rlplace.models.packed import Packed
+from rlplace.placement.schedule import Residency
+from rlplace.workers.engines.contract import EngineSettings
+from rlplace.workers.engines.transformers import TransformersEngine
+from rlplace.workers.training.ranks import Ranks
+from tests.rollout_stage import Ledger
+from tests.tiny_lm import request_of
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "sliding_window": 6,  # shorter than a sequence
+    "use_sliding_window": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "logits_scaling": 3.0,
+}
+
+
+def tiny(family: str, folder: Path, **keys: Any) -> PreTrainedModel:
+    """Every weight is drawn, those of norms and biases too."""
+    known = AutoConfig.for_model(family).to_dict()
+    config = AutoConfig.for_model(family, **{name: value for name, value in (SMALL | keys).items() if name in known})
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def logprobs_of(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Of each token after the first."""
+    scores = torch.log_softmax(model(input_ids=tokens[None], use_cache=False).logits[0, :-1], dim=-1)
+    return scores.gather(1, tokens[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("family", sorted(TRAINED))
+def test_a_step_is_that_of_transformers(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    model = tiny(family, tmp_path)
+    sequences = [np.random.default_rng(length).integers(3, 320, length) for length in (20, 9)]
+    expected = torch.cat([logprobs_of(model, torch.tensor(tokens)) for tokens in sequences])
+    module = build(CausalLm, LmSpec(folder=tmp_path), ranks.mesh)
+    found = module(Packed.of(sequences, [np.arange(len(tokens)) > 0 for tokens in sequences])).logprobs
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    rate = torch.linspace(-1.0, 2.0, len(expected))
+    steps = []
+    for trained, loss in ((model, rate @ expected), (module.lm, rate @ found)):
+        loss.backward()
+        torch.optim.SGD(trained.parameters(), lr=0.01).step()
+        steps.append({n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in trained.named_parameters()})
+    assert steps[0].keys() == steps[1].keys()
+    for name, weight in steps[1].items():
+        torch.testing.assert_close(weight, steps[0][name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("family", sorted(TRAINED))
+def test_an_answer_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    model = tiny(family, tmp_path, sliding_window=64)
+    rollout = TextRolloutConfig(dtype="fp32", kv_cache_memory=1 << 20, temperature=0.0)
+    engine = TransformersEngine(
+        EngineSettings(rollout=rollout, model=tmp_path, context=32), device=Ledger(), owner="rollout rank 0"
+    )
+    engine.move(Residency.WEIGHTS)
+    engine.load(dict(model.named_parameters(remove_duplicate=False)), 0)
+    engine.move(Residency.FULL)
+    request = request_of(samples=2, longest=8)
+    engine.submit(request)
+    answers = []
+    while engine.in_flight:
+        answers += engine.step()
+    for answer in answers:
+        whole = torch.from_numpy(np.concatenate([request.tokens, answer.tokens])).long()
+        expected = logprobs_of(model, whole)[-len(answer.tokens) :]
+        torch.testing.assert_close(torch.from_numpy(answer.logprobs), expected.detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gemma2", {}),
+        ("nanochat", {}),
+        ("mixtral", {"num_local_experts": 4}),
+        ("qwen2_moe", {"num_experts": 4}),
+        ("qwen3_moe", {"num_experts": 4}),
+        ("gpt2", {}),
+        ("lfm2", {}),
+    ],
+)
+def test_what_cannot_be_trained_is_known(family: str, keys: dict[str, int]) -> None:
+    saved = AutoConfig.for_model(family, **keys).to_dict()
+    assert why_not_trained(saved, 32) is not None

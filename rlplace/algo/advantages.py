@@ -136,7 +136,7 @@ class Outcomes(NamedTuple):
 def carries_signal(rewards: Sequence[float]) -> bool:
     """Return whether the rewards of one group differ: without that its advantages are all zero.
 
-    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, sample other groups in place of those; here they are left out.
+    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, sample other groups in place of those.
     """
     return bool(rewards) and min(rewards) < max(rewards)
 

@@ -24,21 +24,28 @@ class Clip(NamedTuple):
 
     low: float  # below 1
     high: float  # above 1; more than `low` leaves unlikely tokens room to grow (DAPO's clip-higher)
+    dual: float | None = None  # a loss above this times -A stops pushing as well
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """Return [N] to be minimised: max(-r * A, -clip(r, 1 - low, 1 + high) * A).
+    """Return [N] to be minimised: max(-r * A, -clip(r, 1 - low, 1 + high) * A); where A < 0, -dual * A at most.
 
-    Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.1.
+    Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.1; the dual
+    clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
     """
     ratio, losses = log_ratio.exp(), -advantages
-    return torch.maximum(ratio * losses, ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * losses)
+    surrogate = torch.maximum(ratio * losses, ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * losses)
+    if clip.dual is None:
+        return surrogate
+    return torch.where(advantages < 0, torch.minimum(surrogate, clip.dual * losses), surrogate)
 
 
-def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return [N] bool each: the ratio is below the lower bound, above the upper one."""
-    moved = log_ratio.exp() - 1.0
-    return moved < -clip.low, moved > clip.high
+def _without_slope(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+    """Return [N] bool each: the ratio is so low that a bad token, so high that a good one (or a bad one) is left as it is.
+    """
+    ratio = log_ratio.exp()
+    low, high = (advantages < 0) & (ratio < 1.0 - clip.low), (advantages > 0) & (ratio > 1.0 + clip.high)
+    return low, high if clip.dual is None else high | ((advantages < 0) & (ratio > clip.dual))
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
@@ -183,7 +190,7 @@ class LmTerms(NamedTuple):
     entropy: Tensor
     approx_kl: Tensor  # of the old policy from the new; no gradient
     clipped_low: Tensor  # 1.0 where a bad token was already unlikely enough to push no more; no gradient
-    clipped_high: Tensor  # 1.0 where a good one was already likely enough; no gradient
+    clipped_high: Tensor  # 1.0 where a good one was already likely enough, a bad one above the dual clip; no gradient
 
     def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
         """Return [] this micro-batch's share of the step's loss, to differentiate; without tokens a 0 that still is."""
@@ -213,12 +220,12 @@ def lm_terms(
     limited = sequence_ratio(log_ratio, lengths) if ratio == "sequence" else log_ratio
     surrogate = clipped_surrogate(limited, advantages, clip)
     with torch.no_grad():
-        low, high = _outside(limited, clip)
+        low, high = _without_slope(limited, advantages, clip)
         approx_kl = kl_k3(log_ratio)
     return LmTerms(
         policy_loss=surrogate if importance is None else importance * surrogate,
         entropy=entropies,
         approx_kl=approx_kl,
-        clipped_low=(low & (advantages < 0)).to(logprobs.dtype),
-        clipped_high=(high & (advantages > 0)).to(logprobs.dtype),
+        clipped_low=low.to(logprobs.dtype),
+        clipped_high=high.to(logprobs.dtype),
     )

@@ -10,6 +10,12 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
+from rlplace.config.machines import AcceleratorConfig as AcceleratorConfig
+from rlplace.config.machines import AcceleratorRunConfig as AcceleratorRunConfig
+from rlplace.config.machines import ClusterConfig as ClusterConfig
+from rlplace.config.machines import CommConfig as CommConfig
+from rlplace.config.machines import NodeConfig as NodeConfig
+from rlplace.config.machines import RayConfig as RayConfig
 from rlplace.config.own import CallbackConfig, OwnName, VariantConfig, WrapperConfig
 from rlplace.config.policies import PolicyConfig
 
@@ -23,8 +29,7 @@ SinkName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "swanla
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
 # Larger numbers are typing mistakes; a plan of as many takes a second at most.
-MOST_NODES, MOST_PER_NODE, MOST_GROUPS = 10_000, 1_024, 1_024
-MOST_PROMPTS, MOST_SAMPLES = 10**8, 10**4
+MOST_GROUPS, MOST_PROMPTS, MOST_SAMPLES = 1_024, 10**8, 10**4
 
 _Block = TypeVar("_Block")
 _MODEL = "path: a Hugging Face folder, or keys of its config.json; null: the actor's model"
@@ -35,82 +40,6 @@ def _paired(block: object, kind: type[_Block]) -> _Block:
     """Return a block of the kind that the job has: the reader pairs it with the kind of the actor's model."""
     assert isinstance(block, kind), block
     return block
-
-
-# ── machines ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorConfig:
-    kind: Literal["auto", "cuda", "emulated"] = knob("auto takes the GPUs of this machine, else emulates", "auto")
-    memory: int = knob("bytes of one emulated accelerator; a GPU has what it has", 16 << 30, unit="bytes")
-    emulated_per_node: int = knob("emulated ones of a machine where accelerators_per_node is auto", 8, minimum=1)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RayConfig:
-    address: str | None = knob("null starts Ray here; auto or host:port joins a running cluster", None)
-    machines: bool = knob("plan for the machines of the cluster at address, instead of declared ones", False)
-    start: Literal["fork", "plain"] = knob(
-        "fork: a process of each node imports what workers need, and these are forks of it; plain: each imports it",
-        "fork",
-    )
-    start_timeout_s: float = knob("longest wait for Ray and for all workers to answer", 120.0, above=0)
-    reserve_timeout_s: float = knob("longest wait for the cluster to have the accelerators free", 60.0, above=0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CommConfig:
-    """Shared memory and network of channels and weights."""
-
-    shm_folder: str | None = knob("folder of shared memory, on every node; null: /dev/shm", None)
-    interface: str | None = knob("address or interface that other nodes talk to; null: the node's Ray address", None)
-    security: Literal["encrypted", "password"] = knob(
-        "between nodes; password keeps strangers out and hides nothing: for a network that only the cluster uses",
-        "encrypted",
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorRunConfig:
-    """Some of the accelerators of a node whose accelerators differ."""
-
-    count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
-    product: str = knob("what they are sold as, such as H100", "")
-    memory: int = knob("bytes of one; 0: what its product has, else not known", 0, unit="bytes")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """Machines that are all alike, as declared."""
-
-    count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
-    rank: int | None = knob("node rank of the first; null: they are numbered as written", None, minimum=0)
-    host: str = knob("name or address; with a count above 1, of the first", "")
-    accelerators: int = knob("accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE)
-    product: str = knob("what the accelerators are sold as, such as H100 or A100-80GB", "")
-    memory: int = knob("bytes of one accelerator; 0: what its product has, else not known", 0, unit="bytes")
-    mixed: tuple[AcceleratorRunConfig, ...] = knob("instead, where the accelerators of a machine differ", ())
-    host_memory: int = knob("bytes of the machine's own memory; 0: not known", 0, unit="bytes")
-    nvlink_gb_per_s: float = knob("between two accelerators of the machine, each way; 0: not known", 0.0, minimum=0)
-    pcie_gb_per_s: float = knob("between an accelerator and the machine's memory; 0: not known", 0.0, minimum=0)
-    network_gb_per_s: float = knob("to other machines, for each accelerator; 0: not known", 0.0, minimum=0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    component_placement: Mapping[str, object] = knob("which accelerators each component uses; kept verbatim")
-    nodes: tuple[NodeConfig, ...] = knob("the machines one by one, where they are declared; else alike", ())
-    node_groups: tuple[Mapping[str, object], ...] = knob("labelled nodes, hardware and environments; verbatim", ())
-    num_nodes: int = knob("machines in the cluster", 1, minimum=1, maximum=MOST_NODES)
-    accelerators_per_node: int | Literal["auto"] = knob(
-        "auto counts the GPUs of this machine", "auto", minimum=1, maximum=MOST_PER_NODE
-    )
-    accelerator: AcceleratorConfig = block(AcceleratorConfig)
-    allow_resident: tuple[str, ...] = knob("components that may stay on accelerators others use", ())
-    launcher: Literal["ray", "inline"] = knob("ray: processes; inline: threads of this process, for debugging", "ray")
-    ray: RayConfig = block(RayConfig)
-    comm: CommConfig = block(CommConfig)
 
 
 # ── components ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -356,7 +285,10 @@ class AlgorithmConfig:
     loss: Mean | None = lm_knob("whose mean the loss is; null: as the algorithm has it", None)
     entropy_coef: float = knob("weight of the entropy bonus", 0.0, minimum=0)
     tis_cap: float | None = lm_knob("cap of the weights that correct the engine's rounding; null: none", 2.0, above=0)
-    dynamic_sampling: bool | None = lm_knob("drop groups of equal rewards, none replaces them; null: with dapo", None)
+    dual_clip: float | None = lm_knob("a bad token's loss is at most this many times its weight; null: free", None, above=1)
+    truncated: Literal["learn", "mask"] = lm_knob("answers cut at max_new_tokens: mask compares, but learns none", "learn")
+    dynamic_sampling: bool | None = lm_knob("no group of equal rewards is learned from; null: with dapo", None)
+    refills: int = lm_knob("prompts asked in place of one with such a group, by env's rewards", 3, minimum=0)
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob("clip of the value change; null: none", 0.2, above=0, mlp=None)

@@ -352,7 +352,7 @@ class LmActor(Actor):
         return self._ranks.scatter(shards, "samples"), experience
 
     def _shards(self, experience: Experience, iteration: int) -> list[SampleShard]:
-        learned = experience.with_signal() if self.config.config.algorithm.only_with_signal else experience
+        learned = experience.learned(self.config.config.algorithm)
         targets, kl_coef = learned.targets, learned.kl_coef
         return self._learner.shards(learned.groups, iteration, targets=targets, kl_coef=kl_coef)
 

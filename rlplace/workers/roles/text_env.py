@@ -41,6 +41,8 @@ from rlplace.workers.worker import out_of_step
 _GRADING_S = 0.05  # between two looks at what is graded in other processes
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
 _APART = 1 << 23  # between the numbers of these draws: more than a run asks
+_EPOCHS = 4  # whose orders are kept, beside the newest: a refill asks in another epoch
+_OTHERS = 1 << 40  # between the number of a prompt and of one that is asked in its place
 
 
 class TextEnvWorker(EnvWorker):
@@ -89,7 +91,8 @@ class TextEnvWorker(EnvWorker):
         kept, first = self._kept.pop(iteration, {}), iteration * job.prompts
         groups = {group: first + group for group in job.groups(self.context.rank) if group not in kept}
         samples: list[Sample] = []
-        play = Pass(self, self.prompts["train"], iteration)
+        refills = algorithm.refills if algorithm.only_with_signal and not job.rewards else 0
+        play = Pass(self, self.prompts["train"], iteration, refills=refills)
         for group in itertools.chain(kept.values(), play.through(groups, algorithm.samples_per_prompt)):
             samples += group
             if algorithm.max_staleness:
@@ -99,7 +102,9 @@ class TextEnvWorker(EnvWorker):
             bare = tuple(sample.without_text() for sample in group)
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
-        return _metrics("env", samples, self.rewards, play.watch)
+        refilled = {"env/groups_refilled": Metric(len(play.refilled), "sum")} if refills else {}
+        samples += [sample for group in play.refilled for sample in group]
+        return {**_metrics("env", samples, self.rewards, play.watch), **refilled}
 
     def forget(self, before: int) -> Metrics:
         """Drop the groups of iterations before this one: they are learned."""
@@ -184,7 +189,7 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
 class Prompts:
     """Episode number n of a run follows from the seed and n alone: the same in every placement.
 
-    Every epoch of a finite task asks all its rows, each time in another order, of which one is kept.
+    Every epoch of a finite task asks all its rows, each time in another order, of which a few are kept.
     """
 
     def __init__(self, config: Config, model: Path, split: Split) -> None:
@@ -195,7 +200,7 @@ class Prompts:
         self.conversation = (Chat if env.chat else PlainText)(self.tokenizer, system=env.system)
         self._longest, self._drop = config.algorithm.max_prompt_length, env.long_prompts == "drop"
         self.dropped = 0
-        self._seed, self._epoch, self._order = config.runner.seed, -1, list[int]()
+        self._seed, self._orders = config.runner.seed, dict[int, list[int]]()  # of the newest epochs
         self._rows = None if self.task.size is None else self._fitting(self.task.size)  # None: the task has no end
         self.episodes(0, 1)  # a mistake in an endless task shows here
 
@@ -203,10 +208,10 @@ class Prompts:
         """Return the prompt [P] of episode `number`, 0 <= number, and the episode `samples` times."""
         if self._rows is not None:
             epoch, place = divmod(number, len(self._rows))
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, list(self._rows)
-                random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
-            return self._begun(self._order[place], samples)
+            if epoch not in self._orders:
+                self._orders = {**dict([*self._orders.items()][-_EPOCHS:]), epoch: list(self._rows)}
+                random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])
+            return self._begun(self._orders[epoch][place], samples)
         lengths: list[int] = []
         for row in itertools.islice(itertools.count(number, _APART), _TRIES if self._drop else 1):
             tokens, episodes = self._begun(row, samples)
@@ -283,8 +288,12 @@ class Pass:
     Asks while there is room, takes answers as they come, gives whole groups.
     """
 
-    def __init__(self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False) -> None:
+    def __init__(
+        self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False, refills: int = 0
+    ) -> None:
+        """`refills`: how often a group whose rewards are all equal gives way to one of another prompt."""
         self._worker, self._context, self._grader = worker, worker.context, worker.grader
+        self._refills, self.refilled = refills, list[list[Sample]]()  # groups that have given way
         self._prompts, self._iteration, self._greedy = prompts, iteration, greedy
         self._to_ask: deque[Request] = deque()
         self._due = 0  # answers that were asked for and have not arrived
@@ -300,13 +309,14 @@ class Pass:
         Give each group as soon as it is whole, in the order of its samples. Never wait for room while answers are due:
         they arrive by a channel with limits of its own.
         """
-        left = deque(groups.items())
+        left = deque((group, number, 0) for group, number in groups.items())
+        tried: dict[int, int] = {}  # by group
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
         while whole:
             self._context.check_cancelled("run")
             if left and not self._to_ask:
-                group, number = left.popleft()
-                prompt, dialogues = self._prompts.episodes(number, samples)
+                group, number, tried[group] = left.popleft()
+                prompt, dialogues = self._prompts.episodes(number + tried[group] * _OTHERS, samples)
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(group=group, sample=sample, prompt=prompt)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
@@ -319,9 +329,16 @@ class Pass:
                 self._take()
             for graded in self._graded(wait=not self._due and not self._to_ask):
                 whole[graded.group].append(graded)
-                if len(whole[graded.group]) == samples:
-                    yield tuple(sorted(whole.pop(graded.group), key=lambda each: each.sample))
-                    self.watch.lap("put")
+                group, sampled = graded.group, whole[graded.group]
+                if len(sampled) < samples:
+                    continue
+                if tried[group] < self._refills and len({sample.reward for sample in sampled}) == 1:
+                    self.refilled.append(sampled)
+                    whole[group] = []
+                    left.append((group, groups[group], tried[group] + 1))
+                    continue
+                yield tuple(sorted(whole.pop(group), key=lambda each: each.sample))
+                self.watch.lap("put")
         self._end()
 
     def _end(self) -> None:

@@ -24,6 +24,7 @@ from rlplace.algo.advantages import ESTIMATORS, Outcomes, carries_signal, explai
 from rlplace.algo.kl import KL_ESTIMATORS, next_kl_coef
 from rlplace.algo.normalize import Moments, merge, moments_of, no_moments, normalized, shifted_sums
 from rlplace.algo.variants import TokenSteps
+from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.tokens import Sample, Scores
@@ -42,13 +43,23 @@ class Experience:
     kl_coef: float
     metrics: Metrics
 
-    def with_signal(self) -> Experience:
-        kept = [carries_signal([sample.reward for sample in group]) for group in self.groups]
-        each = [keep for group, keep in zip(self.groups, kept, strict=True) for _ in group]
+    def learned(self, algorithm: AlgorithmConfig) -> Experience:
+        """Leave out what the algorithm does not learn from: groups without signal, answers that were cut."""
+        cut, equal = algorithm.truncated == "mask", algorithm.only_with_signal
+        if not cut and not equal:
+            return self
+        signal = [not equal or carries_signal([sample.reward for sample in group]) for group in self.groups]
+        kept = [
+            keep and not (cut and sample.truncated)
+            for group, keep in zip(self.groups, signal, strict=True)
+            for sample in group
+        ]
+        each = iter(kept)
+        groups = [[sample for sample in group if next(each)] for group in self.groups]
         return dataclasses.replace(
             self,
-            groups=list(itertools.compress(self.groups, kept)),
-            targets={name: list(itertools.compress(values, each)) for name, values in self.targets.items()},
+            groups=[group for group in groups if group],
+            targets={name: list(itertools.compress(values, kept)) for name, values in self.targets.items()},
         )
 
     def returns(self) -> list[tuple[Scores, ...]]:

@@ -191,7 +191,8 @@ class ActorLearner(LmLearner):
 
     def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
         super().__init__(config, lm, trainer, ranks, config.actor.token_budget)
-        self._clip = Clip(low=self._algorithm.clip_ratio_low, high=self._algorithm.clip_high)
+        algorithm = self._algorithm
+        self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high, dual=algorithm.dual_clip)
         self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:

@@ -59,6 +59,28 @@ def test_clipped_surrogate(ratio: float, advantage: float, loss: float, slope: f
 
 
 @pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "clipped"),
+    [(2.9, -2.0, 5.8, 5.8, 0), (3.1, -2.0, 6.0, 0.0, 1), (0.75, -2.0, 1.6, 0.0, 0), (1.1, 2.0, -2.2, -2.2, 0)],
+)
+def test_the_dual_clip_bounds_the_loss_of_a_bad_token(
+    ratio: float, advantage: float, loss: float, slope: float, clipped: float
+) -> None:
+    logprobs = torch.tensor([math.log(ratio)], requires_grad=True)
+    found = lm_terms(
+        logprobs=logprobs,
+        entropies=torch.zeros(1),
+        old_logprobs=torch.zeros(1),
+        advantages=torch.tensor([advantage]),
+        lengths=torch.tensor([1]),
+        clip=Clip(low=0.2, high=0.3, dual=3.0),
+    )
+    found.policy_loss.sum().backward()
+    assert logprobs.grad is not None
+    assert (found.policy_loss.item(), logprobs.grad.item()) == (pytest.approx(loss), pytest.approx(slope))
+    assert found.clipped_high.item() == clipped
+
+
+@pytest.mark.parametrize(
     ("value", "clip", "loss", "slope"),
     [
         (3.0, None, 0.5, -1.0),

@@ -322,6 +322,40 @@ def test_texts_for_scorers_come_back_with_what_the_task_says(folder: Path, tmp_p
     assert found[0].transcript.facts == {"score": 1.0 * int("".join(found[0].transcript.answers))}
 
 
+# ── groups without signal ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("env_ranks", "seed"), [(1, 0), (2, 5)])
+def test_a_group_of_equal_rewards_gives_way_to_another_prompt(folder: Path, env_ranks: int, seed: int) -> None:
+    """Group 0 has a signal at once, group 1 with its third prompt, group 2 with none of those it may ask."""
+    asked: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+
+    def equal_at_first(request: Request, sample: int) -> str:
+        prompts = asked[request.group]
+        if request.tokens.tobytes() not in prompts:
+            prompts.append(request.tokens.tobytes())
+        signal = request.group == 0 or (request.group == 1 and len(prompts) == 3)
+        return f"{sample if signal else 1}<eos>"
+
+    env = COUNTING | {"max_turns": 1}
+    algorithm = LONG | {"name": "dapo", "refills": 2}
+    stage = TextStage(folder, equal_at_first, env=env, env_ranks=env_ranks, algorithm=algorithm, seed=seed)
+    with stage:
+        metrics = stage.run()
+        groups = stage.groups()
+    assert {group: len(prompts) for group, prompts in asked.items()} == {0: 1, 1: 3, 2: 3}
+    assert sorted((g[0].group, *sorted(s.reward for s in g)) for g in groups) == [(0, 0, 1), (1, 0, 1), (2, 1, 1)]
+    assert sum(value(m, "env/groups_refilled") for m in metrics) == 4
+    assert sum(value(m, "env/episodes") for m in metrics) == 14
+
+
+def test_groups_are_asked_once_where_other_components_reward_them(folder: Path) -> None:
+    with TextStage(folder, lambda *_: "1<eos>", env=COUNTING, algorithm=LONG | {"name": "grpo"}) as stage:
+        metrics = stage.run()
+    assert len({request.tokens.tobytes() for request in stage.puppet.asked if request.turn == 0}) == 3
+    assert "env/groups_refilled" not in metrics[0]
+
+
 # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlplace.config.read import read_config
+from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import RewardError
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
@@ -89,8 +90,18 @@ def test_without_scorers_each_token_has_the_advantage_of_its_sample() -> None:
         assert advantages.tolist() == [advantage] * sample.response_tokens
     assert found.targets.keys() == {"advantages"}
     assert found.metrics == {}
-    kept = found.with_signal()
+    kept = found.learned(AlgorithmConfig(dynamic_sampling=True))
     assert (len(kept.groups), len(kept.targets["advantages"])) == (1, 2)
+
+
+def test_answers_that_were_cut_are_compared_and_not_learned() -> None:
+    groups = with_rewards(1, 0, 4, 5)
+    groups[0][1] = dataclasses.replace(groups[0][1], truncated=True)
+    found = estimator("dr_grpo")(groups, {}, {})
+    kept = found.learned(AlgorithmConfig(truncated="mask"))
+    assert rewards(kept) == [1, 4, 5]
+    assert [values[0] for values in kept.targets["advantages"] if len(values)] == [0.5, -0.5, 0.5]
+    assert found.learned(AlgorithmConfig()) is found
 
 
 def test_kl_is_part_of_a_samples_reward_beside_its_group() -> None:
@@ -142,7 +153,7 @@ def test_a_poisoned_sample_is_left_out_of_its_group() -> None:
     ((sample, why),) = found.poisoned
     assert (sample.group, sample.sample, why) == (SAMPLES[1].group, SAMPLES[1].sample, "reward nan")
     assert [values[0] for values in found.targets["advantages"] if len(values)] == [0.0, 1.0, -1.0]
-    assert len(found.with_signal().groups) == 1
+    assert len(found.learned(AlgorithmConfig(dynamic_sampling=True)).groups) == 1
     scored = estimator("dr_grpo", ("reward",), on_poison="skip")
     scores = [np.array([value], np.float32) for value in (nan, nan, 5, 3)]
     found = scored(with_rewards(1, 1, 0, 0), {"reward": scores}, {})

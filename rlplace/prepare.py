@@ -206,6 +206,13 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             why = "fp8 needs vllm; answers would be wrong without an error"
         got, fix = f"cache_dtype: {rollout.cache}", f"cache_dtype: {rollout.dtype}        (or null: as dtype)"
         yield _wrong("cache-dtype", "rollout.cache_dtype", what, got, why, fix)
+    for name, cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)):
+        if cut and rollout.temperature > 0:
+            what = "answers drawn from a part of the vocabulary cannot be learned from"
+            why = "the engine's probabilities are of what is left, the actor's of all: every ratio of the two is wrong"
+            fix = f"{name}: {1.0 if name == 'top_p' else 0}        (a lower temperature narrows the draw as well)"
+            got = f"{name}: {getattr(rollout, name)}"
+            yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
     limits = algorithm.max_prompt_length + algorithm.max_new_tokens
     if algorithm.longest < limits:
         what = f"shorter than the longest prompt and answer, {limits} tokens together"

@@ -57,6 +57,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "imageio": {"envs"},
     "imageio_ffmpeg": {"envs"},
     "jinja2": {"models.tokenizer"},
+    "math_verify": {"envs.text"},
     "mlflow": {"report.trackers"},
     "mujoco": {"envs"},
     "numpy": {"comm", "envs", "models", "tokens", "trajectory", "workers"},

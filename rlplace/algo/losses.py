@@ -41,8 +41,7 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
 
 
 def _without_slope(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return [N] bool each: the ratio is so low that a bad token, so high that a good one (or a bad one) is left as it is.
-    """
+    """Return [N] bool each, of tokens that push no more: bad ones of a low ratio, others of a high one."""
     ratio = log_ratio.exp()
     low, high = (advantages < 0) & (ratio < 1.0 - clip.low), (advantages > 0) & (ratio > 1.0 + clip.high)
     return low, high if clip.dual is None else high | ((advantages < 0) & (ratio > clip.dual))

@@ -115,9 +115,13 @@ class TextRolloutConfig:
     engine: Literal["vllm", "transformers"] = knob("what generates; transformers is slower and needs no vLLM", "vllm")
     temperature: float = knob("divides the logits before a token is drawn; 0: the likeliest token", 1.0, minimum=0)
     top_p: float = knob(
-        "draw from the likeliest tokens that together have this probability", 1.0, above=0, maximum=1, unit="share"
+        "draw from the likeliest tokens that together have this probability; a run trains with 1 only",
+        1.0,
+        above=0,
+        maximum=1,
+        unit="share",
     )
-    top_k: int = knob("draw from so many likeliest tokens; 0: from all", 0, minimum=0)
+    top_k: int = knob("draw from so many likeliest tokens; 0: from all; a run trains with 0 only", 0, minimum=0)
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
     gpu_memory_utilization: float | Literal["auto"] = knob(
@@ -285,8 +289,12 @@ class AlgorithmConfig:
     loss: Mean | None = lm_knob("whose mean the loss is; null: as the algorithm has it", None)
     entropy_coef: float = knob("weight of the entropy bonus", 0.0, minimum=0)
     tis_cap: float | None = lm_knob("cap of the weights that correct the engine's rounding; null: none", 2.0, above=0)
-    dual_clip: float | None = lm_knob("a bad token's loss is at most this many times its weight; null: free", None, above=1)
-    truncated: Literal["learn", "mask"] = lm_knob("answers cut at max_new_tokens: mask compares, but learns none", "learn")
+    dual_clip: float | None = lm_knob(
+        "a bad token's loss is at most this many times its weight; null: free", None, above=1
+    )
+    truncated: Literal["learn", "mask"] = lm_knob(
+        "answers cut at max_new_tokens: mask compares, but learns none", "learn"
+    )
     dynamic_sampling: bool | None = lm_knob("no group of equal rewards is learned from; null: with dapo", None)
     refills: int = lm_knob("prompts asked in place of one with such a group, by env's rewards", 3, minimum=0)
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)

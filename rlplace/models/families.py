@@ -42,7 +42,7 @@ _LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence
 
 
 def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
-    """Return why no run trains this model on `context` tokens; None where one does. `model`: keys of its config.json."""
+    """Return why no run trains the `model`, given by its config.json, on `context` tokens; None where one does."""
     family = model.get("model_type")
     if any(model.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")) or family == "gemma2":
         return _CAPPED

@@ -271,6 +271,20 @@ def test_models_that_no_worker_computes_are_planned_and_not_run(
     assert why in str(found[0].why)
 
 
+@pytest.mark.parametrize(
+    ("rollout", "fix"),
+    [
+        ({"top_p": 0.7}, "top_p: 1.0"),
+        ({"top_k": 40}, "top_k: 0"),
+        ({"top_k": 40, "temperature": 0.0}, None),
+        ({}, None),
+    ],
+)
+def test_a_cut_distribution_is_not_learned_from(folder: Path, rollout: dict[str, float], fix: str | None) -> None:
+    found = [p for p in problems(config(folder, rollout=rollout), without_machine) if p.code == "cut-distribution"]
+    assert [str(p.fix).partition("   ")[0] for p in found] == ([] if fix is None else [fix])
+
+
 def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace.config.schema import OnPoison, RewardFunctionConfig
-from rlplace.envs.registry import named, unknown_arguments
+from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
 from rlplace.errors import ConfigError, Problem, RewardError
 
@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 
 import logging
 import re
-from decimal import Decimal
 
 _LOG = logging.getLogger(__name__)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
 RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called in another process
 REWARDS: Mapping[str, str] = {
     name: f"rlplace.envs.text.rewards:{name}"
     for name in (
-        *("exact_match", "contains", "math_answer", "matches", "score"),
+        *("exact_match", "contains", "matches", "score"),
         *("length_penalty", "unit_tests", "unscored", "reasoning_score"),
     )
-}
-_APART = {"matches", "reasoning_score", "unit_tests"}  # patterns, libraries and code that may never come to an end
+} | {name: f"rlplace.envs.text.math_answers:{name}" for name in ("math_answer", "math_verify")}
+_APART = {
+    "matches",
+    "math_verify",
+    "reasoning_score",
+    "unit_tests",
+}  # patterns, libraries and code that may never come to an end
 _SHOWN = 400  # characters of an answer in an error
 _LISTS = ("prompts", "answers", "labels")
 _FIXES = {
@@ -84,6 +87,9 @@ def named_reward(
 ) -> Reward:
     """Return the reward that `leaf` of the block at `key` names. ConfigError: unknown, wrong arguments."""
     function = find_reward(written, f"{key}.{leaf}")
+    if written == "math_verify":
+        with needs("math_verify", got=written, extra="math", key=f"{key}.{leaf}", of="the reward"):
+            import math_verify as math_verify
     lists = "prompts" in inspect.signature(function).parameters
     given = _LISTS if lists else ("transcript",)
     problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
@@ -205,42 +211,6 @@ def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
 def contains(transcript: Transcript) -> float:
     """1 if the fact `answer` stands anywhere in the last answer."""
     return float(fact(transcript, "answer").strip() in transcript.answer)
-
-
-def math_answer(transcript: Transcript) -> float:
-    r"""1 if the number in the last \boxed{}, else the last one, is the fact `answer`; a fact of words, as text."""
-    given = last_boxed(transcript.answer)
-    if given is None:
-        numbers = _NUMBER.findall(transcript.answer)
-        given = numbers[-1] if numbers else ""
-    right = fact(transcript, "answer")
-    right = last_boxed(right) or right
-    one, other = number(given), number(right)
-    if one is not None and other is not None:
-        return float(one == other)
-    return float("".join(given.split()) == "".join(right.split()))
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete \boxed{...}, with braces within it; None without one."""
-    for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for place in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                return text[start:place]
-    return None
-
-
-def number(text: str) -> Decimal | None:
-    r"""Read 1,234.50, 3/4 or \frac{3}{4} as a number; None if `text` is none."""
-    text = re.sub(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text).strip().strip("$").replace(",", "")
-    above, slash, below = text.partition("/")
-    try:
-        value = Decimal(above.strip()) / Decimal(below.strip()) if slash else Decimal(text)
-    except ArithmeticError:  # no number, a division by zero, beyond all exponents
-        return None
-    return value if value.is_finite() else None
 
 
 def matches(transcript: Transcript, *, pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>") -> float:

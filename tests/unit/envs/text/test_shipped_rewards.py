@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from rlplace.envs.text import Transcript
 from rlplace.envs.text import rewards as v
@@ -15,50 +12,6 @@ from rlplace.envs.text import rewards as v
 
 def transcript(*answers: str, tokens: int = 0, **facts: Any) -> Transcript:
     return Transcript(prompt="?", answers=answers, replies=(), facts=facts, tokens=tokens, truncated=False)
-
-
-@pytest.mark.parametrize(
-    ("answer", "right", "value"),
-    [
-        ("4", "4", 1),
-        ("2 + 2 = 4", "4", 1),
-        ("no idea", "4", 0),
-        ("the answer is -4", "-4", 1),
-        ("1,234.50", "1234.5", 1),
-        (".5", "0.5", 1),
-        ("3/4", "0.75", 1),
-        ("4/0", "4", 0),
-        (r"\boxed{7} or \boxed{8}", "8", 1),
-        (r"\boxed{\frac{3}{4}}", "3/4", 1),
-        (r"\boxed{x^{2} + 1}", "x^{2}+1", 1),
-        (r"\boxed{x}", "y", 0),
-        (r"4 \boxed{5", "5", 1),
-        ("42", r"\boxed{42}", 1),
-    ],
-)
-def test_math_answer(answer: str, right: str, value: float) -> None:
-    assert v.math_answer(transcript(answer, answer=right)) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", "1"), ("$1,000$", "1000"), ("1/8", "0.125"), ("1/0", None), ("nan", None), ("inf", None), ("two", None)],
-)
-def test_number(text: str, value: str | None) -> None:
-    assert v.number(text) == (None if value is None else Decimal(value))
-
-
-@given(
-    answer=st.text() | st.text("0123456789.,/eE+-\\{}boxedfrac $", max_size=60),
-    right=st.sampled_from(["4", "x", "1/3"]),
-)
-@example(answer=r"\boxed{1e999999/1}, \boxed{1e999999/0.1}", right="4")
-@example(answer="1e999999999999999999999", right="4")
-@example(answer="9" * 10_000, right="4")
-def test_whatever_a_policy_says_it_gets_a_number(answer: str, right: str) -> None:
-    told = transcript(answer, answer=right)
-    for function in (v.math_answer, v.exact_match, v.contains, v.matches):
-        assert function(told) in (0, 1)
 
 
 def test_exact_match_and_contains() -> None:

@@ -1,0 +1,117 @@
+"""Answers as models write them, read by the project's own rules and by math-verify."""
+
+from __future__ import annotations
+
+import importlib.util
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlplace.envs.text import Transcript
+from rlplace.envs.text import rewards as v
+from rlplace.envs.text.math_answers import math_answer, math_verify, number
+from rlplace.errors import ConfigError
+
+
+def transcript(said: str, **facts: Any) -> Transcript:
+    return Transcript(prompt="?", answers=(said,), replies=(), facts=facts, tokens=0, truncated=False)
+
+
+# Answer, right answer, value, and whether the library is needed to see it.
+FORMS = [
+    (r"\boxed{\frac12}", "1/2", 1, False),
+    (r"\boxed{\frac{1}{2}}", "0.5", 1, False),
+    (r"\boxed{\dfrac{3}{4}}", "0.75", 1, False),
+    (r"\boxed{\tfrac{3}{4}}", r"\frac{3}{4}", 1, False),
+    (r"\boxed{x=5}", "5", 1, False),
+    (r"so $x = 5$", "5", 1, False),
+    (r"\boxed{5\text{ cm}}", "5", 1, False),
+    (r"\boxed{5 \mathrm{~cm}}", "5", 1, False),
+    (r"\boxed{50\%}", "50", 1, False),
+    (r"\boxed{50\%}", r"50\%", 1, False),
+    (r"\boxed{10^\circ}", "10", 1, False),
+    (r"\boxed{10^{\circ}}", r"10^\circ", 1, False),
+    (r"\boxed{1{,}000}", "1000", 1, False),
+    (r"\boxed{1,000}", "1000", 1, False),
+    (r"\boxed{\$18}", "18", 1, False),
+    (r"\boxed{\left(3,\frac{\pi}{2}\right)}", r"(3, \frac{\pi}{2})", 1, False),
+    (r"\boxed{(3,\frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", 1, False),
+    (r"\boxed{\text{A}}", "A", 1, False),
+    (r"\boxed{\sqrt3}", r"\sqrt{3}", 1, False),
+    (r"\boxed{2\sqrt3}", r"\sqrt{12}", 1, True),
+    (r"\boxed{\{1,2\}}", r"\{2,1\}", 1, True),
+    (r"\boxed{(x+1)^2}", r"x^2+2x+1", 1, True),
+    (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}", 1, True),
+    (r"\boxed{7}", r"\boxed{8}", 0, False),
+    (r"the root is \sqrt{2}", "2", 0, False),
+    (r"the term x_2", "2", 0, False),
+    (r"that makes 2^3", "3", 0, False),
+    (r"\boxed{12}", "1,2", 0, False),
+    (r"an area of 5 cm^2", "5", 1, False),
+    (r"\boxed{}", "", 0, False),
+]
+
+
+@pytest.mark.parametrize(("answer", "right", "value", "library"), FORMS)
+def test_forms_by_own_rules(answer: str, right: str, value: float, library: bool) -> None:
+    assert math_answer(transcript(answer, answer=right)) == (0 if library else value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra math is not installed")
+@pytest.mark.parametrize(("answer", "right", "value", "library"), FORMS)
+def test_forms_by_the_library(answer: str, right: str, value: float, library: bool) -> None:
+    assert math_verify(transcript(answer, answer=right)) == value
+
+
+def test_the_library_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
+    with pytest.raises(ConfigError, match="no module math_verify") as caught:
+        v.named_reward("math_verify", {}, key="env.rewards[0]", leaf="name")
+    assert caught.value.codes == ("missing-library",)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "value"),
+    [
+        ("4", "4", 1),
+        ("2 + 2 = 4", "4", 1),
+        ("no idea", "4", 0),
+        ("the answer is -4", "-4", 1),
+        ("1,234.50", "1234.5", 1),
+        (".5", "0.5", 1),
+        ("3/4", "0.75", 1),
+        ("4/0", "4", 0),
+        (r"\boxed{7} or \boxed{8}", "8", 1),
+        (r"\boxed{\frac{3}{4}}", "3/4", 1),
+        (r"\boxed{x^{2} + 1}", "x^{2}+1", 1),
+        (r"\boxed{x}", "y", 0),
+        (r"4 \boxed{5", "5", 1),
+        ("42", r"\boxed{42}", 1),
+    ],
+)
+def test_math_answer(answer: str, right: str, value: float) -> None:
+    assert math_answer(transcript(answer, answer=right)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", "1"), ("$1,000$", "1000"), ("1/8", "0.125"), ("1/0", None), ("nan", None), ("inf", None), ("two", None)],
+)
+def test_number(text: str, value: str | None) -> None:
+    assert number(text) == (None if value is None else Decimal(value))
+
+
+@given(
+    answer=st.text() | st.text("0123456789.,/eE+-\\{}boxedfrac $", max_size=60),
+    right=st.sampled_from(["4", "x", "1/3"]),
+)
+@example(answer=r"\boxed{1e999999/1}, \boxed{1e999999/0.1}", right="4")
+@example(answer="1e999999999999999999999", right="4")
+@example(answer="9" * 10_000, right="4")
+def test_whatever_a_policy_says_it_gets_a_number(answer: str, right: str) -> None:
+    told = transcript(answer, answer=right)
+    for function in (math_answer, v.exact_match, v.contains, v.matches):
+        assert function(told) in (0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from rlplace.envs.text import Transcript
@@ -31,6 +32,14 @@ def text(transcript: Transcript) -> Any:
 
 def raises(transcript: Transcript) -> float:
     return float({}[transcript.answer])
+
+
+def raises_once(transcript: Transcript, *, folder: str) -> float:
+    """Fail for each answer the first time that it is seen."""
+    seen = Path(folder, transcript.answer)
+    known = seen.exists()
+    seen.touch()
+    return float(known) or raises(transcript)
 
 
 def hangs(transcript: Transcript) -> float:

@@ -39,6 +39,7 @@ class ScorerScenario:
     component: str = "reference"
     block: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of its config
     env: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    faults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     temperature: float = 1.0
     timeout_s: float = TIMEOUT_S  # of channels
@@ -54,6 +55,7 @@ class ScorerScenario:
                 self.component: {"token_budget": 48, **model, **self.block},
                 "rollout": {"temperature": self.temperature},
                 "env": {"task": "arithmetic", **self.env},
+                "faults": dict(self.faults),
                 "runner": {"channel_timeout_s": TIMEOUT_S},
             }
         )

@@ -86,6 +86,7 @@ class TextStage:
         samples: int = 2,
         algorithm: Mapping[str, Any] | None = None,
         runner: Mapping[str, Any] | None = None,
+        faults: Mapping[str, Any] | None = None,
         seed: int = 0,
         room: Mapping[str, int] | None = None,  # items of a channel, 100 where it is not named
     ) -> None:
@@ -98,6 +99,7 @@ class TextStage:
                 | dict(algorithm or {}),
                 "env": dict(env),
                 "runner": dict(runner or {}),
+                "faults": dict(faults or {}),
             }
         )
         self.job = WorkerArguments(config=config, ranks={"actor": 1, "env": env_ranks, "rollout": 1})

@@ -23,6 +23,7 @@ AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinf
 Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
 Dtype = Literal["fp32", "bf16", "fp16"]
 OnPoison = Literal["stop", "skip"]
+OnError = Literal["stop", "skip", "retry"]
 SinkName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 
 
@@ -89,6 +90,8 @@ class TextEnvConfig(AgentConfig):
     system: str | None = knob("system message before every prompt; null: none", None)
     chat: bool = knob("format prompts by the model's chat template; false: plain text", True)
     max_turns: int = knob("most answers of one episode", 1, minimum=1)
+    reply_timeout_s: float = knob("longest that one reply of the task to an answer may take", 60.0, above=0)
+    replies_together: int = knob("replies of a rank at a time, in threads; 0: one by one in its own", 16, minimum=0)
     long_prompts: Literal["refuse", "drop"] = knob("what to do with prompts longer than max_prompt_length", "refuse")
     reward_timeout_s: float = knob("longest that one reward of one episode may take", 30.0, above=0)
     reward_processes: int = knob("processes of a rank for reward functions that are not shipped, or slow", 1, minimum=1)
@@ -256,7 +259,9 @@ class RewardConfig(FrozenConfig):
     batch: int = knob("episodes of one request to the endpoint", 64, minimum=1)
     concurrency: int = knob("requests to the endpoint at a time", 4, minimum=1)
     timeout_s: float = knob("longest that one answer of the endpoint or the function may take", 60.0, above=0)
-    retries: int = knob("more tries after a request that failed", 3, minimum=0)
+    retries: int = knob(
+        "more tries after a request that failed, with pauses up to 10 s: 30 take 4 minutes", 30, minimum=0
+    )
     api_key_env: str | None = knob("environment variable with the endpoint's bearer token; null: none", None)
 
     @property
@@ -397,6 +402,10 @@ class FaultsConfig:
         "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
         "stop",
     )
+    on_error: OnError = lm_knob(
+        "reward, reply or endpoint that fails: stop the run; skip the episode; or retry, twice more, then skip", "stop"
+    )
+    error_budget: int = lm_knob("most episodes of a rank and iteration that are so skipped", 16, minimum=0)
     restarts: int = knob(
         "most recoveries from lost workers and nodes per hour; 0: the first failure ends the run", 6, minimum=0
     )
@@ -506,6 +515,11 @@ class Config:
     @property
     def skips_poison(self) -> bool:
         return self.faults.on_poison == "skip"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether samples may be missing in their groups."""
+        return self.skips_poison or self.faults.on_error != "stop"
 
     @property
     def runs(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from rlplace.placement.memory.formulas import CHUNK_ELEMENTS
+from rlplace.placement.memory.formulas import score_tile
 
 _NAME = "rlplace_packed"
 
@@ -128,8 +128,9 @@ def _varlen_kernel() -> Callable[..., Tensor]:
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Never of the whole vocabulary for all tokens at once. A chunk is a few of the N tokens; its [chunk, V] scores are made
-# in the forward pass, thrown away and made again in the backward pass.
+# Never of the whole vocabulary for all tokens at once. A tile is R of the N tokens by C of the V entries; its scores
+# are made in the forward pass, thrown away and made again in the backward pass. R and C are both large, so that neither
+# the head nor its gradient is read again for every few tokens.
 
 
 class TokenScores(NamedTuple):
@@ -138,11 +139,11 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(
-    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, chunk_elements: int = CHUNK_ELEMENTS
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, tile: tuple[int, int] | None = None
 ) -> TokenScores:
     """Score `targets` [N] given `hidden` [N, E] before the head [V, E]: float32, from products in the head's dtype."""
-    chunk = max(1, chunk_elements // len(head))
-    return TokenScores(*_TokenScores.apply(hidden, head, targets, temperature, chunk))
+    tile = tile or score_tile(len(hidden), *head.shape)
+    return TokenScores(*_TokenScores.apply(hidden, head, targets, temperature, tile))
 
 
 class _TokenScores(torch.autograd.Function):
@@ -153,13 +154,19 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, tile: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
-        normalisers, means, chosen = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        for part in (slice(first, first + chunk) for first in range(0, len(hidden), chunk)):
-            normalisers[part], means[part], chosen[part] = _chunk_terms(hidden[part], head, targets[part], temperature)
+        normalisers, means, chosen = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
+        for rows in _parts(len(hidden), tile[0]):
+            highest, total = torch.full_like(chosen[rows], -torch.inf), torch.zeros_like(chosen[rows])
+            for entries in _parts(len(head), tile[1]):
+                place = targets[rows] - entries.start
+                terms = (highest, total, means[rows], chosen[rows])
+                highest = _add_tile(hidden[rows], head[entries], place, temperature, *terms)
+            normalisers[rows] = highest + total.log()
+            means[rows] /= total
         ctx.save_for_backward(hidden, head, targets, normalisers, means)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.tile = temperature, tile
         ctx.set_materialize_grads(False)
         return chosen - normalisers, normalisers - means
 
@@ -169,44 +176,63 @@ class _TokenScores(torch.autograd.Function):
         hidden, head, targets, normalisers, means = ctx.saved_tensors
         by_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         by_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for part in (slice(first, first + ctx.chunk) for first in range(0, len(hidden), ctx.chunk)):
-            logprob = None if by_logprob is None else by_logprob[part].unsqueeze(1)
-            entropy = None if by_entropy is None else by_entropy[part].unsqueeze(1)
-            terms = (normalisers[part].unsqueeze(1), means[part].unsqueeze(1), targets[part].unsqueeze(1))
-            by_scores = _chunk_gradient(hidden[part], head, terms, logprob, entropy, ctx.temperature)
-            if by_hidden is not None:
-                by_hidden[part] = by_scores @ head
-            if by_head is not None and head.dtype == torch.float32:
-                by_head.addmm_(by_scores.t(), hidden[part])
-            elif by_head is not None:
-                by_head += by_scores.t() @ hidden[part]
-            del by_scores  # before the next chunk is made
+        for rows in _parts(len(hidden), ctx.tile[0]):
+            logprob = None if by_logprob is None else by_logprob[rows].unsqueeze(1)
+            entropy = None if by_entropy is None else by_entropy[rows].unsqueeze(1)
+            sums = None if by_hidden is None else by_hidden[rows].float()  # itself, where it is float32
+            for entries in _parts(len(head), ctx.tile[1]):
+                places = targets[rows] - entries.start
+                terms = (normalisers[rows].unsqueeze(1), means[rows].unsqueeze(1), places.unsqueeze(1))
+                by_scores = _tile_gradient(hidden[rows], head[entries], terms, logprob, entropy, ctx.temperature)
+                if sums is not None:
+                    _add_product(sums, by_scores, head[entries])
+                if by_head is not None:
+                    _add_product(by_head[entries], by_scores.t(), hidden[rows])
+                del by_scores  # before the next tile is made
+            if by_hidden is not None and sums is not None:
+                by_hidden[rows] = sums
         return by_hidden, None if by_head is None else by_head.to(head.dtype), None, None, None
 
 
-# Functions of their own, so that a chunk's tensors are gone before the next one's are made.
+def _parts(size: int, each: int) -> Iterator[slice]:
+    return (slice(first, first + each) for first in range(0, size, each))
 
 
-def _chunk_terms(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logsumexp(z), sum p z and z[target] of a chunk, [chunk] each."""
-    scores = _scores(hidden, head, temperature)
-    highest = scores.amax(dim=1)
-    likely = (scores - highest.unsqueeze(1)).exp_()
-    total = likely.sum(dim=1)
-    chosen = scores.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return highest + total.log(), likely.mul_(scores).sum(dim=1) / total, chosen
+# Functions of their own, so that a tile's tensors are gone before the next one's are made.
 
 
-def _chunk_gradient(
+def _add_tile(
     hidden: Tensor,
     head: Tensor,
-    terms: tuple[Tensor, Tensor, Tensor],  # logsumexp(z), sum p z, targets: [chunk, 1] each
-    by_logprob: Tensor | None,  # [chunk, 1], as by_entropy
+    places: Tensor,  # [R], of the targets among these entries; outside 0 .. C - 1 where they are others
+    temperature: float,
+    highest: Tensor,  # [R] of the entries so far, as the next three
+    total: Tensor,  # of exp(z - highest)
+    mean: Tensor,  # of z * exp(z - highest)
+    chosen: Tensor,
+) -> Tensor:
+    """Add a tile to the terms of its rows, in place; return the highest scores so far."""
+    scores = _scores(hidden, head, temperature)
+    here = (places >= 0) & (places < len(head))
+    chosen += scores.gather(1, places.clamp(0, len(head) - 1).unsqueeze(1)).squeeze(1) * here
+    now = torch.maximum(highest, scores.amax(dim=1))
+    shrink = (highest - now).exp()
+    likely = (scores - now.unsqueeze(1)).exp_()
+    total.mul_(shrink).add_(likely.sum(dim=1))
+    mean.mul_(shrink).add_(likely.mul_(scores).sum(dim=1))
+    return now
+
+
+def _tile_gradient(
+    hidden: Tensor,
+    head: Tensor,
+    terms: tuple[Tensor, Tensor, Tensor],  # logsumexp(z), sum p z, places of the targets: [R, 1] each
+    by_logprob: Tensor | None,  # [R, 1], as by_entropy
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return [chunk, V] in the dtype of the head: the gradient by its products, before the temperature."""
-    scores, (normaliser, mean, targets) = _scores(hidden, head, temperature), terms
+    """Return [R, C] in the dtype of the head: the gradient by its products, before the temperature."""
+    scores, (normaliser, mean, places) = _scores(hidden, head, temperature), terms
     likely = (scores - normaliser).exp_()
     by_scores = likely if by_entropy is None else scores.sub_(mean).mul_(by_entropy).mul_(likely)
     if by_logprob is not None:
@@ -214,11 +240,20 @@ def _chunk_gradient(
             by_scores.mul_(by_logprob)
         else:
             by_scores.addcmul_(likely, by_logprob)
-        by_scores.scatter_add_(1, targets, -by_logprob)
+        here = (places >= 0) & (places < len(head))
+        by_scores.scatter_add_(1, places.clamp(0, len(head) - 1), -by_logprob * here)
     return by_scores.mul_(-1.0 / temperature).to(head.dtype)
 
 
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Return [chunk, V] float32, in new memory."""
+    """Return [R, C] float32, in new memory."""
     scores = (hidden @ head.t()).float()
     return scores if temperature == 1.0 else scores.div_(temperature)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to `total`, which is float32; the product is in the dtype of both."""
+    if left.dtype == torch.float32:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

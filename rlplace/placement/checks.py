@@ -140,7 +140,7 @@ def _check_accumulation(config: Config, placement: HybridComponentPlacement, act
         "there is more than one optimizer step": algorithm.epochs > 1 or (algorithm.train_batch or samples) < samples,
         "samples are scored after they are generated": scored,
         "advantages depend on other groups": normalized or algorithm.name in ("reinforce_pp", "reinforce_pp_baseline"),
-        "poisoned samples are left out, which is decided of all": config.skips_poison,
+        "poisoned samples are left out, which is decided of all": config.leaves_out,
     }
     found = [why for why, hinders in hindrances.items() if hinders]
     if found:

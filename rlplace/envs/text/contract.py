@@ -42,7 +42,8 @@ class TextEpisode(Protocol):
 class TextTask(Protocol):
     """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`; a ValueError refuses the arguments.
 
-    Cheap enough to be made on the driver too, which so finds mistakes before anything is launched.
+    Cheap enough to be made on the driver too, which so finds mistakes before anything is launched. Replies to different
+    episodes are made in threads, at the same time; with `replies_alone = True`, one by one in the rank's own.
     """
 
     rewards: ClassVar[Sequence[str]]  # names of the reward functions that count where the config names none

@@ -10,6 +10,8 @@ Run as a module, with the number of its end of a pipe, this is such a process.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing.connection
 import os
 import resource
@@ -25,6 +27,7 @@ from typing import Any
 
 from rlplace.config.schema import OnPoison
 from rlplace.envs.text.code_runner import kill_session
+from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
 
@@ -36,13 +39,23 @@ _PATIENCE = 2  # times the deadline: the parent that keeps it may have been kill
 class InlineGrader:
     """Grades quick shipped functions at once, in the caller's thread."""
 
-    def __init__(self, rewards: Sequence[Reward], on_poison: OnPoison = "stop") -> None:
+    def __init__(
+        self, rewards: Sequence[Reward], on_poison: OnPoison = "stop", failures: Failures | None = None
+    ) -> None:
         self._functions = [(reward, reward.function()) for reward in rewards]
-        self._on_poison = on_poison
+        self._on_poison, self._failures = on_poison, failures or Failures()
         self._done: list[Graded] = []
 
     def submit(self, case: Case) -> None:
         """Grade, or start grading; blocks no longer than a shipped function takes."""
+        try:
+            values = self._grade(case)
+        except RewardError as error:
+            self._failures.again(error, NO_USE)
+            values = {reward.name: math.nan for reward, _ in self._functions}
+        self._done.append((case, values))
+
+    def _grade(self, case: Case) -> dict[str, float]:
         values: dict[str, float] = {}
         for reward, function in self._functions:
             try:
@@ -50,7 +63,7 @@ class InlineGrader:
             except ValueError as error:  # a fact that the task does not give, an argument out of range
                 raise reward_failed(reward, case, "reward-raised", "refused", str(error)) from error
             values[reward.name] = number_of(reward, case, value, self._on_poison)
-        self._done.append((case, values))
+        return values
 
     def done(self, *, wait: bool) -> list[Graded]:
         """Return what is newly graded; with `wait`, block for one in flight. RewardError: the first that failed."""
@@ -79,6 +92,7 @@ class _GraderProcess:
             other.close()
         self.pipe.send((memory_bytes, timeout_s, list(rewards)))
         self.case: Case | None = None
+        self.tries = 0  # of this case before
         self.values: dict[str, float] = {}
         self.ready = False
         self.deadline = time.monotonic() + _START_S
@@ -99,14 +113,15 @@ class ProcessGrader:
         memory_bytes: int,
         processes: int,
         on_poison: OnPoison = "stop",
+        failures: Failures | None = None,
     ) -> None:
         self._rewards, self._timeout_s, self._memory_bytes, self._most = rewards, timeout_s, memory_bytes, processes
-        self._on_poison = on_poison
-        self._waiting: deque[Case] = deque()
+        self._on_poison, self._failures = on_poison, failures or Failures()
+        self._waiting: deque[tuple[Case, int]] = deque()  # and how often it was tried
         self._processes: list[_GraderProcess] = []
 
     def submit(self, case: Case) -> None:
-        self._waiting.append(case)
+        self._waiting.append((case, 0))
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
@@ -122,7 +137,7 @@ class ProcessGrader:
                 elif worker.deadline <= time.monotonic():
                     limit_s = self._timeout_s if worker.ready else _START_S
                     what = f"did not end within {limit_s:g} s"
-                    raise self._ended(worker, "reward-timeout", what, "its process was killed")
+                    done += self._failed(worker, self._ended(worker, "reward-timeout", what, "its process was killed"))
             if not heard and (done or not wait):
                 break
         return done
@@ -134,7 +149,7 @@ class ProcessGrader:
                 if len(self._processes) == self._most:
                     return
                 self._processes.append(worker := _GraderProcess(self._rewards, self._memory_bytes, self._timeout_s))
-            worker.case, worker.values = self._waiting.popleft(), {}
+            (worker.case, worker.tries), worker.values = self._waiting.popleft(), {}
             if worker.ready:
                 self._show(worker)
 
@@ -142,10 +157,8 @@ class ProcessGrader:
         """Send the transcript; the process waits for it, so a long one does not block either."""
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as is heard next
             worker.pipe.send(worker.case.transcript)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._died(worker) from error
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
         """Take one message: the process is ready, or one function's result."""
@@ -153,21 +166,36 @@ class ProcessGrader:
         case, reward = worker.case, self._rewards[len(worker.values)]
         try:
             failure, value = worker.pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise self._died(worker) from error
+        except (EOFError, ConnectionResetError):
+            return self._failed(worker, self._died(worker))
         if not worker.ready:
             worker.ready = True
             self._show(worker)
             return []
         worker.deadline = time.monotonic() + self._timeout_s
-        if failure is not None:
-            raise reward_failed(reward, case, "reward-raised", "raised", failure)
-        worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
+        if failure is not None:  # which ends the case there
+            return self._failed(worker, reward_failed(reward, case, "reward-raised", "raised", failure))
+        try:
+            worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
+        except RewardError as error:
+            worker.close()  # it goes on with the next function
+            self._processes.remove(worker)
+            return self._failed(worker, error)
         if len(worker.values) < len(self._rewards):
             return []
         values, worker.case = worker.values, None
         self._assign()
         return [(case, values)]
+
+    def _failed(self, worker: _GraderProcess, error: RewardError) -> list[Graded]:
+        """Try the case once more, or leave it out; raise the error where it is to stop the run."""
+        case, worker.case = worker.case, None
+        assert case is not None
+        again = self._failures.again(error, worker.tries)
+        if again:
+            self._waiting.append((case, worker.tries + 1))
+        self._assign()
+        return [] if again else [(case, {reward.name: math.nan for reward in self._rewards})]
 
     def _ended(self, worker: _GraderProcess, code: str, what: str, why: str) -> RewardError:
         """End a process; return the error that names what it was doing: it goes through the functions in order."""
@@ -199,12 +227,18 @@ def grader_of(
     memory_bytes: int = 4 << 30,
     processes: int = 1,
     on_poison: OnPoison = "stop",
+    failures: Failures | None = None,
 ) -> Grader:
     """Return a grader in this thread for quick shipped functions, in processes if there is any other."""
     if all(reward.trusted for reward in rewards):
-        return InlineGrader(rewards, on_poison)
+        return InlineGrader(rewards, on_poison, failures)
     return ProcessGrader(
-        rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes, on_poison=on_poison
+        rewards,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        processes=processes,
+        on_poison=on_poison,
+        failures=failures,
     )
 
 

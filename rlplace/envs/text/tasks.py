@@ -129,6 +129,7 @@ class ToyText:
     """`game` with arguments of its own in `options`; an episode's score is the sum of the game's rewards."""
 
     rewards: ClassVar[Sequence[str]] = ("score",)
+    replies_alone = True  # games share the module `random`
     size: int | None = None
 
     def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:

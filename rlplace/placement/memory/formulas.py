@@ -23,8 +23,8 @@ OPTIMIZER_STATE: Mapping[str, tuple[int, int]] = {
     "adamw_8bit": (2, 1),  # block-wise quantised moments
     "sgd": (0, 0),
 }
-# Models score their tokens in chunks of [tokens, V]: large enough for fast products, small beside the model.
-CHUNK_ELEMENTS = 1 << 22
+# Models score their tokens in tiles of so many scores: large enough for fast products, small beside the model.
+_TILE_ELEMENTS, _TILE_TOKENS = 1 << 22, 1 << 11
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
 CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
 GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
@@ -87,14 +87,19 @@ def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> 
     return tokens * max(-(-b.saved.compute_cut // parallel) // 2 for b in model.blocks) * compute
 
 
-def chunk_scores(vocabulary: int, tokens: int, parallel: int = 1) -> int:
-    """min(tokens, 2^22 / V) x V / t x (4 + 4): scores and likelihoods of a chunk of tokens, in float32.
+def score_tile(tokens: int, vocabulary: int, hidden: int) -> tuple[int, int]:
+    """Return the tokens and the entries of the vocabulary that are scored at once: as many of both as may be."""
+    rows = max(1, min(tokens, _TILE_TOKENS, _TILE_ELEMENTS // max(1, hidden)))
+    return rows, max(1, min(vocabulary, _TILE_ELEMENTS // rows))
+
+
+def tile_scores(model: ModelShape, tokens: int, parallel: int = 1) -> int:
+    """Tokens x entries x (4 + 4) of a tile of 2^22 scores: scores and likelihoods, in float32.
     Source: rlplace.models.packed; forward, and again backward.
     Accuracy: exact; backward below float32 a rounded copy stands beside them.
     """
-    if not vocabulary:
-        return 0
-    return min(tokens, max(1, CHUNK_ELEMENTS // vocabulary)) * -(-vocabulary // parallel) * 8
+    rows, entries = score_tile(tokens, -(-model.vocabulary // parallel), model.hidden)
+    return rows * entries * 8 if model.vocabulary else 0
 
 
 def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int:

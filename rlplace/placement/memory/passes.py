@@ -2,8 +2,8 @@
 
 ::
 
-    forward     layer, layer ... ▸ head: scores of a chunk
-    backward    head: scores of a chunk, its gradient ◂ layer, recomputed ▸ reduced ◂ ... ◂ all outside, reduced
+    forward     layer, layer ... ▸ head: scores of a tile
+    backward    head: scores of a tile, its gradient ◂ layer, recomputed ▸ reduced ◂ ... ◂ all outside, reduced
 
 A run shards by FSDP2: all outside the layers is gathered for the whole pass, a layer for its own turn while the next
 one comes; every micro-batch is reduced into float32 shards of the gradients. tests/contract/test_lm_memory.py compares.
@@ -46,7 +46,7 @@ class Pass:
         """Without gradients: at the head, when all layers are over, or in the largest layer."""
         gathered, states = self._gathered(), self._states(1) + self._beside
         last = gathered if self.kept_gathered or not self.shared else gathered - self.number * self._layer
-        head = Moment(last, states, formulas.chunk_scores(self.model.vocabulary, self.tokens, self.parallel))
+        head = Moment(last, states, formulas.tile_scores(self.model, self.tokens, self.parallel))
         layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
         return _fullest(self._arriving(), head, Moment(gathered, layer + self._beside))
 
@@ -67,13 +67,13 @@ class Pass:
             saved = formulas.activations(model, self.tokens, number, self.parallel)
             saved += self.by_sequence * formulas.checkpoints(model, self.tokens, number)
         gathered = self._gathered()
-        # The head: its norm saves float32 and two states; each chunk of scores is made again in the backward pass.
+        # The head: its norm saves float32 and two states; each tile of scores is made again in the backward pass.
         head = saved + _FLOAT32 * self.tokens * model.hidden + self._states(3) + beside
         full = bool(outside)  # without factors instead: the head has a gradient
-        chunk = formulas.chunk_scores(model.vocabulary, self.tokens, self.parallel)
+        tile = formulas.tile_scores(model, self.tokens, self.parallel)
         yield self._arriving()._replace(gradients=before)
-        yield Moment(gathered, head, chunk, before)
-        yield Moment(gathered, head + self._states(1), *self._head_backward(chunk, before, full))
+        yield Moment(gathered, head, tile, before)
+        yield Moment(gathered, head + self._states(1), *self._head_backward(tile, before, full))
         # A layer, recomputed: the first, the second or the last one. What is outside has its gradients until the end.
         flow = formulas.flowing(model, self.tokens, number, self.parallel) + beside
         of_head = number * self._head if full else 0
@@ -96,13 +96,15 @@ class Pass:
         weights = 2 * self._cut(self.model.root_elements) + 2 * self._layer
         return Moment(self.number * weights, self._states(1) + self._beside)
 
-    def _head_backward(self, chunk: int, before: int, full: bool) -> tuple[int, int]:
+    def _head_backward(self, tile: int, before: int, full: bool) -> tuple[int, int]:
         """Scores and gradients; products of less than float32 are made beside the float32 sum they are added to."""
-        rounded = self.number * chunk // (2 * _FLOAT32) if self.number < _FLOAT32 else 0
-        summed = _FLOAT32 * self._head if full else 0
-        if rounded and full and chunk < self.number * self._head:
-            return rounded, before + summed + self.number * self._head
-        return chunk + rounded, before + summed
+        rows, entries = formulas.score_tile(self.tokens, self._cut(self.model.vocabulary), self.model.hidden)
+        sums, summed = _FLOAT32 * rows * self.model.hidden, _FLOAT32 * self._head if full else 0
+        if self.number == _FLOAT32:
+            return tile, before + summed
+        rounded = self.number * rows * entries
+        product = self.number * (max(rows, entries) if full else rows) * self.model.hidden
+        return sums + rounded + max(tile, product), before + summed
 
     def _gathered(self) -> int:
         """While a layer computes; the next is on its way."""

@@ -360,7 +360,7 @@ class LmActor(Actor):
         """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
         from rlplace.workers.training.samples import take_scores
 
-        groups, context, skip = self._take(part), self.context, self.config.config.skips_poison
+        groups, context, skip = self._take(part), self.context, self.config.config.leaves_out
         samples = [sample for group in groups for sample in group]
         scores = {
             scorer: take_scores(context.channels[scores_of(scorer)], scorer, samples, context.owner, skip=skip)
@@ -517,7 +517,7 @@ class Critic(TrainedWorker):
         found = torch.zeros(len(inferred.values), device=self._model.device)
         if self.context.rank == 0:
             samples = [sample for group in inferred.groups for sample in group]
-            skip = self.config.config.skips_poison
+            skip = self.config.config.leaves_out
             taken = take_returns(self.context.channels[RETURNS], samples, self.context.owner, skip=skip)
             found.copy_(torch.from_numpy(joined(taken)))
         self._ranks.wait_for_rank_0("returns")

@@ -26,6 +26,7 @@ import numpy as np
 import urllib3
 
 from rlplace.config.schema import RewardConfig
+from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, named_reward
 from rlplace.errors import ConfigError, RewardError
@@ -37,6 +38,7 @@ from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
 from rlplace.workers.worker import cancelled
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_FIRST_TRIES = 4  # of an endpoint at the start, where an address may be wrong
 _CHUNK = 1 << 16
 _SHOWN = 300  # characters of an answer in an error
 _NO_SERVER_BEHIND = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
@@ -53,6 +55,7 @@ class RewardFunctionWorker(Scorer):
     def setup(self) -> None:
         config, block = self.config.config, self.config.config.reward_of(self.component)
         assert block.function is not None, "this worker is for functions"
+        self._failures = Failures(config.faults)
         self._reward = named_reward(block.function, block.kwargs, key=config.key_of(self.component))
         self._grader = grader_of(
             [self._reward],
@@ -60,12 +63,17 @@ class RewardFunctionWorker(Scorer):
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
             on_poison=config.faults.on_poison,
+            failures=self._failures,
         )
         self._opened.callback(self._grader.close)
 
     def begin_again(self, iteration: int) -> Metrics:
         self._grader.close()
         return super().begin_again(iteration)
+
+    def infer(self, iteration: int, version: int) -> Metrics:
+        self._failures.begin()
+        return {**super().infer(iteration, version), **self._failures.metrics(self.component)}
 
     def _score(self, scoring: Scoring) -> None:
         grading: dict[tuple[int, int], Sample] = {}
@@ -89,7 +97,7 @@ class RewardEndpointWorker(Scorer):
     def setup(self) -> None:
         """Raises ConfigError for a malformed address; RewardError where no server answers."""
         config, block = self.config.config, self.config.config.reward_of(self.component)
-        self._batch = block.batch
+        self._batch, self._failures = block.batch, Failures(config.faults)
         self._client = RewardClient(
             block, config.key_of(self.component), self.context.cancelled, skip=config.skips_poison
         )
@@ -97,6 +105,10 @@ class RewardEndpointWorker(Scorer):
         self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
         self._threads = ThreadPoolExecutor(block.concurrency, thread_name_prefix=self.context.owner)
         self._opened.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+
+    def infer(self, iteration: int, version: int) -> Metrics:
+        self._failures.begin()
+        return {**super().infer(iteration, version), **self._failures.metrics(self.component)}
 
     def _score(self, scoring: Scoring) -> None:
         asked: dict[Future[list[float]], Samples] = {}
@@ -108,7 +120,13 @@ class RewardEndpointWorker(Scorer):
                 asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch
             done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
             for request in done:
-                scoring.put(asked.pop(request), [np.array([score], np.float32) for score in request.result()])
+                samples = asked.pop(request)
+                try:
+                    scores = request.result()
+                except RewardError as error:
+                    self._failures.again(error, NO_USE, episodes=len(samples))  # the client has tried again
+                    scores = [math.nan] * len(samples)
+                scoring.put(samples, [np.array([score], np.float32) for score in scores])
 
 
 # ── the endpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,9 +156,12 @@ class RewardClient:
     def scores(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]) -> list[float]:
         """Return a score per query. RewardError: refused, unreachable after all tries, no list of finite numbers."""
         body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}, default=str)
-        answer = self._retried(body.encode())
+        answer = self._retried(body.encode(), self._tries)
         try:
-            numbers = [float(reward) for reward in json.loads(answer)["rewards"]]
+            rewards = json.loads(answer)["rewards"]
+            if not isinstance(rewards, list):
+                raise TypeError
+            numbers = [float(reward) for reward in rewards]
         except (ValueError, KeyError, TypeError, OverflowError):
             why = 'it is not {"rewards": [number, ...]}'
         else:
@@ -153,11 +174,11 @@ class RewardClient:
 
     def reach(self) -> None:
         """Check by a GET that a server answers, whatever its answer. Raises RewardError."""
-        self._retried(None)
+        self._retried(None, min(self._tries, _FIRST_TRIES))
 
-    def _retried(self, body: bytes | None) -> str:
+    def _retried(self, body: bytes | None, tries: int) -> str:
         """Try until an answer comes, with growing pauses that end with the run."""
-        pause_s, tries = _FIRST_PAUSE_S, self._tries
+        pause_s = _FIRST_PAUSE_S
         for number in range(1, tries + 1):
             try:
                 return self._once(body)

@@ -138,7 +138,8 @@ class Scorer(RoleWorker, abc.ABC):
         context, groups = self.context, self.config.prompts
         self._require(Residency.FULL, "infer")
         first, stop = block_edges(groups, context.world_size)[context.rank :][:2]
-        due, skip = groups if self._sharded else stop - first, self.config.config.skips_poison
+        due, config = groups if self._sharded else stop - first, self.config.config
+        skip = config.leaves_out if role_of(self.component) == "reward" else config.skips_poison
         scoring = Scoring(context, groups=groups, due=due, skip=skip)
         self._score(scoring)
         return scoring.metrics()

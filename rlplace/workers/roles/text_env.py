@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 import time
 from collections import deque
@@ -23,6 +24,7 @@ import numpy as np
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode, Transcript
+from rlplace.envs.text.failures import Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull, ChannelTimeout, ConfigError, Problem
@@ -34,11 +36,14 @@ from rlplace.tokens import Completion, Episode, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.kept_groups import Kept, read, write
+from rlplace.workers.roles.replies import Place, Replies
 from rlplace.workers.roles.scorer import reads_text
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import out_of_step
 
-_GRADING_S = 0.05  # between two looks at what is graded in other processes
+_GRADING_S = 0.05  # between two looks at what is graded in other processes, or replied to in other threads
+_QUICK_S = 0.001  # most replies are there at once
+_POLL_S = 0.5  # how often a wait for replies checks for cancellation
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
 _APART = 1 << 23  # between the numbers of these draws: more than a run asks
 _EPOCHS = 4  # whose orders are kept, beside the newest: a refill asks in another epoch
@@ -63,12 +68,14 @@ class TextEnvWorker(EnvWorker):
                 self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
         self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.scorers}
         self.rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, self.prompts["train"].task)
+        self.failures = Failures(config.faults)
         self.grader = grader_of(
             self.rewards,
             timeout_s=config.text_env.reward_timeout_s,
             memory_bytes=config.text_env.reward_memory,
             processes=config.text_env.reward_processes,
             on_poison=config.faults.on_poison,
+            failures=self.failures,
         )
         self._opened.callback(self.grader.close)
         self._kept: Kept = {}
@@ -87,6 +94,7 @@ class TextEnvWorker(EnvWorker):
         """
         self._require(Residency.FULL, "run")
         job, algorithm = self.config, self.config.config.algorithm
+        self.failures.begin()
         self.forget(iteration - algorithm.max_staleness)  # else it would be too early for this one
         kept, first = self._kept.pop(iteration, {}), iteration * job.prompts
         groups = {group: first + group for group in job.groups(self.context.rank) if group not in kept}
@@ -104,7 +112,8 @@ class TextEnvWorker(EnvWorker):
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
         refilled = {"env/groups_refilled": Metric(len(play.refilled), "sum")} if refills else {}
         samples += [sample for group in play.refilled for sample in group]
-        return {**_metrics("env", samples, self.rewards, play.watch), **refilled}
+        failed = self.failures.metrics("env")
+        return {**_metrics("env", samples, self.rewards, play.watch), **refilled, **failed}
 
     def forget(self, before: int) -> Metrics:
         """Drop the groups of iterations before this one: they are learned."""
@@ -269,14 +278,16 @@ class OpenEpisode:
     answers: list[str] = dataclasses.field(default_factory=list)
     replies: list[str] = dataclasses.field(default_factory=list)
     submitted_s: float = 0.0  # performance counter, when it went to the grader
+    tries: int = 0  # how often it was begun anew, since a reply failed
 
-    def transcript(self) -> Transcript:
+    def transcript(self, *, failed: bool = False) -> Transcript:
+        """Return it as text; the facts of a task that has `failed` are not asked for."""
         completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
         return Transcript(
             prompt=self.dialogue.prompt,
             answers=tuple(self.answers),
             replies=tuple(self.replies),
-            facts=self.dialogue.facts(),
+            facts={} if failed else self.dialogue.facts(),
             tokens=sum(len(completion.tokens) for completion in completions),
             truncated=completions[-1].finish == "length",
         )
@@ -299,6 +310,11 @@ class Pass:
         self._due = 0  # answers that were asked for and have not arrived
         self._open: dict[tuple[int, int], OpenEpisode] = {}  # by group and sample
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
+        self._left_out: list[Sample] = []  # since a reply failed
+        self._numbers: dict[int, int] = {}  # of the prompts that are asked, by group
+        settings = worker.config.config.text_env
+        together = 0 if getattr(prompts.task, "replies_alone", False) else settings.replies_together
+        self._replies = Replies(together=together, timeout_s=settings.reply_timeout_s)
         self._done_ranks = 0  # other env ranks whose Done has arrived
         # sim: prompts, replies and their tokens; reward: what is calculated here, and waiting for the rest of it
         self.watch = Stopwatch("sim", "reward", "wait", "put")
@@ -316,7 +332,8 @@ class Pass:
             self._context.check_cancelled("run")
             if left and not self._to_ask:
                 group, number, tried[group] = left.popleft()
-                prompt, dialogues = self._prompts.episodes(number + tried[group] * _OTHERS, samples)
+                self._numbers[group] = number + tried[group] * _OTHERS
+                prompt, dialogues = self._prompts.episodes(self._numbers[group], samples)
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(group=group, sample=sample, prompt=prompt)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
@@ -327,7 +344,9 @@ class Pass:
                 continue
             if self._due:
                 self._take()
-            for graded in self._graded(wait=not self._due and not self._to_ask):
+            idle = not self._due and not self._to_ask
+            self._hear(_POLL_S if idle and not self._grading else 0.0)
+            for graded in self._graded(wait=idle and not self._to_ask and not self._replies.in_flight):
                 whole[graded.group].append(graded)
                 group, sampled = graded.group, whole[graded.group]
                 if len(sampled) < samples:
@@ -371,14 +390,15 @@ class Pass:
     def _take(self) -> None:
         """Wait for one answer, and continue its episode; where that is over, grade it.
 
-        While others are graded, wait for a moment only: what is graded is not to wait for a long answer.
+        While others are graded or replied to, wait for a moment only: these are not to wait for a long answer.
         """
         owner, rank = self._context.owner, self._context.rank
         try:
-            patience_s = _GRADING_S if self._grading else None
+            busy = bool(self._grading) or self._replies.in_flight > 0
+            patience_s = _GRADING_S if busy else None
             item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(rank), timeout_s=patience_s)
         except ChannelTimeout:
-            if not self._grading:
+            if not busy:
                 raise
             return
         finally:
@@ -399,25 +419,50 @@ class Pass:
                 got=f"group {item.group}, sample {item.sample}, turn {item.turn}",
                 expected=f"an answer to the last turn of one of the open samples: {waiting}",
             )
-        following = self._continued(episode, item)
         self._due -= 1
-        self.watch.lap("sim")
-        if following is not None:
-            self._to_ask.append(following)
-            return
-        self._grading[place] = self._open.pop(place)
-        episode.submitted_s = time.perf_counter()
-        self.watch.draw("turns", len(episode.answers))
-        self._grader.submit(Case(group=item.group, sample=item.sample, transcript=episode.transcript()))
-        self.watch.lap("reward")
-
-    def _continued(self, episode: OpenEpisode, completion: Completion) -> Request | None:
-        """Add an answer; return the next turn's request, or None when the episode is over."""
-        settings = self._worker.config.config
-        answer = self._prompts.tokenizer.decode(completion.tokens)
-        episode.tokens.pieces.append(completion)
+        answer = self._prompts.tokenizer.decode(item.tokens)
+        episode.tokens.pieces.append(item)
         episode.answers.append(answer)
-        reply = episode.dialogue.reply(answer)
+        self._replies.ask(place, episode.dialogue, answer)
+        self._hear(_QUICK_S)
+
+    def _hear(self, wait_s: float) -> None:
+        """Continue the episodes whose replies are there, after waiting so long for one; grade those that are over."""
+        for reply in self._replies.done(wait_s):
+            episode = self._open[reply.place]
+            if reply.error is not None:
+                self._failed(reply.place, reply.error)
+                continue
+            following = self._continued(episode, reply.text)
+            self.watch.lap("sim")
+            if following is not None:
+                self._to_ask.append(following)
+                continue
+            self._grading[reply.place] = self._open.pop(reply.place)
+            episode.submitted_s = time.perf_counter()
+            self.watch.draw("turns", len(episode.answers))
+            group, sample = reply.place
+            self._grader.submit(Case(group=group, sample=sample, transcript=episode.transcript()))
+            self.watch.lap("reward")
+        self.watch.lap("sim")
+
+    def _failed(self, place: Place, error: Exception) -> None:
+        """Begin an episode anew whose reply failed, or leave it out."""
+        (group, sample), episode = place, self._open.pop(place)
+        if self._worker.failures.again(error, episode.tries):
+            prompt, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)
+            tokens = Episode(group=group, sample=sample, prompt=prompt)
+            self._open[place] = OpenEpisode(tokens, dialogue, tries=episode.tries + 1)
+            self._to_ask.append(self._request(group, sample, 1, 0, prompt))
+            return
+        unknown = {reward.name: math.nan for reward in self._worker.rewards}
+        left_out = episode.tokens.finish(unknown, dict.fromkeys(unknown, 1.0))
+        self._left_out.append(dataclasses.replace(left_out, transcript=episode.transcript(failed=True)))
+
+    def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
+        """Return the next turn's request, or None when the episode is over."""
+        settings, completion = self._worker.config.config, episode.tokens.pieces[-1]
+        assert isinstance(completion, Completion), "a reply is to an answer"
         # An answer that was cut is incomplete: the environment takes it as it is, and the episode ends.
         if reply is None or completion.finish != "stop" or len(episode.answers) >= settings.text_env.max_turns:
             return None
@@ -445,7 +490,7 @@ class Pass:
 
     def _graded(self, *, wait: bool) -> list[Sample]:
         weights = {reward.name: reward.weight for reward in self._worker.rewards}
-        finished = []
+        finished, self._left_out = self._left_out, []
         for case, rewards in self._grader.done(wait=wait):
             episode = self._grading.pop((case.group, case.sample))
             self.watch.draw("reward_s", time.perf_counter() - episode.submitted_s)

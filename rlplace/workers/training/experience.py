@@ -95,7 +95,7 @@ class AdvantageEstimator:
         """
         algorithm, numbers, poisoned = self._algorithm, itertools.count(), list[tuple[Sample, str]]()
         groups = [[self._rewarded(sample, next(numbers), scores) for sample in group] for group in groups]
-        if self._config.skips_poison:
+        if self._config.leaves_out:
             groups, poisoned, scores, inferred = without_poison(groups, scores, inferred)
         targets = dict(inferred)
         outcomes = Outcomes.of(groups)

@@ -85,10 +85,10 @@ def plain(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("chunk_elements", [1, 3 * VOCABULARY, 1 << 20], ids=["single", "three", "all"])
-def test_chunks_change_nothing(temperature: float, chunk_elements: int) -> None:
+@pytest.mark.parametrize("tile", [(1, 1), (3, 7), (TOKENS, 5), (4, VOCABULARY), None])
+def test_tiles_change_nothing(temperature: float, tile: tuple[int, int] | None) -> None:
     hidden, head, targets = inputs(torch.float32)
-    scores = token_scores(hidden, head, targets, temperature, chunk_elements)
+    scores = token_scores(hidden, head, targets, temperature, tile)
     logprobs, entropies = plain(hidden, head, targets, temperature)
     torch.testing.assert_close(scores.logprobs, logprobs)
     torch.testing.assert_close(scores.entropies, entropies)
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_plain_formula(temperature: float, weights: t
         return torch.autograd.grad(torch.stack(used).sum(), [hidden, head])
 
     expected = gradients(plain(hidden, head, targets, temperature))
-    torch.testing.assert_close(gradients(token_scores(hidden, head, targets, temperature, 2 * VOCABULARY)), expected)
+    torch.testing.assert_close(gradients(token_scores(hidden, head, targets, temperature, (2, 7))), expected)
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:

@@ -53,11 +53,17 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     formulas.one_layer: [(lambda f: f(TINY, 7, 2), 7 * 26)],
     formulas.logits: [(lambda f: f(6, 7, 2), 7 * 6 * 10), (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10)],
     formulas.flowing: [(lambda f: f(TINY, 7, 2), 7 * 2 * 2)],
-    formulas.chunk_scores: [
-        (lambda f: f(6, 7), 7 * 6 * 8),
-        (lambda f: f(6, 7, parallel=4), 7 * 2 * 8),
-        (lambda f: f(1 << 20, 100), 4 * (1 << 20) * 8),
-        (lambda f: f(0, 7), 0),
+    formulas.score_tile: [
+        (lambda f: f(7, 6, 5), (7, 6)),
+        (lambda f: f(100, 1 << 20, 64), (100, (1 << 22) // 100)),
+        (lambda f: f(8192, 1 << 17, 1024), (2048, 2048)),
+        (lambda f: f(8192, 1 << 17, 8192), (512, 8192)),
+    ],
+    formulas.tile_scores: [
+        (lambda f: f(TINY, 7), 7 * TINY.vocabulary * 8),
+        (lambda f: f(dataclasses.replace(TINY, vocabulary=6), 7, parallel=4), 7 * 2 * 8),
+        (lambda f: f(dataclasses.replace(TINY, vocabulary=1 << 20), 1 << 15), (1 << 22) * 8),
+        (lambda f: f(dataclasses.replace(TINY, vocabulary=0), 7), 0),
     ],
     # Kwon et al. 2023, section 3.1: a token of OPT-13B takes 2 x 5120 x 40 x 2 = 800 KiB.
     formulas.kv_sequence: [

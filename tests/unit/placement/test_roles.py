@@ -206,8 +206,8 @@ def test_a_scorer_that_runs_in_rollout_is_counted_there() -> None:
     asked = case(config({"actor": "0", "critic": "0", "rollout": "1", "env": "1", "reference": "2", "reward": "3"}))
     (reference,) = [a for a in asked.ledger().accelerators if 2 in a.numbers]
     loads = {str(load.moment): load for load in reference.loads}
-    assert held(loads["rollout"], "reference", Part.LOGITS) > 0
-    assert held(loads["infer 1"], "reference", Part.LOGITS) == 0
+    assert held(loads["rollout"], "reference", Part.ACTIVATIONS) > 0
+    assert held(loads["infer 1"], "reference", Part.ACTIVATIONS) == 0
 
 
 def test_weights_on_the_host_come_layer_by_layer() -> None:

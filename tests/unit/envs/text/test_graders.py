@@ -6,11 +6,14 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlplace.config.schema import FaultsConfig, OnError
 from rlplace.envs.text import Transcript
+from rlplace.envs.text.failures import Failures
 from rlplace.envs.text.graders import Grader, InlineGrader, ProcessGrader, grader_of
 from rlplace.envs.text.rewards import Case, Reward
 from rlplace.errors import Problem, RewardError
@@ -134,3 +137,56 @@ def test_where_poison_is_skipped_it_is_nan_and_other_failures_stay_errors(grade:
     assert math.isnan(values["not_a_number"])
     with closing(grade([reward("text")], on_poison="skip", **limits)) as grader:
         assert failure(grader).code == "reward-not-finite"
+
+
+# ── what goes on ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tolerant(on_error: OnError, budget: int = 9) -> Failures:
+    return Failures(FaultsConfig(on_error=on_error, error_budget=budget))
+
+
+@pytest.mark.parametrize("name", ["raises", "text", "not_a_number", "exits"])
+def test_an_episode_whose_reward_fails_is_left_out_and_the_next_is_graded(name: str) -> None:
+    failures = tolerant("skip")
+    rewards = [reward("length"), reward(name), Reward(name="twice", written=f"{ODD}:length", kwargs={"times": 2})]
+    with closing(ProcessGrader(rewards, timeout_s=60, memory_bytes=4 << 30, processes=1, failures=failures)) as grader:
+        for sample in (1, 2):
+            grader.submit(case(sample=sample))
+        found = all_of(grader, 2)
+    assert found.keys() == {1, 2}
+    assert all(math.isnan(value) for values in found.values() for value in values.values())
+    assert failures.metrics("env")["env/failures"].value == 2
+
+
+def test_a_reward_that_hangs_is_left_out() -> None:
+    failures = tolerant("skip")
+    graders = ProcessGrader([reward("hangs_on_x")], timeout_s=0.5, memory_bytes=4 << 30, processes=1, failures=failures)
+    with closing(graders) as grader:
+        grader.submit(case("x"))
+        grader.submit(case("y", sample=2))
+        found = all_of(grader, 2)
+    assert math.isnan(found[1]["hangs_on_x"])
+    assert found[2] == {"hangs_on_x": 1.0}
+
+
+@pytest.mark.parametrize(("on_error", "value"), [("retry", 1.0), ("skip", math.nan)])
+def test_a_reward_that_fails_once_is_tried_again(tmp_path: Path, on_error: OnError, value: float) -> None:
+    failures = tolerant(on_error)
+    once = [reward("raises_once", folder=str(tmp_path))]
+    with closing(ProcessGrader(once, timeout_s=60, memory_bytes=4 << 30, processes=1, failures=failures)) as grader:
+        grader.submit(case())
+        assert all_of(grader, 1) == {1: {"raises_once": pytest.approx(value, nan_ok=True)}}
+    assert failures.metrics("env")["env/failures"].value == 1
+
+
+def test_more_failures_than_the_budget_stop_the_run() -> None:
+    failures = tolerant("retry", budget=1)
+    fact_is_missing = Reward(name="exact_match", written="exact_match")
+    grader = InlineGrader([fact_is_missing], failures=failures)
+    grader.submit(case())
+    with pytest.raises(RewardError, match="refused"):
+        grader.submit(case(sample=2))
+    failures.begin()
+    grader.submit(case(sample=3))
+    assert [graded.sample for graded, _ in grader.done(wait=False)] == [1, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -183,6 +184,26 @@ def test_an_endpoint_that_is_not_there_is_noticed_before_anything_is_sampled(pol
     with pytest.raises(RewardError, match="refused") as caught:
         scored(policy, url, [], retries=0)
     assert caught.value.code == "reward-endpoint-down"
+
+
+def test_samples_of_a_request_that_failed_are_left_out_where_errors_are_skipped(policy: Path) -> None:
+    groups = with_text(made_up_samples())
+
+    def one_too_long(asked: Mapping[str, Any]) -> tuple[int, str]:
+        return (422, "too long") if "0" in asked["labels"] else by_length(asked)
+
+    faults = {"on_error": "skip", "error_budget": 4}
+    with serving(one_too_long) as server:
+        block = {"url": server.url, "batch": 4}
+        scenario = ScorerScenario(model=policy, component="reward", block=block, faults=faults)
+        found = scored_by(scenario, groups, kind=RewardEndpointWorker)
+    left_out = {place for place, (value,) in found.items() if math.isnan(value)}
+    assert left_out == {(s.group, s.sample) for s in groups[0]}
+
+
+def test_numbers_that_are_letters_of_a_text_are_no_scores() -> None:
+    with serving(lambda _: (200, '{"rewards": "11"}')) as server, pytest.raises(RewardError, match="it is not"):
+        ask(server.url)
 
 
 def test_an_endpoint_that_fails_fails_the_stage(policy: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -320,6 +322,85 @@ def test_texts_for_scorers_come_back_with_what_the_task_says(folder: Path, tmp_p
     assert [sample.transcript for sample in found] == [sample.transcript for sample in expected]
     assert found[0].transcript.prompt == "train 3"
     assert found[0].transcript.facts == {"score": 1.0 * int("".join(found[0].transcript.answers))}
+
+
+# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Tools:
+    """Each reply of group 0 waits until two of them are at work; `odd` ones fail, the first time only or always."""
+
+    rewards = ("score",)
+    meeting = threading.Barrier(2, timeout=20)
+    failed: ClassVar[set[str]] = set()
+
+    def __init__(self, *, seed: int, split: Split, odd: str = "", again: bool = False) -> None:
+        self.size, self._odd, self._again = None, odd, again
+
+    def episode(self, number: int) -> Tool:
+        return Tool(f"{number}", self._odd, self._again)
+
+
+class Tool:
+    def __init__(self, prompt: str, odd: str, again: bool) -> None:
+        self.prompt, self._odd, self._again, self._turns = prompt, odd, again, 0
+
+    def reply(self, answer: str) -> str | None:
+        self._turns += 1
+        if answer.startswith("0"):
+            Tools.meeting.wait()
+        if answer.startswith("11") and self._odd and (self._again or answer[:2] not in Tools.failed):
+            Tools.failed.add(answer[:2])
+            if self._odd == "hangs":
+                time.sleep(1.0)
+            raise OSError("no such tool")
+        return None if self._turns > 1 else "go on"
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"score": 1.0}
+
+
+def tools(**kwargs: Any) -> dict[str, Any]:
+    Tools.failed.clear()
+    return {"task": f"{__name__}:Tools", "max_turns": 3, "kwargs": kwargs, "reply_timeout_s": 0.3}
+
+
+def test_replies_of_several_episodes_are_made_at_the_same_time(folder: Path) -> None:
+    with TextStage(folder, says, env=tools() | {"reply_timeout_s": 20.0}, algorithm=LONG) as stage:
+        stage.run()
+    assert len(stage.groups()) == 3
+
+
+@pytest.mark.parametrize("odd", ["raises", "hangs"])
+@pytest.mark.parametrize(
+    ("on_error", "again", "failures", "left_out"),
+    [
+        ("skip", False, 1, 1),
+        ("retry", False, 1, 0),
+        ("retry", True, 3, 1),
+    ],
+)
+def test_an_episode_whose_reply_fails_is_begun_anew_or_left_out(
+    folder: Path, odd: str, on_error: str, again: bool, failures: int, left_out: int
+) -> None:
+    env, faults = tools(odd=odd, again=again), {"on_error": on_error}
+    stage = TextStage(folder, lambda r, s: f"1{s}{r.turn}<eos>", env=env, prompts=1, algorithm=LONG, faults=faults)
+    with stage:
+        metrics = stage.run()[0]
+        (group,) = stage.groups()
+    assert value(metrics, "env/failures") == failures
+    assert [sample.poisoned for sample in group] == [False, bool(left_out)]
+    assert value(metrics, "env/episodes") == 2 - left_out
+
+
+def test_a_reply_that_does_not_come_stops_the_run_and_names_the_sample(folder: Path) -> None:
+    env = tools(odd="hangs")
+    with (
+        TextStage(folder, lambda r, s: f"1{s}{r.turn}<eos>", env=env, prompts=1, algorithm=LONG) as stage,
+        pytest.raises(RewardError, match=r"did not come within 0\.3 s, for sample 1 of group 0") as caught,
+    ):
+        stage.run()
+    assert caught.value.code == "reply-timeout"
 
 
 # ── groups without signal ────────────────────────────────────────────────────────────────────────────────────────────

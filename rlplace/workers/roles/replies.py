@@ -1,0 +1,93 @@
+"""Replies of text environments: asked in threads, many at a time, each with a deadline."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from rlplace.envs.text import TextEpisode
+from rlplace.errors import RewardError
+
+Place = tuple[int, int]  # group and sample
+
+
+class Reply(NamedTuple):
+    place: Place
+    text: str | None = None  # None: the episode is over
+    error: Exception | None = None  # what was raised instead
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Asked:
+    place: Place
+    dialogue: TextEpisode
+    answer: str
+
+
+class Replies:
+    """Owns its threads, of which one that hangs is left behind. `together` 0: the caller's thread makes the replies."""
+
+    def __init__(self, *, together: int, timeout_s: float) -> None:
+        self._together, self._timeout_s = together, timeout_s
+        self._waiting: deque[_Asked] = deque()
+        self._running: dict[_Asked, float] = {}  # with its deadline
+        self._ended: queue.SimpleQueue[tuple[_Asked, Reply]] = queue.SimpleQueue()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def ask(self, place: Place, dialogue: TextEpisode, answer: str) -> None:
+        asked = _Asked(place, dialogue, answer)
+        if self._together:
+            self._waiting.append(asked)
+            self._start()
+        else:
+            self._running[asked] = float("inf")
+            self._make(asked)
+
+    def done(self, wait_s: float) -> list[Reply]:
+        """Return replies that are there; wait so long for one. RewardError among them: it did not come in time."""
+        found: list[Reply] = []
+        while self._running:
+            wait = 0.0 if found else max(0.0, min(wait_s, min(self._running.values()) - time.monotonic()))
+            try:
+                asked, reply = self._ended.get(timeout=wait) if wait else self._ended.get_nowait()
+            except queue.Empty:
+                break
+            if self._running.pop(asked, None) is not None:  # else it was given up
+                found.append(reply)
+        now = time.monotonic()
+        for asked in [asked for asked, deadline in self._running.items() if deadline <= now]:
+            del self._running[asked]
+            found.append(Reply(asked.place, error=self._late(asked)))
+        self._start()
+        return found
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self._together:
+            asked = self._waiting.popleft()
+            self._running[asked] = time.monotonic() + self._timeout_s
+            threading.Thread(target=self._make, args=(asked,), name="reply", daemon=True).start()
+
+    def _make(self, asked: _Asked) -> None:
+        try:
+            reply = Reply(asked.place, text=asked.dialogue.reply(asked.answer))
+        except Exception as error:  # noqa: BLE001  # whatever the task raises is reported with the episode's name
+            reply = Reply(asked.place, error=error)
+        self._ended.put((asked, reply))
+
+    def _late(self, asked: _Asked) -> RewardError:
+        group, sample = asked.place
+        return RewardError.about(
+            "reply-timeout",
+            "env.task",
+            f"a reply did not come within {self._timeout_s:g} s, for sample {sample} of group {group}",
+            got=repr(asked.answer[:400]),
+            why="the answer waits for it, and the iteration for the answer",
+            fix="env.reply_timeout_s=<longer>, or give up earlier in the task's reply",
+        )

@@ -218,6 +218,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
             value = draft.number(key, 0.1) if ours == "kl_target" else draft.count(key, 10000, 1)
             draft.derive(f"algorithm.{ours}", value, key)
     draft.apply_rules()
+    _set_verl_loss(draft)
     sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))
     if f"{_VERL}rollout.free_cache_engine" in draft.given:
         draft.set("rollout.enable_offload", sleeps)
@@ -248,6 +249,21 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
 # in the actor's processes, and a critic (estimator ppo) has as many accelerators as the actor.
 
 
+def _set_verl_loss(draft: Draft) -> None:
+    """The mean of token losses, which is the same for every estimator there; of GSPO, over sequences."""
+    key, mode = f"{_VERL}actor.loss_agg_mode", f"{_VERL}actor.policy_loss.loss_mode"
+    if draft.value(mode) == "gspo":
+        draft.implied("there, the loss of gspo is the mean over sequences", key)
+        draft.set("algorithm.loss", "sequence")
+        return
+    written = str(draft.value(key, "token-mean"))
+    means = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
+    if written in means:
+        draft.derive("algorithm.loss", means[written], key)
+    else:
+        draft.unmapped("algorithm.loss has no such mean; algorithm.variant takes your own loss", key)
+
+
 def import_slime(draft: Draft, per_node: int) -> Imported:
     each = draft.count("actor-num-gpus-per-node", 8, 1)
     width = per_node or draft.count("num-gpus-per-node", each, 1)
@@ -268,6 +284,8 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
     pool.copies |= dict.fromkeys(("actor", "critic"), draft.count("tensor-model-parallel-size", 1, 1))
     topology = pool.write()
     draft.apply_rules()
+    draft.set("algorithm.loss", "token" if draft.has("calculate-per-token-loss") else "sequence")
+    draft.becomes("calculate-per-token-loss", "algorithm.loss")
     everything = together or draft.has("offload")  # both, unless one is switched off
     train = (everything or draft.has("offload-train") or critic) and not draft.has("no-offload-train")
     engines_sleep = (everything or draft.has("offload-rollout")) and not draft.has("no-offload-rollout")

@@ -38,6 +38,11 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
     _set_passes(draft)
     draft.apply_rules()
+    gspo = draft.value("actor.policy_loss_type") == "gspo"
+    draft.set("algorithm.loss", "sequence" if gspo else "token")
+    draft.assume(
+        f"algorithm.loss: {draft.at('algorithm.loss')}", "the mean that its losses are there, whatever the estimator"
+    )
     _check_samples(draft, len(pool.where["actor"]))
     return finish(draft, topology, {c: leaves for c, leaves in _offloads(draft).items() if c in pool.where})
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlplace.errors import ConfigError
-from rlplace.imports import Imported, Setting, import_settings, import_words, settings_of
+from rlplace.imports import Imported, Setting, import_settings, import_words, render_yaml, settings_of
 from rlplace.placement import HybridComponentPlacement
 from rlplace.prepare import prepare
 
@@ -328,6 +328,7 @@ def test_a_job_without_simulators_is_one_with_language_models() -> None:
     }
     assert imported.config["algorithm"] == {
         "name": "ppo",
+        "loss": "token",
         "sequence_length": 12288,
         "prompts": 512,
         "samples_per_prompt": 8,
@@ -494,3 +495,29 @@ def test_a_value_that_is_refused_hides_nothing_of_the_placement() -> None:
     for refused in ([], ["algorithm.gamma=5"]):
         imported = import_words("verl", [*words, *refused])
         assert imported.config["cluster"]["allow_resident"] == ["actor", "critic", "rollout"]  # type: ignore[index]
+
+
+# ── the mean that a loss is ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("library", "words", "loss"),
+    [
+        ("verl", "algorithm.adv_estimator=grpo", "token"),
+        ("verl", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "constant"),
+        ("verl", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo algorithm.adv_estimator=grpo", "sequence"),
+        ("openrlhf", "--advantage_estimator group_norm --n_samples_per_prompt 4", "token"),
+        ("openrlhf", "--policy_loss_type gspo", "sequence"),
+        ("slime", "--advantage-estimator grpo", "sequence"),
+        ("slime", "--advantage-estimator reinforce_plus_plus --calculate-per-token-loss", "token"),
+        ("skyrl", "trainer.algorithm.advantage_estimator=grpo", "token"),
+    ],
+)
+def test_the_loss_is_the_mean_that_it_is_there(library: str, words: str, loss: str) -> None:
+    assert at(import_words(library, [words], 8), "algorithm.loss") == loss
+
+
+def test_a_mean_that_is_none_of_ours_is_named() -> None:
+    imported = import_words("verl", ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], 8)
+    assert not at(imported, "algorithm.loss")
+    assert "algorithm.loss has no such mean" in render_yaml(imported)

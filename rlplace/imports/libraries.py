@@ -470,6 +470,8 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
         why = "models that do not share need accelerators of their own"
         draft.find("import-counts", what, "cluster.n_nodes", why=why, fix={"cluster.n_nodes": used // width})
     draft.apply_rules()
+    draft.set("algorithm.loss", "token")
+    draft.assume("algorithm.loss: token", "the mean that its losses are there, whatever the estimator")
     return finish(draft, topology, dict.fromkeys(pool.where, draft.has("enable_offload")))
 
 

@@ -510,6 +510,8 @@ def test_a_value_that_is_refused_hides_nothing_of_the_placement() -> None:
         ("openrlhf", "--policy_loss_type gspo", "sequence"),
         ("slime", "--advantage-estimator grpo", "sequence"),
         ("slime", "--advantage-estimator reinforce_plus_plus --calculate-per-token-loss", "token"),
+        ("roll", "adv_estimator=grpo actor_train.device_mapping=[0]", "sequence"),
+        ("areal", "actor.adv_estimator=grpo allocation_mode=d1", "token"),
         ("skyrl", "trainer.algorithm.advantage_estimator=grpo", "token"),
     ],
 )

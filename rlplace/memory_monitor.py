@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
+from rlplace.placement.memory.demands import Part
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
 from rlplace.placement.memory.solve import find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
@@ -72,7 +73,8 @@ class MemoryMonitor:
     def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
         """Find an accelerator of ranks that hold more than predicted where the residents' excess is not bearable.
 
-        The reserve bears it, or rounding, a twentieth of what is predicted. Raises AcceleratorOutOfMemory, or tells.
+        The reserve bears it, or rounding, a twentieth of what is predicted; and what the proof counts for the process
+        of an engine. Raises AcceleratorOutOfMemory, or tells.
         """
         if component not in self._case.demands and component not in self._case.measured:
             return  # nothing is predicted
@@ -83,7 +85,8 @@ class MemoryMonitor:
             for accelerator in slot.accelerators:
                 residents, account = self.on(accelerator), self._ledger.account(accelerator)
                 beyond = sum(max(0, r.size_bytes - r.predicted_bytes) for r in residents)
-                if beyond <= max(account.reserve_bytes, _ROUNDING * sum(r.predicted_bytes for r in residents)):
+                bearable = max(account.reserve_bytes, _ROUNDING * sum(r.predicted_bytes for r in residents))
+                if beyond <= bearable + sum(self._kept(r) for r in residents):
                     continue
                 problem = Problem(
                     code="memory-beyond-plan",
@@ -98,6 +101,11 @@ class MemoryMonitor:
                 self._told.add(told)
                 self._tell(problem)
                 break
+
+    def _kept(self, resident: Resident) -> int:
+        """Return what the proof counts for the process of an engine, which measures it with what it holds."""
+        footprints = self._ledger.footprints[resident.component]
+        return max((f.held[resident.residency].get(Part.ASLEEP, 0) for f in footprints), default=0)
 
     @property
     def held(self) -> Measurements:

@@ -55,8 +55,9 @@ class Offloadable:
         for storage in storages(self._tensors()):
             on_gpu = storage.device.type == "cuda"
             copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
-            copy.copy_(_as_bytes(storage))
+            copy.copy_(_as_bytes(storage), non_blocking=on_gpu)
             self._host[storage._cdata] = storage, copy
+        self._arrive()
         for storage, _ in self._host.values():
             storage.resize_(0)
         self._device.release(self.what)  # a GPU also takes back here what torch's allocator would keep
@@ -72,8 +73,14 @@ class Offloadable:
         self._device.acquire(self.host_bytes, self.what)
         for storage, copy in self._host.values():
             storage.resize_(copy.numel())
-            _as_bytes(storage).copy_(copy)
+            _as_bytes(storage).copy_(copy, non_blocking=storage.device.type == "cuda")
+        self._arrive()  # before the copies may be used for something else
         self._host = None
+
+    def _arrive(self) -> None:
+        """Wait once for all copies between a GPU and the host: to wait for each leaves the bus idle in between."""
+        if any(storage.device.type == "cuda" for storage, _ in (self._host or {}).values()):
+            torch.cuda.synchronize()
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

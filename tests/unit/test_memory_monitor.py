@@ -57,12 +57,17 @@ def test_the_most_that_was_ever_measured_counts_instead_of_the_plan() -> None:
 
 
 def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run() -> None:
-    """Of an 8B model: the reserve of 4 GiB bears what all residents of an accelerator hold more, not what one does."""
+    """Of an 8B model: a reserve of 4 GiB bears what all residents of an accelerator hold more than they should.
+
+    What a sleeping engine keeps is counted for its process, and measured with what it holds.
+    """
     case, told = dataclasses.replace(colocated_8b(), reserve=4 * GIB), list[Problem]()
     memory, foreseen = MemoryMonitor(case, tell=told.append), MemoryMonitor(case)._ledger
-    for component, residency in (("rollout", Residency.OFF), ("reward", Residency.OFF)):
-        moved(memory, component, residency, foreseen.bytes(component, residency) / GIB + 1.5)
+    for component in ("reference", "reward"):
+        moved(memory, component, Residency.OFF, foreseen.bytes(component, Residency.OFF) / GIB + 1.5)
+    moved(memory, "rollout", Residency.OFF, 1.0)
     assert told == []
+    moved(memory, "rollout", Residency.OFF, 0.0)
     moved(memory, "actor", Residency.OFF, 1.5, on=6)
     moved(memory, "actor", Residency.OFF, 1.5, on=6)
     (problem,) = told

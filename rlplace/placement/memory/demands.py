@@ -192,10 +192,10 @@ class DeviceSync:
         group = {Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0) + formulas.communicator(1)} if self.group else {}
         return {**process, **group}
 
-    def working(self, weights_bytes: int) -> int:
-        """During the sync of so many bytes."""
+    def working(self, weights_bytes: int, loading: int = 0) -> int:
+        """During the sync of so many bytes; `loading`: what loading takes, when the buckets are gone."""
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
-        return buckets + (weights_bytes if self.copy else 0)
+        return max(buckets, loading) + (weights_bytes if self.copy else 0)
 
     def stages(self, weights_bytes: int) -> dict[str, Bytes]:
         """What works in which stage, where that is anything."""
@@ -437,7 +437,7 @@ class EngineDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
-                "sync": {Part.SYNC: max(self.sync.working(weights), anew)},
+                "sync": {Part.SYNC: self.sync.working(weights, anew)},
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host,

@@ -160,6 +160,16 @@ def test_groups_that_share_accelerators_are_set_up_one_after_the_other(cluster: 
     assert engine_ready < min(times[f"actor rank {rank} begins"] for rank in (0, 1))
 
 
+def test_the_start_tells_the_turns_of_the_set_up() -> None:
+    told = list[str]()
+    emulated = AcceleratorConfig(kind="emulated")
+    with Cluster(1, 4, accelerator=emulated, launcher="inline", tell=told.append) as cluster:
+        placed = {"actor": on(0, 1), "critic": on(1), "env": on(2), "rollout": on(1, 3)}
+        cluster.launch_all({name: (Probe.create_group(), slots, {}) for name, slots in placed.items()})
+    assert told[0] == "  set-up: in turns where accelerators are shared, rollout and env, then actor, then critic"
+    assert [line.partition(":")[0].strip() for line in told[1:]][-2:] == ["actor", "critic"]
+
+
 def test_no_group_begins_behind_one_whose_setup_failed(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"rollout rank 0 .*setup failed"):
         cluster.launch_all(

@@ -157,3 +157,25 @@ def test_the_gpus_that_cuda_shows_are_compared_with_the_plan(
         gpus.verify()
     assert refused.value.code == "worker-misplaced"
     assert refused.value.problem.got == wrong
+
+
+def test_a_gpu_is_touched_by_who_has_memory_there_and_gets_cached_memory_back_with_every_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To ask a GPU for what is free makes a context on it, of half a GiB; who has one gives its cache back."""
+    begun, returned = [False], list[str]()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun[0])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (60, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append("cache"))
+    gpu = CudaDevice()
+    monkeypatch.setattr(gpu, "measure_here", lambda: pytest.fail("nothing is to be measured"))
+    gpu.measure = gpu.measure_here
+    gpu.acquire(0, "simulator")
+    gpu.release("simulator")
+    assert (gpu.held_bytes(), gpu.measured_bytes(7), returned) == (0, 7, [])
+    begun[0], used = True, CudaDevice()
+    used.acquire(90, "weights")
+    assert (used.held_bytes(), used.measured_bytes(7), used.measured_bytes(70)) == (30, 30, 70)
+    used.release("weights")
+    assert returned == ["cache"]

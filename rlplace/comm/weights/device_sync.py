@@ -37,6 +37,7 @@ from rlplace.placement.language.slots import owner_of
 _ALIGNMENT = 16
 _SUM_BYTES = 8
 _SHARED = 2  # buckets that are shared at a time: one is filled while the other is copied
+_AGAIN = b"again"  # note of an owner about a bucket in memory that the consumer has opened
 _COPIED = b"copied"  # note of a consumer about a bucket
 _BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
@@ -173,9 +174,10 @@ class DeviceBucket:
     pieces: tuple[Piece, ...]
     layout: Layout = dataclasses.field(repr=False)
 
-    def empty(self, device: torch.device) -> Tensor:
-        size = sum(-(-self.layout.count_bytes([piece]) // _ALIGNMENT) * _ALIGNMENT for piece in self.pieces)
-        return torch.empty(size + _SUM_BYTES, dtype=torch.uint8, device=device)
+    @property
+    def size_bytes(self) -> int:
+        each = (self.layout.count_bytes([piece]) for piece in self.pieces)
+        return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in each) + _SUM_BYTES
 
     def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
         """Write this rank's pieces, in the types they travel in, and their sum."""
@@ -227,6 +229,11 @@ class DevicePush:
         for owner, own in enumerate(self.assembly.pieces):
             for pieces in layout.buckets(own, self.bucket_bytes):
                 yield DeviceBucket(owner=owner, pieces=pieces, layout=layout)
+
+    def slots(self, device: torch.device) -> Sequence[Tensor]:
+        """Make memory for any two neighbouring buckets: bucket n lies at the beginning of slot n modulo 2."""
+        largest = max((bucket.size_bytes for bucket in self.buckets()), default=0)
+        return [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(_SHARED)]
 
 
 # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,13 +382,15 @@ class DeviceSender:
                 member.sync(sync, deadline_s) as rendezvous,
                 _Shares(rendezvous, sync.delivery.consumers(self._rank), deadline_s) as shares,
             ):
-                for bucket in sync.buckets():
-                    data, size = bucket.empty(member.device), assembly.layout.count_bytes(bucket.pieces)
+                slots = sync.slots(member.device)
+                for number, bucket in enumerate(sync.buckets()):
+                    slot, size = slots[number % _SHARED], assembly.layout.count_bytes(bucket.pieces)
+                    data = slot[: bucket.size_bytes]
                     if bucket.owner == self._rank:
                         bucket.fill(data, shards, checked=push.checked)
                         moved[by_broadcast] += several * size
                     member.broadcast(data, bucket.owner, deadline_s)
-                    moved[by_sharing] += shares.add(data) * size
+                    moved[by_sharing] += shares.add(slot) * size
                 member.synchronize(deadline_s, "its own buckets")
         finally:
             member.free_memory()
@@ -392,12 +401,12 @@ class DeviceSender:
 
 
 class _Shares:
-    """The buckets that an actor rank shares with its consumers, at most two at a time.
+    """The buckets that an actor rank shares with its consumers, at most two at a time, in two slots of memory.
 
     ::
 
         actor rank    shares bucket 5 ─▶ a note to each consumer     after every consumer has taken bucket 4
-        consumers     read the note, copy from the owner's memory, drop it, note that it is taken
+        consumers     read the note, copy from the owner's memory, note that it is taken
 
     At the end of the block every consumer has taken every bucket, or finds a note that there are no more.
     """
@@ -406,15 +415,19 @@ class _Shares:
         self._rendezvous = rendezvous
         self._consumers = [owner_of("rollout", consumer) for consumer in consumers]
         self._deadline_s = deadline_s
-        self._shared: deque[tuple[int, Tensor]] = deque()
+        self._shared: deque[int] = deque()
         self._next = 0
 
-    def add(self, bucket: Tensor) -> int:
-        """Share a bucket, and keep it until every consumer has taken it. Returns the number of consumers."""
+    def add(self, slot: Tensor) -> int:
+        """Share the bucket in `slot`, which is not to be changed before the one after the next is added.
+
+        Return the number of consumers. Each opens a slot once: to open memory takes longer than to copy a bucket.
+        """
         for consumer in self._consumers:  # once for each: torch counts the processes that have opened it
-            self._rendezvous.note(_shared(self._next, consumer), share(bucket))
+            what = share(slot) if self._next < _SHARED else _AGAIN
+            self._rendezvous.note(_shared(self._next, consumer), what)
         if self._consumers:
-            self._shared.append((self._next, bucket))
+            self._shared.append(self._next)
             self._next += 1
             self._take_back(_SHARED - 1)
         return len(self._consumers)
@@ -423,7 +436,7 @@ class _Shares:
         """Wait until at most so many are shared. ChannelTimeout names a consumer that has not taken one."""
         while len(self._shared) > most:
             for consumer in self._consumers:
-                about = _taken(self._shared[0][0], consumer)
+                about = _taken(self._shared[0], consumer)
                 if self._rendezvous.read(about, consumer, deadline_s=self._deadline_s) != _COPIED:
                     raise RuntimeError(f"{consumer} could not open the memory of {self._rendezvous.me}")
             self._shared.popleft()
@@ -460,20 +473,26 @@ class DeviceReceiver(WeightReceiver):
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
         sync, member = self._announcement(version, deadline_s), self._member
         layout, owner, damaged = sync.assembly.layout, sync.delivery.owner(self._rank), None
+        slots: list[Tensor] = []  # of the owner, once they are opened; else its own
         with member.sync(sync, deadline_s) as rendezvous:
             copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
-            for number, bucket in enumerate(sync.buckets()):
+            buckets = [*sync.buckets()]
+            for number, bucket in enumerate(buckets):
                 if owner is None:
-                    data = bucket.empty(member.device)
+                    slots = slots or [*sync.slots(member.device)]
+                    data = slots[number % _SHARED][: bucket.size_bytes]
                     member.broadcast(data, bucket.owner, deadline_s)
                 else:
-                    data = self._open(rendezvous, number, owner_of("actor", owner), deadline_s)
+                    self._open(rendezvous, number, owner_of("actor", owner), deadline_s, slots)
+                    data = slots[number % _SHARED][: bucket.size_bytes]
                 bucket.copy_into(copy, data)
                 member.synchronize(deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}")
                 if sync.push.checked and not bucket.is_whole(data):
                     damaged = bucket.owner  # the rest is taken even so: others wait for this rank
                 if owner is not None:
-                    del data
+                    if number == len(buckets) - 1:  # the owner is about to give its memory back
+                        del data
+                        slots.clear()
                     rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
         if damaged is not None:
             raise self._damaged(version, damaged, member.lacking(sync))
@@ -505,13 +524,20 @@ class DeviceReceiver(WeightReceiver):
             if arrived > self._given_up:
                 raise self._other_version(arrived, version)
 
-    def _open(self, rendezvous: SyncRendezvous, number: int, owner: str, deadline_s: float) -> Tensor:
-        """Open the next bucket in the owner's memory. Raises RuntimeError if there are no more, WeightSyncError."""
+    def _open(
+        self, rendezvous: SyncRendezvous, number: int, owner: str, deadline_s: float, slots: list[Tensor]
+    ) -> None:
+        """Wait for the next bucket; open the slot in the owner's memory that it lies in, the first time.
+
+        Raises RuntimeError if there are no more, WeightSyncError.
+        """
         note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=deadline_s)
         if note == _BROKE_OFF:
             raise RuntimeError(f"{owner} could not go on")
+        if note == _AGAIN and len(slots) == _SHARED:
+            return
         try:
-            return open_shared(note)
+            slots.append(open_shared(note))
         except (KeyError, OSError, TypeError, ValueError, WeightSyncError) as error:
             rendezvous.note(_taken(number, rendezvous.me), b"not opened")
             if isinstance(error, WeightSyncError):

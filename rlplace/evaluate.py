@@ -29,7 +29,14 @@ STOPPED = 130
 FORMATS = ("text", "json")
 SUFFIXES = (".mp4", ".gif")  # of videos
 _KEY = "RUN"
-_DEFAULTS = {"episodes": "", "seed": "0", "deterministic": "true", "video": "", "transcripts": ""}
+_DEFAULTS = {
+    "episodes": "",
+    "seed": "0",
+    "deterministic": "true",
+    "longest": "100000",
+    "video": "",
+    "transcripts": "",
+}
 _EPISODES = 20  # of simulators; as many prompts as in the evaluations of the run
 _CONFIDENCE = 1.96  # standard errors to either side of a mean: 95 % of a normal distribution
 
@@ -43,6 +50,7 @@ class Request:
     episodes: int | None
     seed: int
     deterministic: bool
+    longest: int  # steps of an episode
     video: Path | None
     transcripts: Path | None
 
@@ -70,8 +78,8 @@ def _request(argv: Sequence[str]) -> Request:
     parser = OptionParser(
         typed("evaluate"),
         word_of=lambda name, value: f"{near}={value or '<value>'}" if (near := did_you_mean(name, _DEFAULTS)) else None,
-        usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE.mp4|.gif] [transcripts=FILE]"
-        " [--format text|json]",
+        usage="%(prog)s RUN [episodes=20] [seed=0] [deterministic=true] [longest=100000] [video=FILE.mp4|.gif]"
+        " [transcripts=FILE] [--format text|json]",
         description="Plays a trained policy in one process, without Ray: returns and lengths of whole episodes; of a"
         " language model the reward of its answers to held-out prompts.",
     )
@@ -102,6 +110,7 @@ def _request(argv: Sequence[str]) -> Request:
         episodes=_number("episodes", values["episodes"], least=1) if "episodes" in given else None,
         seed=_number("seed", values["seed"], least=0),
         deterministic=deterministic == "true",
+        longest=_number("longest", values["longest"], least=1),
         video=video,
         transcripts=Path(values["transcripts"]).expanduser() if values["transcripts"] else None,
     )
@@ -143,9 +152,11 @@ def evaluate(trained: Trained, request: Request) -> dict[str, Any]:
     policy, env = policy_of(trained, seed=request.seed, key=_KEY), trained.config.simulator_env
     episodes = play(
         env,
+        policy.spaces,
         lambda observations: policy.act(observations, request.deterministic),
         episodes=request.episodes or _EPISODES,
         seed=request.seed,
+        longest=request.longest,
         video=request.video,
     )
     return {

@@ -124,12 +124,14 @@ class Corner(gymnasium.Env[Any, Any]):
     """Shows a bright square in one of four corners, as [12, 12, 1] bytes; an action that names the corner is paid 1.
 
     Ten steps an episode, each with another corner. With `beside`, numbers that are shown beside the image say by how
-    much the answer is turned: only who looks at both is paid. With `split`, row and column are named one by one.
+    much the answer is turned: only who looks at both is paid. With `split`, row and column are named one by one. At
+    step `poison_at` one of these numbers is nan.
     """
 
     _SIZE, _STEPS = 12, 10
 
-    def __init__(self, beside: bool = False, split: bool = False) -> None:
+    def __init__(self, beside: bool = False, split: bool = False, poison_at: int | None = None) -> None:
+        self._poison_at = poison_at
         self._beside, image = beside, Box(0, 255, (self._SIZE, self._SIZE, 1), np.uint8)
         turn = Dict({"turn": Discrete(4), "noise": Box(-1.0, 1.0, (2,))})
         self.observation_space = Dict({"image": image, "told": turn}) if beside else image
@@ -159,6 +161,8 @@ class Corner(gymnasium.Env[Any, Any]):
         top, left = (half * side + int(self.np_random.integers(half - 2)) for side in divmod(self._corner, 2))
         image[top : top + 2, left : left + 2] = 255
         noise = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        if self._step == self._poison_at:
+            noise[1] = np.nan
         return {"image": image, "told": {"turn": self._turn, "noise": noise}} if self._beside else image
 
 

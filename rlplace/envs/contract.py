@@ -81,6 +81,15 @@ class Spaces:
             return sum(part.size for part in self.parts if part.dtype == "float32")
         return math.prod(self.observation_shape) if self.observation_dtype == "float32" else 0
 
+    def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """Return the float32 numbers [B, ...] of observations [B, *O]; of images alone, none."""
+        if self.observation_dtype == "float32":
+            return observations
+        import numpy as np
+
+        rows = observations.reshape(len(observations), math.prod(self.observation_shape))[:, : 4 * self.numbers]
+        return np.ascontiguousarray(rows).view(np.float32)
+
     @property
     def entries(self) -> tuple[Part, ...]:
         """The parts; of an observation that is an array by itself, this one under no name."""

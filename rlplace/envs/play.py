@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.config.schema import SimulatorEnvConfig
-from rlplace.envs.contract import Rendering, Simulator
+from rlplace.envs.contract import Rendering, Simulator, Spaces
 from rlplace.envs.registry import find_adapter, missing_library, needs, row_seeds
 from rlplace.errors import ConfigError, OutputError, SimulatorError, one_of
 
@@ -36,11 +36,20 @@ class Played(NamedTuple):
     length: int  # steps
 
 
-def play(config: SimulatorEnvConfig, act: Act, *, episodes: int, seed: int, video: Path | None = None) -> list[Played]:
+def play(
+    config: SimulatorEnvConfig,
+    spaces: Spaces,
+    act: Act,
+    *,
+    episodes: int,
+    seed: int,
+    longest: int,
+    video: Path | None = None,
+) -> list[Played]:
     """Play that many episodes; the same seed and actions give the same ones. `video`: of those of the first row.
 
-    Raises ConfigError: no such simulator, or one that draws nothing; SimulatorError: a number that is not finite;
-    OutputError: the video cannot be written.
+    `longest`: steps of an episode at most. Raises ConfigError: no such simulator, or one that draws nothing;
+    SimulatorError: a number that is not finite, an episode that does not end; OutputError: the video cannot be written.
     """
     rows = min(episodes, _ROWS)
     due = [episodes // rows + (row < episodes % rows) for row in range(rows)]
@@ -49,20 +58,33 @@ def play(config: SimulatorEnvConfig, act: Act, *, episodes: int, seed: int, vide
         simulator = _made(config, rows, drawn=video is not None)
         opened.callback(simulator.close)
         observations = simulator.reset(row_seeds(seed, 0, rows, _EVALUATION))
+        lengths = np.zeros(rows, np.int64)  # of the episodes under way
         film = None if video is None else opened.enter_context(contextlib.closing(_Film(video, simulator, config)))
         while sum(map(len, played)) < episodes:
             if film is not None and len(played[0]) < due[0]:
                 film.add()
             result = simulator.step(act(observations))
             observations = result.observations
-            if not (np.isfinite(observations).all() and np.isfinite(result.rewards).all()):
+            if not (np.isfinite(spaces.numbers_in(observations)).all() and np.isfinite(result.rewards).all()):
                 what, why = "gave a number that is not finite", "the mean of such episodes says nothing"
                 raise SimulatorError.about("simulator-not-finite", config.id, what, why=why, fix="seed=<another>")
             ended = np.flatnonzero(result.terminated | result.truncated)
+            lengths += 1
+            lengths[ended] = 0
             for row, total, length in zip(ended, result.episode_returns, result.episode_lengths, strict=True):
                 if len(played[row]) < due[row]:
                     played[row].append(Played(total, length))
+            if any(lengths[row] >= longest and len(played[row]) < due[row] for row in range(rows)):
+                raise _endless(config, longest, sum(map(len, played)), episodes)
     return [episode for each in played for episode in each]
+
+
+def _endless(config: SimulatorEnvConfig, longest: int, played: int, episodes: int) -> SimulatorError:
+    what, got = f"an episode has not ended after {longest:,} steps", f"{played} of {episodes} episodes have ended"
+    limit = config.max_episode_steps
+    why = "it has no time limit, and the policy does not bring it to an end" if limit is None else f"it may take {limit:,}"
+    fix = f"longest={10 * longest}        (or train with env.max_episode_steps: it is the limit here too)"
+    return SimulatorError.about("endless-episode", config.id or config.kind, what, got=got, why=why, fix=fix)
 
 
 def _made(config: SimulatorEnvConfig, rows: int, *, drawn: bool) -> Simulator:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -283,7 +283,7 @@ class VectorEnvWorker(EnvWorker):
         rows = np.flatnonzero(poisoned)
         for row in rows.tolist():
             shown = result.final_observations[cut == row][0] if row in cut else result.observations[row]
-            numbers = np.array2string(self._numbers(shown[None])[0], threshold=8)
+            numbers = np.array2string(self.config.spaces.numbers_in(shown[None])[0], threshold=8)
             got = f"reward {result.rewards[row]}, observation {numbers}"
             error = self._not_finite(group.first_row + row, what, got)
             if not self.config.config.skips_poison:
@@ -306,7 +306,7 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _require_finite(self, group: StageGroup, rows: Iterable[int], observations: Array, what: str) -> None:
-        for row, numbers in zip(rows, self._numbers(observations), strict=True):
+        for row, numbers in zip(rows, self.config.spaces.numbers_in(observations), strict=True):
             if not np.isfinite(numbers).all():
                 raise self._not_finite(group.first_row + row, what, np.array2string(numbers, threshold=8))
 
@@ -316,16 +316,8 @@ class VectorEnvWorker(EnvWorker):
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
         """Return [B] bool of [B, *O]."""
-        numbers = self._numbers(observations)
+        numbers = self.config.spaces.numbers_in(observations)
         return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
-
-    def _numbers(self, observations: Array) -> Array:
-        """Return the float32 numbers of observations [B, *O]; of images alone, none."""
-        spaces = self.config.spaces
-        if spaces.observation_dtype == "float32":
-            return observations
-        rows = observations.reshape(len(observations), prod(spaces.observation_shape))[:, : 4 * spaces.numbers]
-        return np.ascontiguousarray(rows).view(np.float32)
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
         """`row`: global."""

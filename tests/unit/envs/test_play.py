@@ -1,0 +1,42 @@
+"""Whole episodes are played by a policy; what would never end, or says nothing, is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.envs.play import Played, play
+from rlplace.envs.registry import describe
+from rlplace.errors import SimulatorError
+
+
+def played(name: str, *, episodes: int = 3, longest: int = 50, **kwargs: object) -> list[Played]:
+    env = SimulatorEnvConfig(id=f"tests.gyms:{name}-v0", kwargs=kwargs)
+
+    def act(observations: NDArray[Any]) -> NDArray[Any]:
+        return np.zeros(len(observations), np.int64)
+
+    return play(env, describe(env), act, episodes=episodes, seed=0, longest=longest)
+
+
+def test_an_episode_that_does_not_end_is_an_error_and_no_wait_for_ever() -> None:
+    assert [each.length for each in played("Script", terminate_at=50)] == [50, 50, 50], "the last step may end it"
+    with pytest.raises(SimulatorError) as caught:
+        played("Script", terminate_at=51)
+    assert caught.value.code == "endless-episode"
+    told = str(caught.value)
+    assert "50 steps" in told
+    assert "fix: longest=500 " in told
+    with pytest.raises(SimulatorError, match="16 of 20 episodes"):
+        played("Script", episodes=20, terminate_at=[50, 51])
+
+
+def test_numbers_beside_an_image_have_to_be_finite() -> None:
+    assert len(played("Corner", beside=True)) == 3
+    with pytest.raises(SimulatorError) as caught:
+        played("Corner", beside=True, poison_at=4)
+    assert caught.value.code == "simulator-not-finite"

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, open_sinks
-from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of
+from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of, wrapped
 from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
@@ -197,7 +198,8 @@ def _run(
                 curves = sinks(sizes)
         signals.check()  # one that code of others has swallowed
         progress.start_s += time.perf_counter() - began
-        print(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}", flush=True)
+        ready = f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"
+        print("\n".join(wrapped(ready, shutil.get_terminal_size().columns, 2)), flush=True)
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         display.watch(loop, channels, progress.iterations)
@@ -414,7 +416,7 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
             ended["predicted"] = {"from": "a profile that was given" if job.given else "this run's own profile"}
             ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-    print(summary_text(ended), flush=True)
+    print(summary_text(ended, shutil.get_terminal_size().columns), flush=True)
     for page in pages(folder):
         _tell(f"curves     {page}")
     if iterations := list(loop.log.iterations):
@@ -456,7 +458,10 @@ def _train(
         else:
             progress.add(numbers, int(numbers.get("rollout/answers", 0)))
         progress.add_skipped(numbers, loop.notes, iteration=at)
+        samples = [json.loads(note) for note in loop.notes.get("actor/samples", ())]
         for sink in sinks:
+            if samples and (takes := getattr(sink, "samples", None)):
+                takes(progress.iterations, samples)
             sink(progress.iterations, progress.steps, numbers)
         saving.after_iteration()
         if callbacks.on_iteration(progress.iterations, progress.steps, numbers):

@@ -10,6 +10,9 @@ A lap is kept with what it took of the clock and of the thread's processor time.
 thread waited, or in which other threads had the processor; the least of many laps is waiting that no free processor
 would have shortened. A lap is cold if the thread was off its processor in the lap before or, waiting, in itself: then
 caches hold what others have done meanwhile.
+
+Of more than MOST_LAPS laps in one call, short neighbours are put together: each part keeps its seconds, to the
+thousandth of the call or so in which they were.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import NamedTuple
 from rlplace.metrics import Metric, Metrics
 
 OFF_S = 2e-5  # without a processor in a lap: it was another's
+MOST_LAPS = 8192  # of a stopwatch: 72 KiB
+
 _CALL: ContextVar[list[Stopwatch] | None] = ContextVar("_CALL", default=None)  # of this thread: its stopwatches
 
 
@@ -100,6 +105,8 @@ class Stopwatch:
         self.seconds[part] = self.seconds.get(part, 0.0) + wall_s
         self._which.append(self._names.setdefault(part, len(self._names)))
         self._ends.append(now)
+        if len(self._ends) > MOST_LAPS:
+            self._thin_out()
         off = wall_s - cpu_s > OFF_S
         key = (part, _rounded(size), off if part == "wait" else self._off)
         self._off = off
@@ -113,6 +120,24 @@ class Stopwatch:
         sums[3] += cpu_s
         sums[4] = min(sums[4], cpu_s)
         sums[5] = min(sums[5], wall_s - cpu_s)
+
+    def _thin_out(self) -> None:
+        """Leave at most half of MOST_LAPS, and one: put laps together until they last for a share of the call."""
+        least_s = (self._ends[-1] - self._began) * 2 * len(self._names) / MOST_LAPS
+        which, ends = bytearray(), array("d")
+        began = before = self._began
+        seconds: dict[int, float] = {}  # by part, since `began`
+        for part, end in zip(self._which, self._ends, strict=True):
+            seconds[part] = seconds.get(part, 0.0) + end - before
+            before = end
+            if end - began >= least_s or end == self._ends[-1]:
+                for each, part_s in seconds.items():
+                    began += part_s
+                    which.append(each)
+                    ends.append(began)
+                ends[-1] = began = end
+                seconds.clear()
+        self._which, self._ends = which, ends
 
     def draw(self, name: str, value: float) -> None:
         """Keep a number of a distribution, such as the length of an answer."""

@@ -5,6 +5,7 @@ What is sent is kept in POINTS and FILES; with DOWN, all calls fail, as those of
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-POINTS: list[tuple[int, dict[str, float]]] = []
+POINTS: list[tuple[int, dict[str, Any]]] = []
+TABLES: list[tuple[int, dict[str, Any]]] = []
 FILES: list[str] = []
 RUNS: list[str] = []  # ids of runs that were opened, and of those that were ended with a minus before
 STATES: list[object] = []  # that runs were ended in, in a tracker's own words
@@ -35,9 +37,9 @@ class _Run:
         _up()
         RUNS.append(name)
 
-    def log(self, data: dict[str, float], step: int) -> None:
+    def log(self, data: dict[str, Any], step: int) -> None:
         _up()
-        POINTS.append((step, data))
+        (TABLES if "samples" in data else POINTS).append((step, data))
 
     def save(self, glob_str: str, base_path: str, policy: str) -> None:
         _up()
@@ -101,6 +103,12 @@ class _MlflowClient:
         _up()
         POINTS.append((metrics[0].step, {m.key: m.value for m in metrics}))
 
+    def log_text(self, run_id: str, text: str, artifact_file: str) -> None:
+        _up()
+        rows = json.loads(text)
+        assert artifact_file.startswith("samples/")
+        TABLES.append((int(artifact_file[8:14]), {"samples": ([*rows[0]], [[*row.values()] for row in rows])}))
+
     def log_artifact(self, run_id: str, local_path: str) -> None:
         _up()
         FILES.append(Path(local_path).name)
@@ -115,14 +123,30 @@ def _metric(key: str, value: float, timestamp: int, step: int) -> SimpleNamespac
     return SimpleNamespace(key=key, value=value, timestamp=timestamp, step=step)
 
 
+def _table(columns: list[str], data: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
+    return columns, data
+
+
 def install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stand-in of a library in its place, with nothing sent yet."""
-    for kept in (POINTS, FILES, RUNS, STATES, DOWN):
+    for kept in (POINTS, TABLES, FILES, RUNS, STATES, DOWN):
         kept.clear()
     modules = {
-        "wandb": {"wandb": {"init": _wandb_init, "Settings": lambda console, silent: None, "teardown": lambda: None}},
-        "swanlab": {"swanlab": {"init": _swanlab_init}},
-        "trackio": {"trackio": {"init": _trackio_init}},
+        "wandb": {
+            "wandb": {
+                "init": _wandb_init,
+                "Settings": lambda console, silent: None,
+                "Table": _table,
+                "teardown": lambda: None,
+            }
+        },
+        "swanlab": {
+            "swanlab": {
+                "init": _swanlab_init,
+                "echarts": SimpleNamespace(Table=lambda: SimpleNamespace(add=lambda headers, rows: (headers, rows))),
+            }
+        },
+        "trackio": {"trackio": {"init": _trackio_init, "Table": _table}},
         "mlflow": {"mlflow": {"MlflowClient": _MlflowClient}, "mlflow.entities": {"Metric": _metric}},
     }
     for module, names in modules[name].items():

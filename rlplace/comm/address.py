@@ -91,6 +91,7 @@ class SpreadChannel(Channel):
             high_water_items=sum(branch.high_water_items for branch in branches),
             puts=sum(branch.puts for branch in branches),
             gets=sum(branch.gets for branch in branches),
+            bytes=sum(branch.bytes for branch in branches),
             producer_wait_s=sum(branch.producer_wait_s for branch in branches),
             consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
             waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order

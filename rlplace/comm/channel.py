@@ -67,6 +67,7 @@ class ChannelStats:
     producers: tuple[str, ...] = ()  # every name that ever put
     consumers: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()  # of these, whose process is known to have ended
+    bytes: int = 0  # of all items that were put; between threads of a process nothing is copied
     staleness_max: int = 0  # largest (newest version put so far - version of the item) when an item was taken
 
     @property

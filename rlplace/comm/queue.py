@@ -511,6 +511,7 @@ class QueueMachine:
             high_water_items=words[t.HIGH_ITEMS],
             puts=words[t.PUTS],
             gets=words[t.GETS],
+            bytes=words[t.BYTES],
             producer_wait_s=reals[t.PRODUCER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "credit"),
             consumer_wait_s=reals[t.CONSUMER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "item"),
             waits=tuple(waits),

@@ -29,6 +29,7 @@ LOCK = 0  # eight words, between processes
     HIGH_ITEMS,
     PUTS,
     GETS,
+    BYTES,  # of items that were placed in shared memory
     PRODUCER_WAIT,  # real, seconds
     CONSUMER_WAIT,  # real, seconds
     FREE_ENTRY,  # freed records, last freed first: the memory in use stays small and warm
@@ -46,7 +47,7 @@ LOCK = 0  # eight words, between processes
     CHECKED,  # real: when a process last looked for dead processes
     EPOCH,  # how often the channel was reset: what was granted before counts no more
     REASON,  # bytes, then text: why the channel is broken
-) = range(8, 33)
+) = range(8, 34)
 FIRST, LAST, COUNT = range(3)  # words of a line
 LINE_WORDS = 3
 NO_VERSION = -1

@@ -368,6 +368,7 @@ class RunnerConfig:
     stop_at_return: float | None = knob("stop earlier once the mean return or reward reaches this", None)
     eval_every: int = lm_knob("iterations between passes over held-out prompts; 0: none", 0, minimum=0)
     eval_prompts: int = lm_knob("held-out prompts of one pass, each answered once, greedily", 64, minimum=1)
+    samples: int = lm_knob("samples of each iteration that are kept as text to be read; 0: none", 4, minimum=0)
     seed: int = knob("seed of everything random; engines have rollout.seed", 0, minimum=0)
     output_dir: str = knob("each run makes its own folder in here", "runs")
     sinks: tuple[SinkName | OwnName, ...] = knob(

@@ -82,7 +82,11 @@ def play(
 def _endless(config: SimulatorEnvConfig, longest: int, played: int, episodes: int) -> SimulatorError:
     what, got = f"an episode has not ended after {longest:,} steps", f"{played} of {episodes} episodes have ended"
     limit = config.max_episode_steps
-    why = "it has no time limit, and the policy does not bring it to an end" if limit is None else f"it may take {limit:,}"
+    why = (
+        "it has no time limit, and the policy does not bring it to an end"
+        if limit is None
+        else f"it may take {limit:,}"
+    )
     fix = f"longest={10 * longest}        (or train with env.max_episode_steps: it is the limit here too)"
     return SimulatorError.about("endless-episode", config.id or config.kind, what, got=got, why=why, fix=fix)
 

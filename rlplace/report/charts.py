@@ -11,6 +11,7 @@ from rlplace.placement.show.svg import colour, width_of
 from rlplace.report.record import Series
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 320, 170, 62, 34, 22
+_KEY = 12  # height of the names of several lines
 _MOST_POINTS = 240  # of a line: of more, the least and the greatest of neighbours
 STYLE = "path.line{fill:none;stroke-width:1.6;stroke-linejoin:round}.grid{stroke:#818b98;stroke-opacity:.3}"
 
@@ -39,7 +40,8 @@ def chart(title: str, lines: Sequence[Line]) -> str:
     first = min(line.series.iterations[0] for line in lines)
     last = max(line.series.iterations[-1] for line in lines)
     right, bottom = _WIDTH - 12, _HEIGHT - _BOTTOM
-    across, down = (right - _LEFT) / ((last - first) or 1.0), (bottom - _TOP - 8) / (high - low)
+    top = _TOP + 8 + _KEY * (len(lines) > 1)
+    across, down = (right - _LEFT) / ((last - first) or 1.0), (bottom - top) / (high - low)
     parts = [f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
     parts.append(f'<text class="ink name" x="8" y="16">{escape(title)}</text>')
     for at in (low, (low + high) / 2, high):

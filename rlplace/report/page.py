@@ -20,6 +20,8 @@ from rlplace.units import show_bytes
 _LOOK = (
     f"{style(len(PALETTE))}<style>{LOOK}{STYLE}.plan svg{{margin-bottom:12px}}details{{margin:12px 0}}"
     ".charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(290px,1fr));gap:12px}summary{cursor:pointer}"
+    ".samples td{vertical-align:top}"
+    ".samples td:nth-child(n+4){white-space:pre-wrap;overflow-wrap:anywhere;min-width:220px}"
     ".chart{width:100%;background:var(--card);border:1px solid var(--line);border-radius:12px;padding:6px}</style>"
 )
 _STAGES = ("sync", "rollout", "infer", "learn", "moves", "evaluate")
@@ -32,7 +34,14 @@ _CURVES: Mapping[str, Sequence[str]] = {
     "Speed": ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
 }
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
-_CHANNEL = ("channel", "from → to", ">items", ">most at once", ">taking waited", ">putting waited", ">oldest, versions")
+_WEIGHTS = ("route", "transport", ">one iteration", ">whole run", ">GB/s")
+_CHANNEL = (
+    *("channel", "from → to", ">items", ">bytes", ">GB/s", ">most at once"),
+    *(">taking waited", ">putting waited", ">oldest, versions"),
+)
+_SAMPLE = (">iteration", ">reward", ">tokens", "prompt", "answer")
+_SAMPLES = "Of the first and the last iteration, from the least reward to the greatest; samples.jsonl has those of all."
+_SHOWN = 1200  # characters of a text
 _MOST_ROWS = 64
 
 Rows = Iterable[Sequence[str]]
@@ -72,8 +81,11 @@ def render_report(run: RunRecord) -> str:
                 "Memory of one accelerator", _AGAINST, _against(_memory(summary), lambda size: show_bytes(int(size)))
             ),
             *_curves({run.name: run}),
-            *_section("Transfers", ("metric", ">one iteration", ">whole run"), _transfers(run)),
-            *_section("Channels", _CHANNEL, _channels(summary)),
+            '<div class="samples">',
+            *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
+            "</div>",
+            *_section("Weights on their way", _WEIGHTS, _weights(run), "GB/s while they are copied, over all ranks."),
+            *_section("Channels", _CHANNEL, _channels(summary), "GB/s on average over the training."),
             *_section("Faults", ("iteration", "stage", "what", "why", ">lost"), _faults(summary)),
             *_section("Left out, for it was not finite", ("metric", ">count"), _skipped(summary)),
             f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>{plan_text}',
@@ -259,19 +271,39 @@ def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
             yield f"<p>{escape(label)} has no curves: its runner.sinks have no jsonl.</p>"
 
 
-def _transfers(run: RunRecord) -> Rows:
-    for name, series in run.metrics.items():
-        if name.endswith("_bytes"):
-            yield name, show_bytes(int(series.recent)), show_bytes(int(sum(series.values)))
-        elif name.endswith("_gb_per_s"):
-            yield name, f"{number(series.recent)} GB/s", ""
+def _samples(run: RunRecord) -> Rows:
+    for sample in run.samples:
+        numbers = (
+            f"{sample.get('iteration', '')}",
+            *(number(sample[n]) if n in sample else "" for n in ("reward", "tokens")),
+        )
+        texts = (str(sample.get(name, "")) for name in ("prompt", "answer"))
+        yield *numbers, *(text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in texts)
+
+
+def _weights(run: RunRecord) -> Rows:
+    """Yield what the actor writes and the rollout reads, by transport; a rate is of all transports together."""
+    for route, verb, sizes in (
+        ("actor → rollout, written", "actor/push", "actor/pushed_"),
+        ("actor → rollout, read", "rollout/pull", "rollout/pulled_"),
+    ):
+        rate = run.metrics.get(f"{verb}_gb_per_s")
+        shown = "" if rate is None else number(rate.recent)
+        for name, series in run.metrics.items():
+            if name.startswith(sizes) and name.endswith("_bytes") and any(series.values):
+                transport = name.removeprefix(sizes).removesuffix("_bytes").replace("_", " ")
+                if transport != "bytes":
+                    yield route, transport, show_bytes(int(series.recent)), show_bytes(int(sum(series.values))), shown
+                    shown = ""
 
 
 def _channels(summary: Mapping[str, Any]) -> Rows:
     for name, seen in summary.get("waits", {}).items():
         putting, taking = ("+".join(seen[side]) for side in ("producers", "consumers"))
-        counts = (f"{seen['items']:,}", f"{seen['high_water_items']:,}")
+        size, train_s = seen.get("bytes", 0), summary["train_s"]
+        moved = (show_bytes(size), number(size / train_s / 1e9)) if size and train_s else ("not copied", "")
         waits = (_seconds(seen["consumer_wait_s"]), _seconds(seen["producer_wait_s"]))
+        counts = (f"{seen['items']:,}", *moved, f"{seen['high_water_items']:,}")
         yield name, f"{putting} → {taking}", *counts, *waits, str(seen["staleness_max"])
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import statistics
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import yaml
 from rlplace.config.read import value_at
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
-from rlplace.report.sinks import METRICS_FILE
+from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
 
 CONFIG, PLAN, SUMMARY = "config.yaml", "plan.json", "summary.json"
 _RECENT = 10  # iterations behind a median
@@ -59,6 +59,7 @@ class RunRecord:
     timeline: str
     summary: Mapping[str, Any]
     metrics: Mapping[str, Series]
+    samples: Sequence[Mapping[str, Any]]  # of the first and the last iteration, as samples.jsonl has them
 
     @property
     def name(self) -> str:
@@ -100,6 +101,7 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         timeline=timeline,
         summary=summary,
         metrics=_metrics(folder / METRICS_FILE, key),
+        samples=_samples(folder / SAMPLES_FILE, key),
     )
 
 
@@ -127,8 +129,28 @@ def _checked(found: object, name: str, kinds: Mapping[str, tuple[type, ...]]) ->
 def _metrics(file: Path, key: str) -> dict[str, Series]:
     """Return the metrics by name; none of a run without this sink. What is not finite is left out."""
     found: dict[str, Series] = {}
+    for iteration, record in _lines(file, key):
+        for name, value in record.items():
+            if isinstance(value, int | float):
+                series = found.setdefault(name, Series(array("d"), array("d")))
+                series.iterations.append(iteration)
+                series.values.append(value)
+    return found
+
+
+def _samples(file: Path, key: str) -> list[Mapping[str, Any]]:
+    by_iteration: dict[float, list[Mapping[str, Any]]] = {}
+    for iteration, record in _lines(file, key):
+        by_iteration.setdefault(iteration, []).append(record)
+        for between in [*by_iteration][1:-1]:
+            del by_iteration[between]
+    return [record for records in by_iteration.values() for record in records]
+
+
+def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield each line of a file with its iteration; none where there is no file."""
     if not file.is_file():
-        return found
+        return
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -136,14 +158,9 @@ def _metrics(file: Path, key: str) -> dict[str, Series]:
                 iteration = float(record["iteration"])
             except (ValueError, TypeError, KeyError) as error:
                 why = f"line {number} is no JSON object of an iteration: {type(error).__name__}: {error}"
-                fix = f"remove line {number}, or the file: then the report has no curves"
+                fix = f"remove line {number}, or the file: the report does without"
                 raise _wrong(key, "broken-metrics", "the metrics of the run cannot be read", file, why, fix) from error
-            for name, value in record.items():
-                if isinstance(value, int | float):
-                    series = found.setdefault(name, Series(array("d"), array("d")))
-                    series.iterations.append(iteration)
-                    series.values.append(value)
-    return found
+            yield iteration, record
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:

@@ -12,15 +12,15 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from rlplace.envs.registry import needs
 from rlplace.errors import OutputError
-from rlplace.report.trackers import Sink, TrackerSink
+from rlplace.report.trackers import Samples, Sink, TrackerSink
 
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
 
@@ -40,22 +40,21 @@ class Console(NamedTuple):
     steps: str  # what env steps are called
     columns: tuple[Column, ...]
 
-    def fitting(self, width: int | None) -> tuple[Column, ...]:
-        """Return the columns for a terminal of `width`; those that the live block shows too go first. None: a pipe."""
+    def fitting(self, width: int) -> tuple[Column, ...]:
+        """Return the columns that there is room for; those that the live block shows too go first."""
         shown = self.columns
         for metric in _DROPPED:
-            dropped = metric in _TERMINAL if width is None else _FIRST + sum(c.width for c in shown) > width
-            shown = tuple(column for column in shown if column.metric != metric or not dropped)
+            if _FIRST + sum(column.width for column in shown) > width:
+                shown = tuple(column for column in shown if column.metric != metric)
         return shown
 
 
-_FIRST = 5 + 13  # width of the columns that are always there: iteration, and steps
-_TERMINAL = ("actor/mismatch",)  # metrics without a column in a pipe
+_FIRST = 5 + 12  # width of the columns that are always there: iteration, and steps
 _DROPPED = (
-    *_TERMINAL,
     "time/sync_s",
     "time/moves_s",
     "time/overhead_share",
+    "actor/mismatch",
     "time/infer_s",
     "time/learn_s",
     "time/rollout_s",
@@ -74,7 +73,7 @@ _STAGES = (
 )
 _SIMULATED = (
     Column("return", "env/mean_return", ",.1f", 10),
-    Column("episodes", "env/episodes", ",.0f", 10),  # ended in this iteration: without any there is no new return
+    Column("episodes", "env/episodes", ",.0f", 9),  # ended in this iteration: without any there is no new return
     Column("steps/s", "env/steps_per_s", ",.0f", 9),
 )
 _TEXT = (
@@ -99,7 +98,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class ConsoleSink:
-    """Writes an aligned line per iteration, of the columns that a terminal has room for.
+    """Writes an aligned line per iteration, of the columns that a terminal has room for; a pipe has 80 or $COLUMNS.
 
     The heading comes again every LINES_PER_HEADER lines, bold on a terminal, and when other columns fit.
     """
@@ -110,15 +109,15 @@ class ConsoleSink:
         self._lines = 0
 
     def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        columns = self._console.fitting(shutil.get_terminal_size().columns if self._stream.isatty() else None)
+        columns = self._console.fitting(shutil.get_terminal_size().columns)
         if self._lines % LINES_PER_HEADER == 0 or columns != self._columns:
             self._columns, self._lines = columns, 0
-            heading = f" iter{self._console.steps:>13}" + "".join(f"{head:>{width}}" for head, _, _, width in columns)
+            heading = f" iter{self._console.steps:>12}" + "".join(f"{head:>{width}}" for head, _, _, width in columns)
             self._stream.write(f"\x1b[1m{heading}\x1b[0m\n" if is_terminal(self._stream) else f"{heading}\n")
         self._lines += 1
         values = ((metrics.get(metric), form, width) for _, metric, form, width in columns)
         cells = (("-" if value is None else format(value, form)).rjust(width) for value, form, width in values)
-        self._stream.write(f"{iteration:>5,}{env_steps:>13,}{''.join(cells)}\n")
+        self._stream.write(f"{iteration:>5,}{env_steps:>12,}{''.join(cells)}\n")
         self._stream.flush()
 
 
@@ -159,11 +158,22 @@ class WholeAppends:
         os.close(self._fd)
 
 
-def _append_json(file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-    """Append one JSON object. A number that JSON cannot hold (nan, inf) is null."""
-    finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
-    line = json.dumps({"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False)
-    file.append(line.encode() + b"\n")
+class JsonSink:
+    """Appends JSON objects: one per iteration, and one per sample to a file that is made with the first of them."""
+
+    def __init__(self, folder: Path, append_to: Callable[[Path], WholeAppends]) -> None:
+        self._metrics = append_to(folder / METRICS_FILE)
+        self._samples = functools.cache(lambda: append_to(folder / SAMPLES_FILE))
+
+    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+        """A number that JSON cannot hold (nan, inf) is null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
+        line = json.dumps({"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False)
+        self._metrics.append(line.encode() + b"\n")
+
+    def samples(self, iteration: int, samples: Samples) -> None:
+        lines = (json.dumps({"iteration": iteration, **sample}, ensure_ascii=False) + "\n" for sample in samples)
+        self._samples().append("".join(lines).encode())
 
 
 def _append_event(file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
@@ -183,8 +193,12 @@ def tensorboard_record(**event: object) -> bytes:
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """Return the size of each file of metrics below a run's folder, by its path there."""
-    files = [directory / METRICS_FILE, *sorted((directory / TENSORBOARD_FOLDER).glob("events.*"))]
+    """Return the size of each file that grows by iterations below a run's folder, by its path there."""
+    files = [
+        directory / METRICS_FILE,
+        directory / SAMPLES_FILE,
+        *sorted((directory / TENSORBOARD_FOLDER).glob("events.*")),
+    ]
     return {str(file.relative_to(directory)): file.stat().st_size for file in files if file.is_file()}
 
 
@@ -216,7 +230,7 @@ def open_sinks(
             if name == "console":
                 sinks.append(ConsoleSink(sys.stdout, console))
             elif name == "jsonl":
-                sinks.append(functools.partial(_append_json, append_to(directory / METRICS_FILE)))
+                sinks.append(JsonSink(directory, append_to))
             elif name != "tensorboard":
                 sinks.append(opened.enter_context(TrackerSink(name, directory, config or {}, note)))
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import textwrap
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,6 +194,7 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
             "producer_wait_s": seen.producer_wait_s,
             "consumer_wait_s": seen.consumer_wait_s,
             "items": seen.puts,
+            "bytes": seen.bytes,
             "high_water_items": seen.high_water_items,
             "staleness_max": seen.staleness_max,
         }
@@ -203,8 +205,11 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
 _OVERHEAD = "simulator, policy nor learning, of the slowest rank or of all on their cores"
 
 
-def summary_text(report: Mapping[str, Any]) -> str:
-    """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, for the console."""
+def summary_text(report: Mapping[str, Any], width: int) -> str:
+    """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, in lines of `width` columns.
+
+    Lines that name a file are whole.
+    """
     seconds = report["seconds"]
     stages = ("rollout", "infer", "learn", "sync", "moves", "evaluate")
     each = ", ".join(f"{stage} {seconds[stage]:.1f}" for stage in stages if stage in seconds)
@@ -219,10 +224,21 @@ def summary_text(report: Mapping[str, Any]) -> str:
         *_skipped_rows(report.get("skipped", {})),
         *_wait_rows(report.get("waits", {})),
         *_memory_rows(report.get("memory", {})),
-        *_checkpoint_rows(report),
-        ("files", report["folder"]),
     ]
-    return "\n".join(["", *(f"{head:<11}{text}" for head, text in rows)])
+    lines = [line for head, text in rows for line in wrapped(f"{head:<11}{text}", width, 11)]
+    files = (*_checkpoint_rows(report), ("files", report["folder"]))
+    return "\n".join(["", *lines, *(f"{head:<11}{text}" for head, text in files)])
+
+
+def wrapped(line: str, width: int, indent: int) -> list[str]:
+    """Break a line at spaces so that `width` columns hold each part; parts behind the first are indented."""
+    lines = textwrap.TextWrapper(
+        width=max(width, 2 * indent),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.wrap(line) or [line]
 
 
 def _checkpoint_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

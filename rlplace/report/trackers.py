@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -43,7 +43,11 @@ FIRST_FILES, LAST_FILES = ("config.yaml", "plan.svg"), ("report.html", "summary.
 
 # Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
 # OutputError if a file cannot take the iteration whole; the file is then unchanged.
+# Where it has a method `samples`, it takes those of a language model too, before the metrics of their iteration.
 Sink = Callable[[int, int, Mapping[str, float]], object]
+Samples = Sequence[
+    Mapping[str, Any]
+]  # of one iteration of a language model, with the same keys, as samples.jsonl has them
 
 
 class RunInfo(NamedTuple):
@@ -72,11 +76,17 @@ class Tracker(NamedTuple):
     log: Sink
     attach: Callable[[Path], object]
     close: Callable[[str], object]  # takes the state of `state_of`
+    table: Callable[[int, Samples], object]
 
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what is drawn: finite numbers."""
     return {"env_steps": float(env_steps)} | {name: v for name, v in metrics.items() if math.isfinite(v)}
+
+
+def _table(samples: Samples) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows."""
+    return [*samples[0]], [[*sample.values()] for sample in samples]
 
 
 def _wandb(info: RunInfo) -> Tracker:
@@ -103,6 +113,7 @@ def _wandb(info: RunInfo) -> Tracker:
         log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
         attach=lambda file: run.save(str(file), base_path=str(info.folder), policy="now"),
         close=close,
+        table=lambda iteration, samples: run.log({"samples": wandb.Table(*_table(samples))}, step=iteration),
     )
 
 
@@ -133,6 +144,9 @@ def _mlflow(info: RunInfo) -> Tracker:
         log=log,
         attach=lambda file: client.log_artifact(run, str(file)),
         close=lambda state: client.set_terminated(run, {STOPPED: "KILLED", FAILED: "FAILED"}.get(state, "FINISHED")),
+        table=lambda iteration, samples: client.log_text(
+            run, json.dumps(samples, ensure_ascii=False, indent=1), f"samples/{iteration:06}.json"
+        ),
     )
 
 
@@ -154,6 +168,9 @@ def _swanlab(info: RunInfo) -> Tracker:
         log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
         attach=lambda file: run.save(str(file), base_path=str(info.folder), policy="now"),
         close=lambda state: run.finish({STOPPED: "aborted", FAILED: "crashed"}.get(state, "success")),
+        table=lambda iteration, samples: run.log(
+            {"samples": swanlab.echarts.Table().add(*_table(samples))}, step=iteration
+        ),
     )
 
 
@@ -177,6 +194,7 @@ def _trackio(info: RunInfo) -> Tracker:
         log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
         attach=lambda file: run.log_artifact(file, name=f"{info.group}-{info.name}-{file.stem}", type="file"),
         close=lambda state: run.finish(),  # it takes no state
+        table=lambda iteration, samples: run.log({"samples": trackio.Table(*_table(samples))}, step=iteration),
     )
 
 
@@ -190,10 +208,10 @@ TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
 
 
 def _of_the_users(name: str, run: RunInfo) -> Tracker:
-    """Call package.module:Name with the run's folder and config; what it returns may have a `close`."""
+    """Call package.module:Name with the run's folder and config; what it returns may have `close` and `samples`."""
     sink = find_sink(name)(run.folder, run.config)
-    close = getattr(sink, "close", lambda: None)
-    return Tracker(id="", page="", log=sink, attach=lambda file: None, close=lambda state: close())
+    close, samples = getattr(sink, "close", lambda: None), getattr(sink, "samples", lambda iteration, samples: None)
+    return Tracker(id="", page="", log=sink, attach=lambda file: None, close=lambda state: close(), table=samples)
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
@@ -241,8 +259,17 @@ class TrackerSink:
         with self._outlasting():
             self._open()
 
+    def samples(self, iteration: int, samples: Samples) -> None:
+        if not self._passes(iteration):
+            with self._outlasting():
+                self._open().table(iteration, samples)
+
+    def _passes(self, iteration: int) -> bool:
+        """Whether a tracker has the iteration, or is not to be tried again yet."""
+        return self._name in TRACKERS and (iteration <= self._sent["iteration"] or time.monotonic() < self._retry_at_s)
+
     def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        if self._name in TRACKERS and (iteration <= self._sent["iteration"] or time.monotonic() < self._retry_at_s):
+        if self._passes(iteration):
             return
         with self._outlasting():
             self._open().log(iteration, env_steps, metrics)

@@ -56,7 +56,9 @@ def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def follow(name: str, folder: Path, iterations: Iterator[int] | range) -> dict[str, Any]:
     """Send iterations as a run does, and leave a report; return what is known of the tracker's run."""
     with open_sinks([name], folder, config=CONFIG) as (sink,):
+        samples: Any = sink
         for i in iterations:
+            samples.samples(i, [{"reward": float(i), "answer": "4"}, {"reward": 0.5, "answer": "<b>"}])
             sink(i, i * 64, {"env/return": float(i), "actor/loss": math.nan})
         (folder / "report.html").write_text("<html></html>")
     return dict(json.loads((folder / "trackers" / f"{name}.json").read_text()))
@@ -75,6 +77,8 @@ def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, caps
         points = [(i, {"env_steps": i * 64.0, "env/return": float(i)}) for i in range(1, 6)]
         files = ["config.yaml", "plan.svg", "report.html", "config.yaml", "plan.svg", "report.html"]
         assert points == fake_trackers.POINTS
+        tables = [(i, {"samples": (["reward", "answer"], [[float(i), "4"], [0.5, "<b>"]])}) for i in range(1, 6)]
+        assert tables == fake_trackers.TABLES
         assert files == fake_trackers.FILES
         assert [again["id"], f"-{again['id']}"] * 2 == fake_trackers.RUNS
     elif tracker == "mlflow":
@@ -83,7 +87,9 @@ def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, caps
         client = MlflowClient(f"sqlite:///{folder.parent.parent}/mlflow.db")
         history = client.get_metric_history(again["id"], "env/return")
         assert [(point.step, point.value) for point in history] == [(i, float(i)) for i in range(1, 6)]
-        assert [a.path for a in client.list_artifacts(again["id"])] == ["config.yaml", "plan.svg", "report.html"]
+        assert [a.path for a in client.list_artifacts(again["id"])] == [
+            *("config.yaml", "plan.svg", "report.html", "samples"),
+        ]
     elif tracker == "trackio":
         import trackio
 

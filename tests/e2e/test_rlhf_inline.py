@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ def test_reward_rises_at_bounded_divergence(models: tuple[str, ...], tmp_path: P
     assert lines[-1]["critic/explained_variance"] > lines[0]["critic/explained_variance"]
     assert all(line["actor/reward/reward"] == pytest.approx(line["actor/reward"]) for line in lines)
     assert run.folder is not None
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [sample["iteration"] for sample in samples] == [i for i in range(1, 15) for _ in range(4)]
+    ends = [(samples[4 * i]["reward"], samples[4 * i + 3]["reward"]) for i in range(14)]
+    assert ends == [(line["actor/reward_min"], line["actor/reward_max"]) for line in lines], "the reward model's"
+    assert all("?" in sample["prompt"] and sample["answer"] for sample in samples)
+    assert samples[-1]["prompt"] in (run.folder / "report.html").read_text(encoding="utf-8")
     assert {"policy", "policy_ema", "critic"} <= {path.name for path in run.folder.iterdir()}
 
 

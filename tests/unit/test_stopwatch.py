@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections import defaultdict
 
 import pytest
 
-from rlplace.stopwatch import CallRecord, Recorder, Stopwatch
+from rlplace.stopwatch import MOST_LAPS, CallRecord, Recorder, Stopwatch
 
 
 def recorded() -> CallRecord:
@@ -95,3 +97,24 @@ def test_metrics_have_the_parts_that_were_announced_and_those_that_came() -> Non
         "env/put_s": True,
     }
     assert watch.seconds["put"] == pytest.approx(next(watch.parts()).wall_s)
+
+
+def test_of_many_laps_short_ones_are_put_together_and_each_part_keeps_its_seconds() -> None:
+    """Two parts take turns, for a millisecond and for two; in their midst is a wait of a fifth of all."""
+    steps = [0.001, 0.002] * 50_000
+    steps[50_001] += 37.5
+    times = itertools.accumulate(steps, initial=0.0)
+    watch = Stopwatch(read=lambda: (next(times), 0.0))
+    for lap in range(len(steps)):
+        watch.lap(("sim", "wait")[lap % 2])
+    spans = watch.spans(0.0)
+    assert MOST_LAPS / 8 < len(spans.ends) <= MOST_LAPS
+    assert list(spans.ends) == sorted(spans.ends)
+    assert spans.ends[-1] == pytest.approx(187.5)
+    seconds, longest, begin = defaultdict[str, float](float), 0.0, 0.0
+    for which, end in zip(spans.which, spans.ends, strict=True):
+        seconds[spans.names[which]] += end - begin
+        longest = max(longest, (end - begin) % 37.5)
+        begin = end
+    assert seconds == {"sim": pytest.approx(50.0), "wait": pytest.approx(137.5)}
+    assert longest < 187.5 / 500

@@ -134,6 +134,12 @@ class Arena:
             raise
         return segment
 
+    def size(self, address: int) -> int:
+        """Return the bytes of all pieces of a segment."""
+        segment = address & -2
+        at = (segment + _HEADER_BYTES) // 8
+        return sum(self._words[at : at + self._words[segment // 8 + PIECES]])
+
     def pass_to(self, address: int, channel: int) -> None:
         """Make a channel the holder, or this process for 0. Under the lock of the channel that it enters or leaves."""
         self._words[(address & -2) // 8 + HOLDER] = -channel or self._me

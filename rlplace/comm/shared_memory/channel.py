@@ -22,7 +22,7 @@ from rlplace.comm.processes import SharedLock
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arenas
 from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
-from rlplace.comm.table import E_DATA, E_LENGTH, E_SEGMENT, LOCK, SPEC_BYTES, Table
+from rlplace.comm.table import BYTES, E_DATA, E_LENGTH, E_SEGMENT, LOCK, SPEC_BYTES, Table
 from rlplace.errors import ChannelError
 
 
@@ -66,9 +66,12 @@ class ItemStore:
             self._mapped[at : at + length] = payload
             words[entry + E_LENGTH] = length
             words[entry + E_SEGMENT] = 0
+            words[BYTES] += length
         else:
             words[entry + E_SEGMENT] = payload
-            self.arenas.of_segment(payload).pass_to(payload, self._channel)
+            arena = self.arenas.of_segment(payload)
+            words[BYTES] += arena.size(payload)
+            arena.pass_to(payload, self._channel)
 
     def take(self, entry: int) -> bytes | int:
         address: int = self._words[entry + E_SEGMENT]

@@ -13,12 +13,14 @@ A simulator policy learns from trajectories, one for each actor rank. A language
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric, Metrics
+from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
@@ -37,7 +39,7 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.roles.checks import folder_of
 from rlplace.workers.roles.env import Recording
-from rlplace.workers.roles.learn_metrics import sample_metrics, skipped_metric, update_metrics
+from rlplace.workers.roles.learn_metrics import as_text, sample_metrics, skipped_metric, update_metrics
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import out_of_step
 
@@ -239,6 +241,10 @@ class LmActor(Actor):
             self._opened.callback(self._reference.close)
         self.move(Residency.OFF)
 
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.config.model)
+
     def begin_again(self, iteration: int) -> Metrics:
         self._groups = self._inferred = self._experience = None
         self._accumulated, self._accumulate_s = (), 0.0
@@ -326,8 +332,10 @@ class LmActor(Actor):
         self._before = None
         accumulate_s, self._accumulate_s = self._accumulate_s, 0.0
         poisoned = [note for experience in taken for note in self._named(experience, iteration)]
+        groups = [group for experience in taken for group in experience.groups]
+        texts = tuple(as_text(groups, self.config.config.runner.samples, self._tokenizer)) if groups else ()
         return {
-            **sample_metrics([group for experience in taken for group in experience.groups], version),
+            **sample_metrics(groups, version, texts),
             **({"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))} if poisoned else {}),
             **update_metrics("actor", updates, learn_s=watch.seconds["learn"] + accumulate_s),
             **watch.metrics("actor"),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlplace.metrics import Metric, Metrics
+from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.workers.training.optimizer import Update
+
+_SHOWN = 2000  # characters at each end of a long text
 
 
 def update_metrics(component: str, updates: Sequence[Update], *, learn_s: float) -> Metrics:
@@ -35,8 +41,33 @@ def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
     return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)} if skipped else {}
 
 
-def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:
-    """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike."""
+def as_text(groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield up to `most` samples as JSON for people to read, evenly chosen from the least reward to the greatest.
+
+    The answer has what the environment wrote in between, and special tokens as the policy saw them.
+    """
+    samples = sorted((s for group in groups for s in group), key=lambda s: (s.reward, s.group, s.sample))
+    for at in sorted({*np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int).tolist()}):
+        sample, start = samples[at], int(samples[at].mask.argmax())
+        asked, answered = (
+            _clipped(tokenizer.decode(tokens, special=True))
+            for tokens in (sample.tokens[:start], sample.tokens[start:])
+        )
+        numbers = {"group": sample.group, "sample": sample.sample, "reward": sample.reward}
+        told = {"tokens": sample.response_tokens, "truncated": sample.truncated, "prompt": asked, "answer": answered}
+        yield json.dumps(numbers | told, ensure_ascii=False)
+
+
+def _clipped(text: str) -> str:
+    left = len(text) - 2 * _SHOWN
+    return text if left <= 0 else f"{text[:_SHOWN]}\n[{left:,} characters left out]\n{text[-_SHOWN:]}"
+
+
+def sample_metrics(groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()) -> Metrics:
+    """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike.
+
+    `texts`: of some of them, as notes.
+    """
     from rlplace.algo.advantages import carries_signal
 
     samples = [sample for group in groups for sample in group]
@@ -52,7 +83,7 @@ def sample_metrics(groups: Sequence[Sequence[Sample]], version: int) -> Metrics:
         "actor/reward": _mean(rewards),
         "actor/reward_min": Metric(min(rewards), "min"),
         "actor/reward_max": Metric(max(rewards), "max"),
-        "actor/samples": Metric(len(samples), "sum"),
+        "actor/samples": Metric(len(samples), "sum", notes=tuple(texts)),
         **{f"actor/reward/{name}": _mean([s.rewards[name] for s in samples if name in s.rewards]) for name in named},
         "actor/tokens": Metric(sum(lengths), "sum"),
         "actor/tokens_learned": Metric(sum(responses), "sum"),

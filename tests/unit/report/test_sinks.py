@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import subprocess
@@ -23,7 +24,9 @@ from rlplace.report.sinks import (
     TEXT_CONSOLE,
     Console,
     ConsoleSink,
+    JsonSink,
     WholeAppends,
+    metric_files,
     open_sinks,
 )
 
@@ -39,15 +42,16 @@ NUMBERS = {
 }
 
 
-def test_the_console_shows_one_aligned_line_per_iteration() -> None:
+def test_the_console_shows_one_aligned_line_per_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     out = io.StringIO()
     sink = ConsoleSink(out)
     sink(1, 4096, NUMBERS)
     sink(1000, 4_096_000, NUMBERS | {"env/mean_return": -1234.5})
     assert out.getvalue().splitlines() == [
-        " iter    env steps    return  episodes  steps/s rollout s learn s sync s moves s overhead",
-        "    1        4,096     471.2        17   12,346      1.23    0.50   0.01    0.00      12%",
-        "1,000    4,096,000  -1,234.5        17   12,346      1.23    0.50   0.01    0.00      12%",
+        " iter   env steps    return episodes  steps/s rollout s learn s moves s overhead",
+        "    1       4,096     471.2       17   12,346      1.23    0.50    0.00      12%",
+        "1,000   4,096,000  -1,234.5       17   12,346      1.23    0.50    0.00      12%",
     ]
 
 
@@ -72,20 +76,22 @@ def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_
 
 @pytest.mark.parametrize("console", [RUN_CONSOLE, TEXT_CONSOLE, SCORED_CONSOLE], ids=["run", "text", "scored"])
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_no_line_is_wider_than_the_terminal(width: int, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_line_is_wider_than_the_terminal_nor_in_a_pipe(
+    terminal: bool, width: int, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", str(width))
-    terminal, file = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    for out in (terminal, file):
-        ConsoleSink(out, console)(1, 4096, dict.fromkeys((metric for _, metric, _, _ in console.columns), 1.0))
-    heading, line = terminal.getvalue().splitlines()
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    ConsoleSink(out, console)(1, 4096, dict.fromkeys((metric for _, metric, _, _ in console.columns), 1.0))
+    heading, line = out.getvalue().splitlines()
     assert len(heading) == len(line) <= width
-    assert ("mismatch" in heading) == (console is not RUN_CONSOLE and width == 120)
-    assert ("overhead" in heading) == (width == 120 or (width == 80 and console is not SCORED_CONSOLE))
-    assert ("reward" if console is not RUN_CONSOLE else "return") in heading
-    assert "mismatch" not in file.getvalue()
-    assert all(head in file.getvalue() for head, *_ in console.columns if head != "mismatch")
+    shown = [column.head for column in console.columns if column.head in heading]
+    assert (len(shown) == len(console.columns)) == (width == 120)
+    compared = {40: [], 80: [TEXT_CONSOLE], 120: [TEXT_CONSOLE, SCORED_CONSOLE]}
+    assert ("mismatch" in shown) == (console in compared[width])
+    assert ("reward" if console is not RUN_CONSOLE else "return") in shown
 
 
 def test_a_terminal_that_changes_its_width_gets_a_new_heading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +122,19 @@ def test_files_are_whole_after_every_iteration(tmp_path: Path, capsys: pytest.Ca
         '{"iteration": 1, "env_steps": 64, "env/episodes": null, "env/return": null}\n'
     )
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_samples_have_a_file_of_their_own_that_is_cut_with_the_metrics(tmp_path: Path) -> None:
+    sizes: dict[str, int] | None = None
+    for iterations, answer in (((1, 2), "first"), ((3,), "dropped"), ((3,), "again, ä")):
+        with open_sinks(["jsonl"], tmp_path, sizes=sizes) as (sink,):
+            assert isinstance(sink, JsonSink)
+            for i in iterations:
+                sink.samples(i, [{"answer": answer}])
+                sink(i, 0, {})
+        sizes = metric_files(tmp_path) if sizes is None else sizes
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(line["iteration"], line["answer"]) for line in lines] == [(1, "first"), (2, "first"), (3, "again, ä")]
 
 
 def test_a_device_that_is_full_is_named_so() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlplace.config.read import read_config
 from rlplace.metrics import Metric, reduce_metrics
+from rlplace.models.tokenizer import Tokenizer
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.roles.actor import parts_of
-from rlplace.workers.roles.learn_metrics import sample_metrics, update_metrics
+from rlplace.workers.roles.learn_metrics import as_text, sample_metrics, update_metrics
 from rlplace.workers.training.optimizer import Update
 from tests.lm_ranks import made_up_samples
+from tests.tiny_tokenizer import tiny_tokenizer
 from tests.unit.algo.samples import sample
 
 
@@ -109,3 +113,20 @@ def test_ranks_reduce_to_the_same() -> None:
     whole = reduce_metrics([sample_metrics(GROUPS, version=5)])
     by_rank = [sample_metrics(GROUPS[:1], version=5), sample_metrics(GROUPS[1:], version=5), sample_metrics([], 5)]
     assert reduce_metrics(by_rank) == pytest.approx(whole)
+
+
+def test_samples_to_read_are_of_all_rewards_and_long_ones_are_clipped(tmp_path: Path) -> None:
+    letters = Tokenizer.load(tiny_tokenizer(tmp_path))
+    rewards = [0.5, 0.0, 1.0, 0.25, 0.75]
+    groups = [[sample(group=g, number=n, reward=reward + g) for n, reward in enumerate(rewards)] for g in range(2)]
+    shown = [json.loads(text) for text in as_text(groups, 4, letters)]
+    assert [each["reward"] for each in shown] == [0.0, 0.75, 1.25, 2.0]
+    assert [(each["group"], each["sample"]) for each in (shown[0], shown[-1])] == [(0, 1), (1, 2)]
+    least = groups[0][1]
+    assert shown[0]["prompt"] == letters.decode(least.tokens[:3], special=True)
+    assert shown[0]["answer"] == letters.decode(least.tokens[3:], special=True)
+    assert len(list(as_text(groups, 100, letters))) == 10
+    assert list(as_text(groups, 0, letters)) == list(as_text([], 4, letters)) == []
+    (long,) = (json.loads(text) for text in as_text([[sample(prompt=9000)]], 1, letters))
+    assert "characters left out]" in long["prompt"]
+    assert len(long["prompt"]) < 5000

@@ -26,7 +26,7 @@ from rlplace.report.utilisation import SYNC, WAITING, shares_of
 from rlplace.stopwatch import CallRecord
 
 WIDTH, _MARGIN, _LEFT, _TOP, _LANE, _GAP = 960, 28, 72, 118, 22, 5
-_MOST_ROWS = 64
+_MOST_ROWS = 32
 _LEVELS = 8  # heights of a column
 _COLUMN_BYTES, _MOST_BYTES = 5, 180_000  # of all columns: above that they are wider
 LOOK = (
@@ -71,15 +71,14 @@ def render_timeline(
     """
     shown = _choose(iterations)
     axis = _Axis(shown.began_s, shown.began_s + shown.seconds)
-    every = math.ceil(len(accelerators) / _MOST_ROWS) or 1
-    rows = accelerators[::every]
+    rows = _rows(iterations, accelerators)
     bottom = _TOP + len(rows) * (_LANE + _GAP)
     legend, end = _legend(components, bottom + 46)
     height, total = end + 16, shown.seconds * scale
     words = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
     shares = shares_of(shown.uses, accelerators, shown.seconds) if accelerators else {}
     shares_text = ", ".join(f"{share:.0%} {words[name]}" for name, share in shares.items())
-    shares_text += f"; every {every}th accelerator is drawn" * (every > 1)
+    shares_text += f"; {len(rows)} of {len(accelerators)} accelerators are drawn" * (len(rows) < len(accelerators))
     bars = _bars(iterations, axis, components, frozenset(rows), scale)
     pixels = sum(bar.end - bar.x for row in bars.values() for bar in row if len(bar.work) > 1)
     column = max(1.0, pixels * _COLUMN_BYTES / _MOST_BYTES)
@@ -100,6 +99,22 @@ def render_timeline(
         for bar, lane, lanes in _lanes(bars[number], components):
             parts += _draw(bar, y + lane * _LANE / lanes, _LANE / lanes, column)
     return "\n".join([*parts, *legend, "</svg>", ""])
+
+
+def _rows(iterations: Sequence[IterationCalls], accelerators: Sequence[int]) -> Sequence[int]:
+    """Choose _MOST_ROWS of many accelerators: of neighbours with the same components the first, and others evenly."""
+    if len(accelerators) <= _MOST_ROWS:
+        return accelerators
+    slots = {call.slot for iteration in iterations for call in iteration.calls}
+    users = defaultdict[int, set[str]](set)
+    for slot in slots:
+        for accelerator in slot.accelerators:
+            users[accelerator].add(slot.component)
+    folds = [list(alike) for _, alike in itertools.groupby(accelerators, key=lambda a: users[a])]
+    folds = folds[:: math.ceil(len(folds) / _MOST_ROWS)]
+    left, among = _MOST_ROWS - len(folds), sum(map(len, folds))
+    counts = [min(len(fold), 1 + left * len(fold) // among) for fold in folds]
+    return [fold[at * len(fold) // count] for fold, count in zip(folds, counts, strict=True) for at in range(count)]
 
 
 def _choose(iterations: Sequence[IterationCalls]) -> IterationCalls:

@@ -75,6 +75,21 @@ def test_a_picture_stays_small_however_many_laps_there_are(accelerators: int) ->
     picture = render_timeline([made], range(accelerators), COMPONENTS, "hybrid", scale=50.0)
     assert len(picture) < 300_000
     assert "hybrid: 50 s" in picture
-    assert ("every 8th accelerator is drawn" in picture) == (accelerators == 512)
+    assert ("32 of 512 accelerators are drawn" in picture) == (accelerators == 512)
     assert f"rollout rank {accelerators // 2}: run" in picture
     assert xml.etree.ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+def test_of_many_accelerators_every_component_is_drawn() -> None:
+    made = iteration(0)
+    made.calls = [
+        call(slot("actor", 0, list(range(300))), "learn", "learn", 0.7, 0.9),
+        call(slot("reward", 0, [7]), "score", "rollout", 0.2, 0.6),
+        call(slot("critic", 0, [511]), "learn", "learn", 0.7, 0.9),
+    ]
+    picture = render_timeline([made], range(512), ["actor", "reward", "critic"])
+    numbers = [int(n) for n in re.findall(r'x="60" [^>]*>(\d+)<', picture)]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) <= 32
+    assert {0, 7, 8, 300, 511} <= set(numbers)
+    assert {title.partition(":")[0] for *_, title in boxes(picture)} == {"actor rank 0", "reward rank 0", "critic rank 0"}

@@ -1,11 +1,12 @@
-"""`python -m rlplace.report RUN [--diff OTHER] [--out FILE]`: the page of a run, or of two side by side.
+"""`python -m rlplace.report RUN [--diff OTHER] [--out FILE] [--open]`: the page of a run, or of two side by side.
 
-Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no run with iterations.
+Exit codes: 0 written, 1 it cannot be written or opened, 2 wrong usage or no run with iterations.
 """
 
 from __future__ import annotations
 
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with")
     parser.add_argument("--out", metavar="FILE", type=Path, help="RUN/report.html, or RUN/diff.html")
+    parser.add_argument("--open", action="store_true", help="in the browser of this machine")
 
     def command() -> int:
         options = parser.parse_args(argv)
@@ -35,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             raise OutputError.of(out, error, "--out", "a file") from error
         print(out)
+        if options.open and not webbrowser.open(out.resolve().as_uri()):
+            why = "Python's webbrowser finds none: neither a desktop nor the variable BROWSER"
+            fix = f"copy {out} to a machine with one        (it needs no other file)"
+            raise OutputError.about("no-browser", "--open", "no browser was opened", got=str(out), why=why, fix=fix)
         return DONE
 
     return answered(command)

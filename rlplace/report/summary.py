@@ -243,7 +243,8 @@ def wrapped(line: str, width: int, indent: int) -> list[str]:
 
 def _checkpoint_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if checkpoint := report.get("checkpoint"):
-        yield "checkpoint", f"{checkpoint}   (saving took {report['save_s']:.1f} s; goes on with resume=auto)"
+        yield "checkpoint", str(checkpoint)
+        yield "", f"saving took {report['save_s']:.1f} s; resume=auto goes on with it"
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

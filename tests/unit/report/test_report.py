@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def make_run(folder: Path, accelerators: int = 4, lr: str = "0.1", name: str = "
         "policy": "policy.safetensors",
         "seconds": {"learn": 3.0, "start_cluster": 2.0},
         "predicted": {"from": "a profile", "seconds": {"learn": {"predicted": 2.0, "measured": 3.0}}},
+        "waits": {
+            "actions": {
+                "producers": ["rollout"],
+                "consumers": ["env"],
+                "items": 12,
+                "bytes": 4 << 30,
+                "high_water_items": 3,
+                "consumer_wait_s": 0.5,
+                "producer_wait_s": 0.0,
+                "staleness_max": 1,
+            }
+        },
         "memory": {"actor": {"off": {"predicted": 0, "measured": 0}, "full": {"predicted": 1024, "measured": 3072}}},
         "utilisation": usage,
         "faults": {"events": [fault]},
@@ -57,7 +70,13 @@ def make_run(folder: Path, accelerators: int = 4, lr: str = "0.1", name: str = "
     (folder / "plan.txt").write_text("plan: hybrid, 4 accelerators\n")
     (folder / "summary.json").write_text(json.dumps(ended | summary))
     (folder / "timeline.svg").write_text(render_timeline([iteration(accelerators)], range(accelerators), COMPONENTS))
+    pushed = {
+        "actor/pushed_bytes": 3072.0,
+        "actor/pushed_same_node_bytes": 2048.0,
+        "actor/pushed_network_bytes": 1024.0,
+    }
     seconds = {"time/iteration_s": 4.0, "time/moves_s": 0.5, "actor/learn_s": 3.0, "util/busy_share": 0.75}
+    seconds |= {**pushed, "actor/push_gb_per_s": 1.5}
     returns = [None, 5.0, 7.0]
     lines = [{"iteration": i + 1, "actor/value_loss": 2.0**-i, "env/return": returns[i], **seconds} for i in range(3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -101,6 +120,9 @@ def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(tmp_path: Pa
     assert ["actor full", "1 KiB", "3 KiB", "3.00"] in rows
     assert ["1", "learn", "rank <0> & co", "lost", "3 s"] in rows
     assert ["torch", "2.13.0"] in rows
+    assert ["actor → rollout, written", "same node", "2 KiB", "6 KiB", "1.5"] in rows
+    assert ["actor → rollout, written", "network", "1 KiB", "3 KiB"] in rows  # the rate is that of both together
+    assert ["actions", "rollout → env", "12", "4 GiB", "0.5369", "3", "0.5 s", "0 s", "1"] in rows
     assert '<span class="verdict fits">finished</span>' in text
     assert "<b>45.5</b><span>return, from 1 in the first iteration</span>" in text
     assert "<b>1,234 s</b>" in text
@@ -117,6 +139,29 @@ def test_a_curve_has_a_point_for_each_iteration_with_a_value(tmp_path: Path) -> 
     points = [tuple(map(float, point.split())) for point in outline.split("L")]
     assert [x for x, _ in points] == [62.0, 185.0, 308.0]
     assert points[1][1] - points[0][1] == pytest.approx(2 * (points[2][1] - points[1][1]), abs=0.2)
+
+
+def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    told = [
+        {
+            "iteration": i,
+            "group": 0,
+            "sample": n,
+            "reward": n / 2,
+            "tokens": 4,
+            "prompt": f"<{i}>?",
+            "answer": "a\nb" * 999,
+        }
+        for i in (1, 2, 3)
+        for n in (0, 1)
+    ]
+    (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
+    rows = [row for row in Page(render_report(read_run(run))).rows if row[-1].startswith("a\nba")]
+    assert [row[:4] for row in rows] == [
+        *(["1", "0", "4", "<1>?"], ["1", "0.5", "4", "<1>?"], ["3", "0", "4", "<3>?"], ["3", "0.5", "4", "<3>?"]),
+    ]
+    assert all(len(row[4]) < 1300 for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +210,18 @@ def test_the_command_writes_into_the_folder_of_the_run(tmp_path: Path) -> None:
     assert (run / "report.html").read_text(encoding="utf-8") == render_report(read_run(run))
     assert main([str(run), "--out", str(tmp_path / "no" / "such" / "folder.html")]) == 1
     assert main([str(run), "--nonsense"]) == 2
+
+
+def test_the_page_is_opened_in_a_browser_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, shown = make_run(tmp_path / "a run"), list[str]()
+    monkeypatch.setattr(webbrowser, "open", lambda url: shown.append(url) or len(shown) == 1)
+    assert [main([str(run), "--open"]) for _ in range(2)] == [0, 1]
+    assert shown == [(run / "report.html").as_uri()] * 2
+    assert "[no-browser]" in capsys.readouterr().err
+    assert main([str(run)]) == 0
+    assert len(shown) == 2
 
 
 def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

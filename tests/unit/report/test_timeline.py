@@ -92,4 +92,8 @@ def test_of_many_accelerators_every_component_is_drawn() -> None:
     assert numbers == sorted(set(numbers))
     assert len(numbers) <= 32
     assert {0, 7, 8, 300, 511} <= set(numbers)
-    assert {title.partition(":")[0] for *_, title in boxes(picture)} == {"actor rank 0", "reward rank 0", "critic rank 0"}
+    assert {title.partition(":")[0] for *_, title in boxes(picture)} == {
+        "actor rank 0",
+        "reward rank 0",
+        "critic rank 0",
+    }

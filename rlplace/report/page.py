@@ -34,11 +34,9 @@ _CURVES: Mapping[str, Sequence[str]] = {
     "Speed": ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
 }
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
-_WEIGHTS = ("route", "transport", ">one iteration", ">whole run", ">GB/s")
-_CHANNEL = (
-    *("channel", "from → to", ">items", ">bytes", ">GB/s", ">most at once"),
-    *(">taking waited", ">putting waited", ">oldest, versions"),
-)
+_TRANSFER = ("what", "from → to", ">one iteration", ">whole run", ">rate")
+_TRANSFERS = "The rate of weights is of all ranks while they are copied, that of channels an average of the whole training."
+_CHANNEL = ("channel", "from → to", ">items", ">most at once", ">taking waited", ">putting waited", ">oldest, versions")
 _SAMPLE = (">iteration", ">reward", ">tokens", "prompt", "answer")
 _SAMPLES = "Of the first and the last iteration, from the least reward to the greatest; samples.jsonl has those of all."
 _SHOWN = 1200  # characters of a text
@@ -84,8 +82,8 @@ def render_report(run: RunRecord) -> str:
             '<div class="samples">',
             *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
             "</div>",
-            *_section("Weights on their way", _WEIGHTS, _weights(run), "GB/s while they are copied, over all ranks."),
-            *_section("Channels", _CHANNEL, _channels(summary), "GB/s on average over the training."),
+            *_section("Transfers", _TRANSFER, [*_weights(run), *_channel_bytes(summary)], _TRANSFERS),
+            *_section("Channels", _CHANNEL, _channels(summary)),
             *_section("Faults", ("iteration", "stage", "what", "why", ">lost"), _faults(summary)),
             *_section("Left out, for it was not finite", ("metric", ">count"), _skipped(summary)),
             f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>{plan_text}',
@@ -283,28 +281,39 @@ def _samples(run: RunRecord) -> Rows:
 
 def _weights(run: RunRecord) -> Rows:
     """Yield what the actor writes and the rollout reads, by transport; a rate is of all transports together."""
-    for route, verb, sizes in (
-        ("actor → rollout, written", "actor/push", "actor/pushed_"),
-        ("actor → rollout, read", "rollout/pull", "rollout/pulled_"),
-    ):
+    for verb, sizes in (("actor/push", "actor/pushed_"), ("rollout/pull", "rollout/pulled_")):
+        what = "weights, written" if verb == "actor/push" else "weights, read"
         rate = run.metrics.get(f"{verb}_gb_per_s")
-        shown = "" if rate is None else number(rate.recent)
+        shown = "" if rate is None else _rate(1e9 * rate.recent)
         for name, series in run.metrics.items():
-            if name.startswith(sizes) and name.endswith("_bytes") and any(series.values):
-                transport = name.removeprefix(sizes).removesuffix("_bytes").replace("_", " ")
-                if transport != "bytes":
-                    yield route, transport, show_bytes(int(series.recent)), show_bytes(int(sum(series.values))), shown
-                    shown = ""
+            transport = name[len(sizes) : -len("_bytes")].replace("_", " ")  # none in the name of their sum
+            if name.startswith(sizes) and name.endswith("_bytes") and transport and any(series.values):
+                sent = (show_bytes(int(series.recent)), show_bytes(int(sum(series.values))))
+                yield f"{what}: {transport}", "actor → rollout", *sent, shown
+                shown = ""
+
+
+def _channel_bytes(summary: Mapping[str, Any]) -> Rows:
+    """Yield channels between processes: between threads items pass by reference."""
+    for name, seen in summary.get("waits", {}).items():
+        if (size := seen.get("bytes", 0)) and summary["train_s"]:
+            sent = (show_bytes(size // summary["iterations"]), show_bytes(size))
+            yield f"channel {name}", _ends(seen), *sent, _rate(size / summary["train_s"])
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{show_bytes(int(bytes_per_s))}/s"
 
 
 def _channels(summary: Mapping[str, Any]) -> Rows:
     for name, seen in summary.get("waits", {}).items():
-        putting, taking = ("+".join(seen[side]) for side in ("producers", "consumers"))
-        size, train_s = seen.get("bytes", 0), summary["train_s"]
-        moved = (show_bytes(size), number(size / train_s / 1e9)) if size and train_s else ("not copied", "")
+        counts = (f"{seen['items']:,}", f"{seen['high_water_items']:,}")
         waits = (_seconds(seen["consumer_wait_s"]), _seconds(seen["producer_wait_s"]))
-        counts = (f"{seen['items']:,}", *moved, f"{seen['high_water_items']:,}")
-        yield name, f"{putting} → {taking}", *counts, *waits, str(seen["staleness_max"])
+        yield name, _ends(seen), *counts, *waits, str(seen["staleness_max"])
+
+
+def _ends(seen: Mapping[str, Any]) -> str:
+    return " → ".join("+".join(seen[side]) for side in ("producers", "consumers"))
 
 
 def _faults(summary: Mapping[str, Any]) -> Rows:

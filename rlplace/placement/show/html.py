@@ -18,6 +18,7 @@ _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
 _CLIP = (40, ELLIPSIS)  # most characters of numbers, and the mark of those cut
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_WHOLE = 24  # most characters of a cell that is not broken into lines
 _STYLE = Path(__file__).with_name("page.css")  # colours follow the light or dark setting of the browser
 
 
@@ -166,6 +167,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         if text.startswith("<svg"):
             return f"<td>{text}</td>"
         looks = ["number"] * heading.startswith(">") + ["short"] * text.startswith("!")
+        looks += ["whole"] * (len(text) <= _WHOLE and not looks)
         look = f' class="{" ".join(looks)}"' if looks else ""
         return f"<{tag}{look}>{escape(text.removeprefix('>').removeprefix('!'))}</{tag}>"
 

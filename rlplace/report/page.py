@@ -35,7 +35,9 @@ _CURVES: Mapping[str, Sequence[str]] = {
 }
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
 _TRANSFER = ("what", "from → to", ">one iteration", ">whole run", ">rate")
-_TRANSFERS = "The rate of weights is of all ranks while they are copied, that of channels an average of the whole training."
+_TRANSFERS = (
+    "The rate of weights is of all ranks while they are copied, that of channels an average of the whole training."
+)
 _CHANNEL = ("channel", "from → to", ">items", ">most at once", ">taking waited", ">putting waited", ">oldest, versions")
 _SAMPLE = (">iteration", ">reward", ">tokens", "prompt", "answer")
 _SAMPLES = "Of the first and the last iteration, from the least reward to the greatest; samples.jsonl has those of all."

@@ -121,7 +121,7 @@ def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(tmp_path: Pa
     assert ["1", "learn", "rank <0> & co", "lost", "3 s"] in rows
     assert ["torch", "2.13.0"] in rows
     assert ["weights, written: same node", "actor → rollout", "2 KiB", "6 KiB", "1.4 GiB/s"] in rows
-    assert ["weights, written: network", "actor → rollout", "1 KiB", "3 KiB"] in rows  # the rate is that of both together
+    assert ["weights, written: network", "actor → rollout", "1 KiB", "3 KiB"] in rows  # the rate is of both
     assert ["channel actions", "rollout → env", "1.33 GiB", "4 GiB", "512 MiB/s"] in rows
     assert ["actions", "rollout → env", "12", "3", "0.5 s", "0 s", "1"] in rows
     assert '<span class="verdict fits">finished</span>' in text

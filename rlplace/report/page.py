@@ -349,6 +349,8 @@ def _numbers(run: RunRecord) -> dict[str, float]:
     found |= {name.replace("_", " "): summary[name] for name in ("iterations", "wall_s", "start_s", "train_s")}
     found |= {name.replace("_", " "): value for name, value in summary.items() if name.endswith("_per_s")}
     found |= {f"share {name}": usage["shares"][key] for key, name in _SHARES.items() if usage}
-    found |= {f"{part.replace('_', ' ', 1)} s": seconds for part, seconds in summary["seconds"].items()}
+    for part, seconds in summary["seconds"].items():
+        name, once = part.replace("_", " ", 1), part.startswith("start_")
+        found[f"{name} s" if once else f"{name} s, mean"] = seconds if once else seconds / summary["iterations"]
     found |= {f"{name} bytes": of["measured"] for name, of in _memory(summary).items()}
     return {name: value for name, value in found.items() if value is not None}

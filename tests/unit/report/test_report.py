@@ -198,6 +198,8 @@ def test_two_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFix
     text = (tmp_path / "both.html").read_text(encoding="utf-8")
     rows = Page(text).rows
     assert ["return, last", "45.5", "91", "2.00"] in rows
+    assert ["learn s, mean", "1", "1", "1.00"] in rows  # of an iteration
+    assert ["start cluster s", "2", "2", "1.00"] in rows
     assert ["actor.lr", "0.1", "0.2"] in rows
     assert [row[0] for row in rows].count("runner.total_iterations") == 0
     chart = text.partition('aria-label="actor/value_loss"')[2].partition("</svg>")[0]

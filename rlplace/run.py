@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +48,7 @@ from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, open_sinks
-from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, summary, summary_text, waits_of, wrapped
+from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, fitted, summary, summary_text, waits_of
 from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
@@ -198,8 +197,7 @@ def _run(
                 curves = sinks(sizes)
         signals.check()  # one that code of others has swallowed
         progress.start_s += time.perf_counter() - began
-        ready = f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"
-        print("\n".join(wrapped(ready, shutil.get_terminal_size().columns, 2)), flush=True)
+        _tell(fitted(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"))
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         display.watch(loop, channels, progress.iterations)
@@ -416,7 +414,7 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
             ended["predicted"] = {"from": "a profile that was given" if job.given else "this run's own profile"}
             ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-    print(summary_text(ended, shutil.get_terminal_size().columns), flush=True)
+    print(summary_text(ended), flush=True)
     for page in pages(folder):
         _tell(f"curves     {page}")
     if iterations := list(loop.log.iterations):

@@ -14,6 +14,7 @@ from rlplace.placement.show.svg import PALETTE, style
 from rlplace.report.charts import STYLE, Line, chart, number
 from rlplace.report.record import RunRecord
 from rlplace.report.timeline import LOOK
+from rlplace.report.trackers import FAILED, STOPPED
 from rlplace.report.utilisation import SYNC, bottleneck
 from rlplace.units import show_bytes
 
@@ -50,7 +51,7 @@ Rows = Iterable[Sequence[str]]
 def render_report(run: RunRecord) -> str:
     """Return the page of one run."""
     summary, state = run.summary, _state(run)
-    look = {"failed": "tight", "ended early": "unknown"}.get(state, "fits")
+    look = {FAILED: "tight", STOPPED: "unknown", "ended early": "unknown"}.get(state, "fits")
     config, plan_text = (
         f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>"
         for name, text in (("config.yaml", run.config), ("plan.txt", run.plan_text))
@@ -139,8 +140,10 @@ def _seconds(value: float) -> str:
 
 def _state(run: RunRecord) -> str:
     summary, keys = run.summary, run.keys
+    if summary.get("state") == STOPPED:
+        return STOPPED
     if not summary.get("policy"):
-        return "failed"
+        return FAILED
     if summary["iterations"] >= int(keys.get("runner.total_iterations", RunnerConfig().total_iterations)):
         return "finished"
     goal, reached = keys.get("runner.stop_at_return", "null"), summary.get("return_last")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
 import textwrap
 import time
 from collections import Counter, deque
@@ -205,8 +206,8 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
 _OVERHEAD = "simulator, policy nor learning, of the slowest rank or of all on their cores"
 
 
-def summary_text(report: Mapping[str, Any], width: int) -> str:
-    """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, in lines of `width` columns.
+def summary_text(report: Mapping[str, Any]) -> str:
+    """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, for the console.
 
     Lines that name a file are whole.
     """
@@ -225,20 +226,20 @@ def summary_text(report: Mapping[str, Any], width: int) -> str:
         *_wait_rows(report.get("waits", {})),
         *_memory_rows(report.get("memory", {})),
     ]
-    lines = [line for head, text in rows for line in wrapped(f"{head:<11}{text}", width, 11)]
+    lines = [fitted(f"{head:<11}{text}", 11) for head, text in rows]
     files = (*_checkpoint_rows(report), ("files", report["folder"]))
     return "\n".join(["", *lines, *(f"{head:<11}{text}" for head, text in files)])
 
 
-def wrapped(line: str, width: int, indent: int) -> list[str]:
-    """Break a line at spaces so that `width` columns hold each part; parts behind the first are indented."""
-    lines = textwrap.TextWrapper(
-        width=max(width, 2 * indent),
+def fitted(line: str, indent: int = 2) -> str:
+    """Break a line at spaces for the terminal, or a pipe of 80 columns; parts behind the first are indented."""
+    parts = textwrap.TextWrapper(
+        width=max(shutil.get_terminal_size().columns, 2 * indent),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return lines.wrap(line) or [line]
+    return parts.fill(line)
 
 
 def _checkpoint_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

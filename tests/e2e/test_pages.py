@@ -42,7 +42,7 @@ def shell(folder: Path) -> dict[str, str]:
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
 
 @pytest.mark.slow

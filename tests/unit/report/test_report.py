@@ -167,7 +167,12 @@ def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("summary", "state"),
-    [({"policy": None}, "failed"), ({"iterations": 2}, "ended early"), ({}, "finished")],
+    [
+        ({"policy": None}, "failed"),
+        ({"policy": None, "state": "stopped"}, "stopped"),
+        ({"iterations": 2}, "ended early"),
+        ({}, "finished"),
+    ],
 )
 def test_how_the_run_ended_is_said(tmp_path: Path, summary: dict[str, Any], state: str) -> None:
     assert f">{state}</span>" in render_report(read_run(make_run(tmp_path / "run", **summary)))

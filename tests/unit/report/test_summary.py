@@ -13,7 +13,12 @@ from rlplace.errors import ChannelTimeout
 from rlplace.report.summary import SIMULATED, TEXT, Progress, summary, summary_text, waits_of
 
 
-def test_a_summary_says_who_waited_for_whom_in_each_channel() -> None:
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_summary_says_who_waited_for_whom_in_each_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     actions, idle = (LocalChannel(ChannelSpec(name=name, capacity_items=4)) for name in ("actions", "idle"))
     for rank in (0, 1):
         actions.named(f"rollout rank {rank}").put("x", version=2)
@@ -27,9 +32,10 @@ def test_a_summary_says_who_waited_for_whom_in_each_channel() -> None:
     assert (waits["actions"]["items"], waits["actions"]["staleness_max"]) == (3, 1)
     waits["actions"] |= {"consumer_wait_s": 12.34, "producer_wait_s": 0.5}
     report = summary(Progress(measures=SIMULATED, began=0.0), Path("runs/" + "x" * 90)) | {"waits": waits}
-    text = summary_text(report, 200)
+    text = summary_text(report)
     assert "waited     actions: env for rollout 12.3 s, rollout for env 0.5 s   summed over ranks" in text
-    narrow = summary_text(report, 60)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = summary_text(report)
     assert [line for line in narrow.splitlines() if len(line) > 60] == [f"files      {report['folder']}"]
     assert narrow.split() == text.split()
     assert "idle" not in text
@@ -51,7 +57,7 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
     assert (report["tokens_generated"], report["tokens_learned"], report["iterations"]) == (200, 180, 2)
     assert report["seconds"]["evaluate"] == 2.0
     assert report["overhead_share"] == 0.25
-    text = summary_text(report, 200)
+    text = summary_text(report)
     assert "reward     0.100 -> 0.400" in text
     assert "held out   0.050 -> 0.500   (mean reward of greedy answers, after 0 and 2 iterations)" in text
     assert "200 generated, 50 per second; 180 learned, 30 per second; 2 iterations" in text
@@ -59,7 +65,7 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
 
 
 def test_a_run_that_never_learned_has_no_lines_about_it() -> None:
-    text = summary_text(summary(Progress(measures=TEXT, began=0.0), Path("runs/x")), 200)
+    text = summary_text(summary(Progress(measures=TEXT, began=0.0), Path("runs/x")))
     assert "reward     none -> none" in text
     assert not {"held out", "waited", "memory", "at work"} & {line[:11].strip() for line in text.splitlines()}
 
@@ -85,4 +91,4 @@ def test_a_run_that_goes_back_counts_nothing_twice_however_often() -> None:
     assert (report["iterations"], report["tokens_generated"], report["train_s"]) == (1, 100, 6.0)
     assert report["skipped"]["counts"] == {"actor/poisoned": 2}
     assert [event["what"] for event in report["skipped"]["events"]] == notes["actor/poisoned"]
-    assert "skipped    actor/poisoned 2" in summary_text(report, 200)
+    assert "skipped    actor/poisoned 2" in summary_text(report)

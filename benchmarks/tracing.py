@@ -56,7 +56,7 @@ class Turns:
     def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
         self.seconds[self._off].append(metrics["time/iteration_s"])
         self._off = 1 - self._off if iteration % 2 else self._draw.randrange(2)  # pairs, in either order
-        Stopwatch.lap, Stopwatch.spans = LEFT_OUT if self._off else KEPT
+        Stopwatch.lap, Stopwatch.spans = LEFT_OUT if self._off else KEPT  # type: ignore[method-assign]
 
 
 def main(iterations: int, *words: str) -> int:

@@ -109,6 +109,15 @@ class PlanView:
         """Nothing is known that does not fit."""
         return self.ledger.fits
 
+    def __repr__(self) -> str:
+        return f"<plan of {self.name}: {', '.join(spec.name for spec in self.components)} on {self.machines}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture that a notebook shows inline."""
+        from rlplace.placement.show.svg import render_svg
+
+        return f'<div style="max-width: 72em">{render_svg(self)}</div>'
+
 
 def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()) -> PlanView:
     """Collect what is shown of a plan. `case` has the same placement, needs and offloads."""

@@ -1,0 +1,47 @@
+"""The notebook of docs/ runs in a kernel of Jupyter, without Ray and without torch, and its plans show as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "placement.ipynb"
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The cells after they have run; an error in any of them is raised here."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    loaded = "import sys\nprint(sorted({'ray', 'torch'} & set(sys.modules)))"
+    notebook.cells.append(nbformat.v4.new_code_cell(loaded))
+    place = {"metadata": {"path": str(tmp_path_factory.mktemp("empty"))}}
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place).execute()
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def text_of(cell: Any) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def test_plans_are_pictures_inline(cells: list[Any]) -> None:
+    pictures = [o.data for cell in cells for o in cell.outputs if o.output_type == "execute_result"]
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert "<svg" in picture["text/html"]
+        assert picture["text/plain"].startswith("<plan of ")
+    assert "rollout" in pictures[0]["text/html"]
+
+
+def test_it_compares_explains_and_predicts(cells: list[Any]) -> None:
+    said = "\n".join(map(text_of, cells))
+    for expected in ("lines differ, marked *", "[accelerator-out-of-range]", "fix: env: 0-3", "from published rates"):
+        assert expected in said, expected
+
+
+def test_neither_ray_nor_torch_was_needed(cells: list[Any]) -> None:
+    assert text_of(cells[-1]) == "[]\n"

@@ -6,10 +6,12 @@ Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no such checkpoi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
@@ -18,7 +20,7 @@ from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, OutputError, did_you_mean
-from rlplace.trained import POLICY, Trained, config_of
+from rlplace.trained import POLICY, Trained, config_of, exported_policy
 
 _TRAINED = ("actor", "critic")
 _KEY = "CHECKPOINT"
@@ -42,7 +44,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     about += " folder for rlplace.load_policy, or by the end of the name as .safetensors, .pt (TorchScript) or .onnx."
     parser = OptionParser(typed("export"), description=about)
-    parser.add_argument("checkpoint", metavar=_KEY, help="the folder of a checkpoint, or of a run: its newest")
+    parser.add_argument(
+        "checkpoint", metavar=_KEY, help="the folder of a checkpoint, of a run: its newest, or of an export"
+    )
     parser.add_argument("out", metavar="OUT", help="the new folder or file")
     parser.add_argument("--component", default="actor", metavar="actor|critic", help="whose weights (actor)")
     parser.add_argument("--ema", action="store_true", help="their moving average (actor.ema_decay)")
@@ -51,6 +55,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     path = Path(named).expanduser().absolute()
+    if (exported := exported_policy(path, _KEY)) is not None:
+        return _export_again(exported, _free(out), component, average=average)
     found = find(str(path), path.parent, _KEY)
     assert found is not None, "a path is found or refused"
     config = config_of(found.folder / CONFIG, _KEY)
@@ -62,25 +68,50 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
         )
     if config.kind == "mlp" and average:
         raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
-    if out.exists():
-        free = out.with_name(f"{out.stem}_{found.iteration}{out.suffix}")
-        raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", str(free))
+    _free(out)
     verify(found, _KEY)
+    with _written(out):
+        _write(found, out, component, config, average=average)
+    which = f"the moving average of {component}" if average else component
+    return f"{which} after {found.iteration} iterations, policy version {found.version}: {out}"
+
+
+def _export_again(exported: Trained, out: Path, component: str, *, average: bool) -> str:
+    """Write a policy that was exported before in another form."""
+    if component != "actor" or average:
+        option = "--ema" if average else f"--component {component}"
+        why = "weights of the actor alone were exported"
+        raise _wrong(option, "it has no such weights", str(exported.folder), why, f"leave out {option}")
+    with _written(out):
+        _write_policy(exported, out)
+    return f"{exported.text}: {out}"
+
+
+def _free(out: Path) -> Path:
+    """Return the place to write to. Raises ConfigError where something is there."""
+    if out.exists():
+        others = (out.with_name(f"{out.stem}_{number}{out.suffix}") for number in itertools.count(2))
+        free = next(other for other in others if not other.exists())
+        raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", str(free))
+    return out
+
+
+@contextlib.contextmanager
+def _written(out: Path) -> Iterator[None]:
+    """Write the new folder or file inside. Raises OutputError."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write(found, out, component, config, average=average)
+        yield
     except OSError as error:
         raise OutputError.of(out, error, "OUT", "a place") from error
     except OutputError as error:
         raise OutputError(dataclasses.replace(error.problem, key="OUT", fix=_ELSEWHERE)) from error
-    which = f"the moving average of {component}" if average else component
-    return f"{which} after {found.iteration} iterations, policy version {found.version}: {out}"
 
 
 def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *, average: bool) -> None:
     folder = checkpoint.folder / component
     if config.kind == "mlp":
-        _write_policy(checkpoint, out, config)
+        _write_policy(Trained(weights=folder, config=config, checkpoint=checkpoint), out)
         return
     from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec, ValueLm
     from rlplace.models.saved_lm import write_lm
@@ -96,20 +127,22 @@ def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *,
         write_lm(folder, out, spec, ActorCriticLm if config.critic.on_actor else CausalLm, average=average)
 
 
-def _write_policy(checkpoint: Checkpoint, out: Path, config: Config) -> None:
+def _write_policy(trained: Trained, out: Path) -> None:
     from rlplace.models.policy import policy_of, write_onnx, write_torchscript
     from rlplace.models.saved_state import write_policy
 
-    actor = checkpoint.folder / "actor"
     if out.suffix in (".pt", ".onnx"):
-        policy = policy_of(Trained(weights=actor, config=config, checkpoint=checkpoint), seed=0, key=_KEY)
+        policy = policy_of(trained, seed=0, key=_KEY)
         (write_onnx if out.suffix == ".onnx" else write_torchscript)(policy, out)
-    elif out.suffix == ".safetensors":
-        write_policy(actor, out)
-    else:
+        return
+    weights = out if out.suffix == ".safetensors" else out / POLICY
+    if weights != out:
         out.mkdir()
-        write_policy(actor, out / POLICY)
-        shutil.copyfile(checkpoint.folder / CONFIG, out / CONFIG)
+        shutil.copyfile(trained.folder / CONFIG, out / CONFIG)
+    if trained.checkpoint is None:
+        shutil.copyfile(trained.weights, weights)
+    else:
+        write_policy(trained.weights, weights)
 
 
 def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> ConfigError:

@@ -47,16 +47,24 @@ def find_trained(named: str | Path, key: str = "RUN") -> Trained:
     Raises ConfigError about `key`: nothing there, no policy saved, a damaged file, a config that cannot be read.
     """
     path = Path(os.path.abspath(Path(named).expanduser()))
+    if (exported := exported_policy(path, key)) is not None:
+        return exported
     if path.name == POLICY:
         path = path.parent
-    exported, kept = path / POLICY, path / CONFIG
-    if exported.is_file() and kept.is_file() and not folders_of(path):
-        return Trained(weights=exported, config=config_of(kept, key), checkpoint=None)
     checkpoint = find(str(path), path.parent, key)
     assert checkpoint is not None, "a path is found or refused"
     verify(checkpoint, key)
     config = config_of(checkpoint.folder / CONFIG, key)
     return Trained(weights=checkpoint.folder / "actor", config=config, checkpoint=checkpoint)
+
+
+def exported_policy(path: Path, key: str) -> Trained | None:
+    """Return the policy of a folder that has weights and no checkpoint, as an export has; None where it is another."""
+    folder = path.parent if path.name == POLICY else path
+    weights, kept = folder / POLICY, folder / CONFIG
+    if not (weights.is_file() and kept.is_file()) or folders_of(folder):
+        return None
+    return Trained(weights=weights, config=config_of(kept, key), checkpoint=None)
 
 
 def where(run: Path) -> str:

@@ -37,8 +37,11 @@ from rlplace.config.yaml_text import (
 from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()  # in a clone, a link to the folder beside the package
-_TASK = ("env.kind", "env.id", "env.task")  # which simulator or task the arguments below are of
-_ARGUMENT = re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")
+# Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
+_CHOICES = (
+    (("env.kind", "env.id", "env.task"), re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")),
+    (("actor.model.kind",), re.compile(r"actor\.model\.(?!kind\b)[^.\[]+")),
+)
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
 
 
@@ -200,7 +203,7 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
         files = _with_parents(places, name)
         if misread := [problem for file in files for problem in _misread(file, sources)]:
             raise ConfigError(misread)
-        _drop(mapping, _of_another_task(files, run.overrides.task))
+        _drop(mapping, _of_another_choice(files, run.overrides.task))
     _join_names(mapping)
     for key in (key for key in given if "." in key):  # the command line wins over a line `key.below: ...` of the file
         mapping.pop(key, None)
@@ -249,8 +252,8 @@ def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
             block.pop(key, None)
 
 
-def _of_another_task(files: Sequence[Path], overrides: Sequence[str]) -> set[str]:
-    """Find the arguments that belong to a task or simulator which a later file or override replaces by another.
+def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[str]:
+    """Find the keys that belong to a task, simulator or model which a later file or override replaces by another.
 
     Returns their paths, such as `env.kwargs.digits`.
     """
@@ -259,17 +262,20 @@ def _of_another_task(files: Sequence[Path], overrides: Sequence[str]) -> set[str
     given: dict[str, str] = {}
     for word in OverridesParser.create().parse_overrides([*overrides]):
         key, value = word.key_or_group, None if word.is_delete() else word.value()
-        given |= {f"{key}.{name}": "" for name in value} if isinstance(value, dict) else {key: str(value)}
-    named: dict[str, str] = {}
-    kept: set[str] = set()
+        given |= (
+            {f"{key}.{name}": str(v) for name, v in value.items()} if isinstance(value, dict) else {key: str(value)}
+        )
     gone: set[str] = set()
-    for values, keys in [*steps, (given, [*given])]:
-        task = {key: values[key] for key in _TASK if key in values}
-        if any(named.get(key, value) != value for key, value in task.items()):
-            gone, kept = gone | kept, set()
-        named |= task
-        here = {match[0] for key in keys if (match := _ARGUMENT.match(key))}
-        gone, kept = gone - here, kept | here
+    for choosing, belonging in _CHOICES:
+        named: dict[str, str] = {}
+        kept: set[str] = set()
+        for values, keys in [*steps, (given, [*given])]:
+            chosen = {key: values[key] for key in choosing if key in values}
+            if any(named.get(key, value) != value for key, value in chosen.items()):
+                gone, kept = gone | kept, set()
+            named |= chosen
+            here = {match[0] for key in keys if (match := belonging.match(key))}
+            gone, kept = gone - here, kept | here
     return gone
 
 

@@ -96,6 +96,12 @@ class Spaces:
         whole = Part(name="", shape=self.observation_shape, dtype=self.observation_dtype)
         return self.parts or (whole,)
 
+    @property
+    def images(self) -> tuple[Part, ...]:
+        """The entries that are images: those of bytes; where there are none, the arrays of two axes and more."""
+        arrays = [entry for entry in self.entries if len(entry.shape) > 1]
+        return tuple([entry for entry in arrays if entry.dtype == "uint8"] or arrays)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

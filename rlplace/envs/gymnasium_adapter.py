@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
-from rlplace.envs.registry import named, needs
+from rlplace.envs.registry import missing_library, named
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.envs.gymnasium_vector import GymnasiumVector
 
+_OURS = ("gymnasium", "imageio", "mujoco")  # what the extra has
 # Arguments of gymnasium.make that are not the simulator's own, and the config key for each.
 _RESERVED = {
     "id": "env.id",
@@ -64,7 +65,7 @@ class GymnasiumAdapter:
 @contextmanager
 def _library(config: SimulatorEnvConfig) -> Iterator[None]:
     """Make environments inside. Raises ConfigError: a library that is missing, an unknown id or argument."""
-    with needs(got=config.id, extra="envs", key="env.id", of="the simulator"):
+    with _imports(config.id):
         import gymnasium
 
         problems = [*_id_problems(config.id), *_reserved_problems(config)]
@@ -74,6 +75,20 @@ def _library(config: SimulatorEnvConfig) -> Iterator[None]:
             yield
         except gymnasium.error.DependencyNotInstalled as error:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
+
+
+@contextmanager
+def _imports(got: str) -> Iterator[None]:
+    """Raise ConfigError for a module that is missing inside: of our extra, or one that the user's simulator imports."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        why = f"there is no module {error.name}" if error.name else str(error)
+        if error.name is None or error.name.partition(".")[0] in _OURS:
+            raise missing_library(why, got=got, extra="envs", key="env.id", of="the simulator") from error
+        what = "the simulator imports a module that is not installed"
+        fix = "install what it belongs to, put its folder on PYTHONPATH, or correct the import"
+        raise ConfigError.of("missing-library", "env.id", what, got, why, fix) from error
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:

@@ -189,21 +189,20 @@ def describe(config: SimulatorEnvConfig) -> Spaces:
 def spaces_of_job(config: Config) -> Spaces:
     """Return the shapes that the policy of a job has to do with. Raises ConfigError where its model takes others."""
     spaces = describe(config.simulator_env)
-    images = [part for part in spaces.entries if part.dtype == "uint8"]
-    arrays = [part for part in spaces.entries if len(part.shape) > 1]
-    model, got = config.actor.policy, ", ".join(f"{part.name} {list(part.shape)}".strip() for part in images)
-    if model.kind == "mlp" and images:
+    pictures = [part for part in spaces.entries if part.dtype == "uint8"]
+    model, got = config.actor.policy, ", ".join(f"{part.name} {list(part.shape)}".strip() for part in pictures)
+    if model.kind == "mlp" and pictures:
         why = "an MLP takes numbers, and pixels only as one row of them"
         fix = one_of(["kind: cnn", "env.wrappers: [{name: gymnasium.wrappers:FlattenObservation}]"])
         raise ConfigError.of(_MISFIT, "actor.model.kind", "the simulator shows images", got, why, fix)
-    if model.kind == "cnn" and not arrays:
+    if model.kind == "cnn" and not spaces.images:
         why, got = "its convolutions are for images, which the simulator shows none of", str(spaces.observation_shape)
         raise ConfigError.of(_MISFIT, "actor.model.kind", "there is no image to look at", got, why, "kind: mlp")
     if model.kind == "cnn" and model.channels and model.network == "nature" and len(model.channels) != _NATURE_LAYERS:
         got, why = str(list(model.channels)), f"nature has {_NATURE_LAYERS} layers of convolutions"
         what = "not one number of channels for each layer"
         raise ConfigError.of(_MISFIT, "actor.model.channels", what, got, why, "channels: [32, 64, 64]")
-    small = [part for part in arrays if sorted(part.shape)[-2] < _NATURE_PIXELS]
+    small = [part for part in spaces.images if sorted(part.shape)[-2] < _NATURE_PIXELS]
     if model.kind == "cnn" and model.network == "nature" and small:
         got, why = str(list(small[0].shape)), f"its three convolutions take {_NATURE_PIXELS} pixels each way or more"
         raise ConfigError.of(_MISFIT, "actor.model.network", "the image is too small", got, why, "network: impala")

@@ -136,16 +136,15 @@ class NetworkPass:
 class ImageNetwork(nn.Module):
     """Convolutions for each image, a layer for the numbers beside them; all features together, then both heads.
 
-    An array of two to four axes is an image: [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose
-    frames become channels.
+    An image is [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose frames become channels.
     """
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
         super().__init__()
-        self._entries = spaces.entries
-        shapes = [entry.shape for entry in spaces.entries if is_image(entry.shape)]
+        self._entries, self._images = spaces.entries, spaces.images
+        shapes = [entry.shape for entry in spaces.images]
         self.images = nn.ModuleList(_convolutions(config, channels_first(shape)) for shape in shapes)
-        numbers = sum(entry.size for entry in spaces.entries if not is_image(entry.shape))
+        numbers = sum(entry.size for entry in spaces.entries if entry not in spaces.images)
         self.numbers = nn.Linear(numbers, _BESIDE) if numbers else None
         with torch.device("meta"):
             sizes = [_convolutions(config, at)(torch.empty(1, *at)).numel() for at in map(channels_first, shapes)]
@@ -169,7 +168,7 @@ class ImageNetwork(nn.Module):
         dtype = self.value.weight.dtype
         for entry in self._entries:
             given = by_name[entry.name]
-            if is_image(entry.shape):
+            if entry in self._images:
                 scaled = given.to(dtype) / _BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
                 features.append(next(images)(_channels_first(scaled)))
             else:
@@ -180,12 +179,8 @@ class ImageNetwork(nn.Module):
         return self.policy(joined), self.value(joined)[:, 0]
 
 
-def is_image(shape: Sequence[int]) -> bool:
-    return len(shape) > 1
-
-
 def channels_first(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return C, H and W of an image, whose channels are its last axis unless that is longer than its first."""
+    """Return C, H and W of an image."""
     return cast("tuple[int, int, int]", tuple(_channels_first(torch.empty(1, *shape, device="meta")).shape[1:]))
 
 
@@ -193,10 +188,17 @@ def _channels_first(images: Tensor) -> Tensor:
     """Return [N, C, H, W] of [N, H, W], [N, H, W, C], [N, C, H, W] or a stack [N, T, H, W, C]; T x C are channels."""
     if images.dim() == 3:
         return images.unsqueeze(1)
-    last = images.shape[-1] <= images.shape[-3]
-    if last:
+    if _channels_last(images.shape[-3:]):
         images = images.movedim(-1, -3)
     return images.flatten(1, -3)
+
+
+def _channels_last(shape: Sequence[int]) -> bool:
+    """Whether an image is [H, W, C]: of a square one, C is the axis that differs; else the shorter, or the last."""
+    first, middle, last = shape
+    if first != last and middle in (first, last):
+        return first == middle
+    return last <= first
 
 
 class _Residual(nn.Module):

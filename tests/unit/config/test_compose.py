@@ -235,6 +235,31 @@ def test_a_shipped_config_takes_the_task_of_the_guide(tmp_path: Path) -> None:
     assert job.mapping["env"]["kwargs"] == {"most": 20}
 
 
+@pytest.mark.parametrize(
+    ("child", "words"),
+    [
+        ("actor: {model: {kind: cnn, network: impala}}", []),
+        ("", ["actor.model={kind: cnn, network: impala}"]),
+        ("", ["actor.model.kind=cnn", "+actor.model.network=impala"]),
+        (
+            "actor: {model: {kind: cnn, hidden: [8]}}",
+            ["actor.model={kind: cnn, network: impala}", "~actor.model.hidden"],
+        ),
+    ],
+)
+def test_another_kind_of_model_begins_without_the_keys_of_the_one_before(
+    child: str, words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [hybrid_ppo_cartpole, _self_]\n{child}", encoding="utf-8")
+    (job,) = with_hydra([str(tmp_path / "mine.yaml"), *words])
+    assert job.mapping["actor"]["model"] == {"kind": "cnn", "network": "impala"}
+
+
+def test_the_same_kind_of_model_keeps_the_keys_of_the_one_before() -> None:
+    (job,) = with_hydra(["hybrid_ppo_cartpole", "actor.model={kind: mlp, hidden: [8]}"])
+    assert job.mapping["actor"]["model"] == {"kind": "mlp", "hidden": [8], "activation": "tanh", "initial_log_std": 0.0}
+
+
 # ── numbers that YAML reads as others ────────────────────────────────────────────────────────────────────────────────
 
 

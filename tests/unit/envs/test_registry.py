@@ -118,6 +118,7 @@ def test_without_gymnasium_a_plan_is_possible_and_a_run_is_not(monkeypatch: pyte
 def test_a_simulator_whose_library_is_missing() -> None:
     found = problem(config("tests.gyms:NeedsAbsent-v0"))
     assert (found.code, found.why) == ("missing-library", "there is no module no_such_simulator_library")
+    assert "pip install" not in found.fix  # no extra of ours has it
 
 
 def test_arguments_the_simulator_does_not_take() -> None:

@@ -1,0 +1,49 @@
+"""What convolutions take for an image, and where they look for its channels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlplace.config.policies import CnnConfig
+from rlplace.envs.contract import DiscreteActions, Part, Spaces
+from rlplace.models.networks import ImageNetwork, channels_first
+
+SMALL = CnnConfig(network="impala", channels=(4,), hidden=(8,))
+TWO = DiscreteActions(n=2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "first"),
+    [
+        ((9, 7), (1, 9, 7)),
+        ((84, 84, 3), (3, 84, 84)),
+        ((3, 84, 84), (3, 84, 84)),
+        ((210, 160, 3), (3, 210, 160)),
+        ((4, 210, 160), (4, 210, 160)),
+        ((16, 8, 8), (16, 8, 8)),  # more frames than pixels each way
+        ((8, 8, 20), (20, 8, 8)),  # more planes than squares
+        ((3, 3, 3), (3, 3, 3)),
+        ((4, 9, 9, 3), (12, 9, 9)),
+        ((16, 8, 8, 3), (48, 8, 8)),
+    ],
+)
+def test_where_the_channels_are(shape: tuple[int, ...], first: tuple[int, int, int]) -> None:
+    assert channels_first(shape) == first
+
+
+def test_a_matrix_beside_an_image_is_numbers() -> None:
+    parts = (Part(name="pose", shape=(4, 4)), Part(name="eye", shape=(9, 7), dtype="uint8"))
+    spaces = Spaces(observation_shape=(4 * 16 + 63,), observation_dtype="uint8", parts=parts, actions=TWO)
+    assert [part.name for part in spaces.images] == ["eye"]
+    network = ImageNetwork(spaces, SMALL)
+    assert len(network.images) == 1
+    assert network.numbers is not None
+    assert network.numbers.in_features == 16
+    outputs, values = network({"pose": torch.rand(3, 4, 4), "eye": torch.zeros(3, 9, 7, dtype=torch.uint8)})
+    assert (outputs.shape, values.shape) == ((3, 2), (3,))
+
+
+def test_without_bytes_an_array_of_numbers_is_an_image() -> None:
+    assert [part.shape for part in Spaces(observation_shape=(9, 7, 2), actions=TWO).images] == [(9, 7, 2)]
+    assert not Spaces(observation_shape=(5,), actions=TWO).images

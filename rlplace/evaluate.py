@@ -153,7 +153,7 @@ def evaluate(trained: Trained, request: Request) -> dict[str, Any]:
     episodes = play(
         env,
         policy.spaces,
-        lambda observations: policy.act(observations, request.deterministic),
+        lambda observations, begins: policy.act(observations, request.deterministic, begins),
         episodes=request.episodes or _EPISODES,
         seed=request.seed,
         longest=request.longest,

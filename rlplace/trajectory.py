@@ -45,6 +45,7 @@ class ActionChunk:
     logprobs: Array  # [B] float32, log-density of `actions` under policy `version`
     values: Array  # [B] float32, value estimate of the observations
     version: int
+    memory: Array | None = None  # [B, S] float32, what the policy remembers from now on; None: it has no memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,8 @@ class Scenario:
     @property
     def spaces(self) -> Spaces:
         dtype: Literal["float32", "uint8"] = "uint8" if len(self.shape) > 1 else "float32"
-        return Spaces(observation_shape=self.shape, observation_dtype=dtype, actions=self.actions)
+        spaces = Spaces(observation_shape=self.shape, observation_dtype=dtype, actions=self.actions)
+        return spaces.remembering(self.config.actor.policy.remembered)
 
     @property
     def job(self) -> SimulatorArguments:
@@ -123,13 +124,17 @@ def iteration(scenario: Scenario, policy: PolicyNetwork, index: int) -> Trajecto
     shape = (steps, rows, *noise_shape(scenario.actions))
     discrete = isinstance(scenario.actions, DiscreteActions)
     noise = (rng.random(shape) if discrete else rng.standard_normal(shape)).astype(np.float32)
+    terminated = rng.random((steps, rows)) < 0.1
+    truncated = (rng.random((steps, rows)) < 0.15) & ~terminated
+    finals = observed(scenario, rng, int(truncated.sum()))
+    if scenario.spaces.memory:
+        observations, finals = remembered(policy, observations, finals, terminated, truncated)
     with torch.no_grad():
         output = policy(torch.tensor(observations[:-1]).flatten(0, 1))
         actions, logprobs = sample(output, torch.tensor(noise).flatten(0, 1))
     actions_of_rows = actions.numpy().reshape(steps, rows, *actions.shape[1:])
     pull = actions_of_rows if discrete else actions_of_rows.sum(axis=-1)
-    terminated = rng.random((steps, rows)) < 0.1
-    truncated = (rng.random((steps, rows)) < 0.15) & ~terminated
+    seen = observations[:-1].reshape(steps, rows, -1)[:, :, scenario.spaces.memory]
     return Trajectory(
         first_row=0,
         env_rank=0,
@@ -139,12 +144,31 @@ def iteration(scenario: Scenario, policy: PolicyNetwork, index: int) -> Trajecto
         actions=actions_of_rows,
         logprobs=logprobs.numpy().reshape(steps, rows),
         values=output.values.numpy().reshape(steps, rows),
-        rewards=(observations[:-1].reshape(steps, rows, -1)[:, :, 0] * pull + 3.0).astype(np.float32),
+        rewards=(seen * pull + 3.0).astype(np.float32),
         terminated=terminated,
         truncated=truncated,
         last_observations=observations[-1],
-        final_observations=observed(scenario, rng, int(truncated.sum())),
+        final_observations=finals,
     )
+
+
+def remembered(
+    policy: PolicyNetwork,
+    observations: NDArray[Any],
+    finals: NDArray[Any],
+    terminated: NDArray[Any],
+    truncated: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Observations [T + 1, B, O] and final ones with what a policy remembers of the steps before, at first 0.5."""
+    memory, rows, last = np.full((observations.shape[1], policy.remembered), 0.5, np.float32), [], []
+    for step, shown in enumerate(observations):
+        rows.append(np.concatenate([memory, shown], axis=1))
+        if step < len(terminated):
+            with torch.no_grad():
+                memory = policy.decide(torch.tensor(rows[-1]))[1].numpy()
+            last.append(memory[truncated[step]])
+            memory = np.where((terminated[step] | truncated[step])[:, None], np.float32(0), memory)
+    return np.stack(rows), np.concatenate([np.concatenate(last), finals], axis=1)
 
 
 def observed(scenario: Scenario, rng: np.random.Generator, *count: int) -> NDArray[Any]:

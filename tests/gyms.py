@@ -16,6 +16,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 
+from rlplace.envs.wrappers import Shown
+
 
 class Script(gymnasium.Env[NDArray[np.float64], Any]):
     """Shows [episode, step, luck, last action]; luck is drawn at each reset. Rewards the step number, 1-based.
@@ -166,6 +168,49 @@ class Corner(gymnasium.Env[Any, Any]):
         return {"image": image, "told": {"turn": self._turn, "noise": noise}} if self._beside else image
 
 
+class Recall(gymnasium.Env[NDArray[np.float32], Any]):
+    """Shows 1 or -1 in the first of six steps and 0 in the others; whoever names it in the last is paid 1."""
+
+    observation_space, action_space = Box(-1.0, 1.0, (1,)), Discrete(2)
+    _STEPS = 6
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step, self._sign = 0, int(self.np_random.integers(2))
+        return np.array([2 * self._sign - 1], np.float32), {}
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        end = self._step == self._STEPS
+        return np.zeros(1, np.float32), float(end and int(action) == self._sign), end, False, {}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        return {"step": self._step, "sign": self._sign}
+
+    def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
+        self._step, self._sign = int(state["step"]), int(state["sign"])
+
+
+class Dictation(gymnasium.Env[NDArray[np.float32], Any]):
+    """Shows four signs in the first of four steps and zeros in the others; an action that names its sign is paid 1."""
+
+    observation_space, action_space = Box(-1.0, 1.0, (4,)), Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._signs, self._step = self.np_random.integers(2, size=4), 0
+        return (2 * self._signs - 1).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        paid = float(int(action) == self._signs[self._step - 1])
+        return np.zeros(4, np.float32), paid, self._step == 4, False, {}
+
+
 class ManyActions(Script):
     """Takes several choices at once."""
 
@@ -183,6 +228,11 @@ class WholeNumbers(Script):
 def limited(steps: int) -> gymnasium.Env[Any, Any]:
     """Make one that cuts its episodes."""
     return Script(truncate_at=steps)
+
+
+def hidden() -> gymnasium.Env[Any, Any]:
+    """Make CartPole without its velocities."""
+    return Shown(gymnasium.make("CartPole-v1", max_episode_steps=-1), [0, 2])
 
 
 class Drawn(Script):
@@ -286,6 +336,8 @@ for _name, _class in {
     "Pixels-v0": Pixels,
     "Drawn-v0": Drawn,
     "Corner-v0": Corner,
+    "Recall-v0": Recall,
+    "Dictation-v0": Dictation,
     "Counter-v0": Counter,
     "Numbered-v0": Numbered,
     "Killer-v0": Killer,

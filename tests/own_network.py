@@ -33,6 +33,22 @@ class Own(nn.Module):
         return outputs[:, 1:] * self.scale, outputs[:, 0]
 
 
+class Remembers(Own):
+    """Adds what it is shown to what it remembers."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__(spaces)
+        self.put, self.get = nn.Linear(16, 4), nn.Linear(4, 16)
+
+    def forward(self, observations: Any, memory: Tensor) -> Any:  # type: ignore[override]
+        dtype = self.head.weight.dtype
+        given = [observations] if isinstance(observations, Tensor) else list(observations.values())
+        found = [layer(each.flatten(1).to(dtype)) for layer, each in zip(self.entries, given, strict=True)]
+        memory = torch.tanh(memory.to(dtype) + self.put(torch.tanh(torch.stack(found).sum(dim=0))))
+        outputs = self.head(self.get(memory))
+        return outputs[:, 1:] * self.scale, outputs[:, 0], memory
+
+
 class Wrong(Own):
     """Returns no values."""
 

@@ -27,18 +27,23 @@ def iteration_generator(seed: int, iteration: int) -> torch.Generator:
 
 
 def minibatches(
-    rows: Rows, number: int, generator: torch.Generator, sound: Tensor | None = None
+    rows: Rows, number: int, generator: torch.Generator, sound: Tensor | None = None, length: int = 1
 ) -> Iterator[tuple[Tensor, int]]:
     """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
 
     A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and its samples over all
     ranks. All ranks draw the same order: membership does not depend on how rows are spread. Of fewer samples than
     `number`, each is a part. `sound`: [steps * total] bool, the samples that count; None: all do.
+
+    With a `length`, sequences of so many steps are drawn instead: [n] into those of this rank, flattened
+    [steps / length, rows], of which at least one sample counts.
     """
-    order = torch.randperm(rows.steps * rows.total, generator=generator)
-    order = order if sound is None else order[sound[order]]
+    order = torch.randperm(rows.steps // length * rows.total, generator=generator)
+    counted = None if sound is None else sound.view(-1, length, rows.total).sum(dim=1).flatten()
+    order = order if counted is None else order[counted[order] > 0]
     step, row = order // rows.total, order % rows.total - rows.first
     mine = (row >= 0) & (row < rows.count)
-    counts = [len(part) for part in order.tensor_split(min(number, len(order)))]
-    own = [int(part.sum()) for part in mine.split(counts)]
+    parts = order.tensor_split(min(number, len(order)))
+    counts = [length * len(part) if counted is None else int(counted[part].sum()) for part in parts]
+    own = [int(part.sum()) for part in mine.split([len(part) for part in parts])]
     yield from zip((step * rows.count + row)[mine].split(own), counts, strict=True)

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from rlplace.config.fields import knob
 
+_CELLS = {"none": 0, "gru": 1, "lstm": 2}  # a recurrent layer remembers so many numbers for each of its size
+
+
+class _WithMemory:
+    memory: Literal["none", "gru", "lstm"]
+    memory_size: int
+
+    @property
+    def remembered(self) -> int:
+        """The float32 numbers that it remembers of each environment from one step to the next."""
+        return _CELLS[self.memory] * self.memory_size
+
+
+def _memory() -> Any:
+    return knob("layer behind the hidden ones that remembers earlier steps: none | gru | lstm", "none")
+
+
+def _memory_size() -> Any:
+    return knob("width of that layer", 128, minimum=1)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MlpConfig:
-    """Policy and value network of a simulator's observations."""
+class MlpConfig(_WithMemory):
+    """Policy and value network of a simulator's observations; with a memory, one network of both."""
 
     kind: Literal["mlp"] = knob("policy and value network, fully connected", "mlp")
     hidden: tuple[int, ...] = knob("widths of the hidden layers", (64, 64), minimum=1)
     activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "tanh")
+    memory: Literal["none", "gru", "lstm"] = _memory()
+    memory_size: int = _memory_size()
     initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CnnConfig:
+class CnnConfig(_WithMemory):
     """Network of observations with images; numbers beside them go through a layer of their own."""
 
     kind: Literal["cnn"] = knob("convolutions for images", "cnn")
@@ -29,7 +51,25 @@ class CnnConfig:
     )
     channels: tuple[int, ...] = knob("of the layers of nature, the stages of impala; none: the paper's", (), minimum=1)
     hidden: tuple[int, ...] = knob("widths of the layers behind the convolutions", (512,), minimum=1)
+    memory: Literal["none", "gru", "lstm"] = _memory()
+    memory_size: int = _memory_size()
     initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """A small transformer over entries of observations and patches of images, which decides each action of a chunk."""
+
+    kind: Literal["transformer"] = knob("a transformer, made for chunks of actions", "transformer")
+    width: int = knob("of a token; a multiple of heads", 64, minimum=1)
+    layers: int = knob("blocks of attention and a layer of 4 x width", 2, minimum=1)
+    heads: int = knob("of each attention", 4, minimum=1)
+    patch: int = knob("pixels each way of an image's patches", 8, minimum=1)
+    initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
+
+    @property
+    def remembered(self) -> int:
+        return 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +79,10 @@ class ModuleConfig:
     kind: Literal["module"] = knob("a torch.nn.Module of your own", "module")
     name: str = knob("package.module:Class")
     kwargs: Mapping[str, object] = knob("passed to the class behind the spaces", dict)
+    remembered: int = knob(
+        "float32 numbers that it remembers of each environment from one step to the next; 0: none", 0, minimum=0
+    )
     initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
 
 
-PolicyConfig = MlpConfig | CnnConfig | ModuleConfig
+PolicyConfig = MlpConfig | CnnConfig | TransformerConfig | ModuleConfig

@@ -36,7 +36,10 @@ _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 _NOTHING: Any = object()  # a value that is not there
 # Tag -> its values and the kind of actor model that each goes with.
 TAGS: Mapping[str, Mapping[str, ModelKind]] = {
-    "actor.model.kind": {"cnn": "mlp", "module": "mlp", "mlp": "mlp", "causal_lm": "causal_lm"},
+    "actor.model.kind": {
+        **dict.fromkeys(("cnn", "transformer", "module", "mlp"), "mlp"),
+        "causal_lm": "causal_lm",
+    },
     "env.kind": {"gymnasium": "mlp", "envpool": "mlp", "text": "causal_lm"},
     "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
 }

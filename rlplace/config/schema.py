@@ -106,6 +106,9 @@ class TorchRolloutConfig:
     pipeline_stage_num: int = knob(
         "stage groups: env steps one while rollout infers another", 1, minimum=1, maximum=MOST_GROUPS
     )
+    action_chunk: int = knob(
+        "actions decided at once, which the simulator takes one after the other; a step is one decision", 1, minimum=1
+    )
     merge_requests: bool = knob("answer waiting env ranks in one batch; false: results never depend on timing", False)
     enable_offload: bool = knob("leave the accelerators in stages that do not generate", False)
     workspace_memory: int = knob("bytes a rank needs beside its weights while generating", 0, unit="bytes")
@@ -286,6 +289,12 @@ class AlgorithmConfig:
     )
     samples_per_prompt: int = lm_knob("answers to each prompt", 1, minimum=1, maximum=MOST_SAMPLES)
     train_batch: int | None = lm_knob("samples of one optimizer step; null: all", None, minimum=1)
+    unroll_steps: int | None = mlp_knob(
+        "steps of the sequences that a policy with memory learns from; null: rollout_steps", None, minimum=1
+    )
+    burn_in: int = mlp_knob(
+        "steps before such a sequence by which its memory is made anew, without learning from them", 0, minimum=0
+    )
     epochs: int = knob("passes over each iteration's samples", 1, minimum=1, mlp=10)
     num_minibatches: int = mlp_knob("optimizer steps per pass", 4, minimum=1)
     clip_ratio_low: float = knob("how far below 1 the policy ratio may go", 0.2, above=0, below=1)
@@ -319,6 +328,11 @@ class AlgorithmConfig:
     max_staleness: int = lm_knob("versions by which samples may be older than what learns from them", 0, minimum=0)
     accumulate_early: bool = lm_knob("gradients of whole groups are made while others are generated", False)
     variant: VariantConfig = block(VariantConfig)
+
+    @property
+    def unrolled(self) -> int:
+        """Steps of the sequences that a policy with memory learns from."""
+        return self.unroll_steps or self.rollout_steps
 
     @property
     def longest(self) -> int:

@@ -67,18 +67,24 @@ class Spaces:
 
         position [3] float32, speed [1] float32                      [4] float32
         position [3] float32, camera [64, 64, 3] uint8               [12 + 12288] uint8
+
+    An observation for a policy with memory is such a row too, which begins with what the policy remembers::
+
+        memory [64] float32, position [3] float32                    [67] float32
     """
 
     observation_shape: tuple[int, ...]
     actions: Actions
     observation_dtype: Literal["float32", "uint8"] = "float32"  # uint8: an image, or a row of bytes
     parts: tuple[Part, ...] = ()  # in their order within a row; none: the observation is an array by itself
+    memory: int = 0  # float32 numbers that the policy remembers; the parts do not name them
+    chunk: int = 1  # actions decided at once; more than one are the first axis of `actions`
 
     @property
     def numbers(self) -> int:
-        """How many float32 numbers an observation begins with."""
+        """How many float32 numbers an observation begins with, those of the memory first."""
         if self.parts:
-            return sum(part.size for part in self.parts if part.dtype == "float32")
+            return self.memory + sum(part.size for part in self.parts if part.dtype == "float32")
         return math.prod(self.observation_shape) if self.observation_dtype == "float32" else 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
@@ -97,10 +103,67 @@ class Spaces:
         return self.parts or (whole,)
 
     @property
+    def shown(self) -> Spaces:
+        """The same of the simulator alone, without a memory."""
+        if not self.memory:
+            return self
+        if [part.name for part in self.parts] == [""]:
+            (whole,) = self.parts
+            shape, dtype = whole.shape, whole.dtype
+            return dataclasses.replace(self, observation_shape=shape, observation_dtype=dtype, parts=(), memory=0)
+        (size,), each = self.observation_shape, 4 if self.observation_dtype == "uint8" else 1
+        return dataclasses.replace(self, observation_shape=(size - each * self.memory,), memory=0)
+
+    def remembering(self, memory: int) -> Spaces:
+        """The same with so many numbers of a memory before what the simulator shows."""
+        if not memory:
+            return self
+        pictures = sum(part.size for part in self.entries if part.dtype == "uint8")
+        floats = memory + sum(part.size for part in self.entries if part.dtype == "float32")
+        return dataclasses.replace(
+            self,
+            observation_shape=(4 * floats + pictures if pictures else floats,),
+            observation_dtype="uint8" if pictures else "float32",
+            parts=self.entries,
+            memory=memory,
+        )
+
+    def chunked(self, chunk: int) -> Spaces:
+        """The same with so many actions decided at once."""
+        taken = self.actions
+        if chunk == 1:
+            return self
+        actions: Actions
+        if isinstance(taken, DiscreteActions):
+            actions = MultiDiscreteActions(n=(taken.n,) * chunk, shape=(chunk,))
+        elif isinstance(taken, MultiDiscreteActions):
+            actions = MultiDiscreteActions(n=taken.n * chunk, shape=(chunk, *taken.shape))
+        else:
+            shape = (chunk, *taken.shape)
+            actions = ContinuousActions(shape=shape, low=taken.low * chunk, high=taken.high * chunk)
+        return dataclasses.replace(self, actions=actions, chunk=chunk)
+
+    @property
     def images(self) -> tuple[Part, ...]:
         """The entries that are images: those of bytes; where there are none, the arrays of two axes and more."""
         arrays = [entry for entry in self.entries if len(entry.shape) > 1]
         return tuple([entry for entry in arrays if entry.dtype == "uint8"] or arrays)
+
+
+def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return C, H and W of an image [H, W], [H, W, C] or [C, H, W]; of a stack of these, T x C are channels."""
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    stack, (first, middle, last) = math.prod(shape[:-3]), shape[-3:]
+    return (stack * last, first, middle) if channels_last(shape[-3:]) else (stack * first, middle, last)
+
+
+def channels_last(shape: Sequence[int]) -> bool:
+    """Whether an image is [H, W, C]: of a square one, C is the axis that differs; else the shorter, or the last."""
+    first, middle, last = shape
+    if first != last and middle in (first, last):
+        return first == middle
+    return last <= first
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.envs.gymnasium_vector import GymnasiumVector
 
-_OURS = ("gymnasium", "imageio", "mujoco")  # what the extra has
+_EXTRAS = {  # module -> our extra that has it
+    **dict.fromkeys(("gymnasium", "imageio", "mujoco"), "envs"),
+    "minigrid": "minigrid",
+    "gymnasium_robotics": "robotics",
+    "mani_skill": "maniskill",
+}
 # Arguments of gymnasium.make that are not the simulator's own, and the config key for each.
 _RESERVED = {
     "id": "env.id",
@@ -38,6 +43,7 @@ class GymnasiumAdapter:
             return []
         shipped = Path(library.origin).with_name("envs") / "__init__.py"  # registers its ids; a planner imports nothing
         known = shipped.is_file() and f'id="{config.id}"' in shipped.read_text(encoding="utf-8")
+        known |= (module := config.id.partition(":")[0]) in _EXTRAS and importlib.util.find_spec(module) is not None
         return [*([] if known else _id_problems(config.id)), *_reserved_problems(config)]
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
@@ -84,8 +90,9 @@ def _imports(got: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         why = f"there is no module {error.name}" if error.name else str(error)
-        if error.name is None or error.name.partition(".")[0] in _OURS:
-            raise missing_library(why, got=got, extra="envs", key="env.id", of="the simulator") from error
+        if error.name is None or error.name in _EXTRAS:
+            extra = _EXTRAS[error.name or "gymnasium"]
+            raise missing_library(why, got=got, extra=extra, key="env.id", of="the simulator") from error
         what = "the simulator imports a module that is not installed"
         fix = "install what it belongs to, put its folder on PYTHONPATH, or correct the import"
         raise ConfigError.of("missing-library", "env.id", what, got, why, fix) from error
@@ -132,6 +139,9 @@ def _id_problems(name: str) -> Sequence[Problem]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
+            if extra := _EXTRAS.get(str(error.name)):
+                why = f"there is no module {error.name}"
+                return missing_library(why, got=name, extra=extra, key="env.id", of="the simulator").problems
             what = "the simulator's module cannot be imported"
             why = f"{registered} should be registered by {module_name}, and there is no module {error.name}"
             fix = "install it, put its folder on PYTHONPATH, or correct the name"

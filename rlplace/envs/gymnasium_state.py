@@ -70,14 +70,17 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
     """Return the outermost layer that may have a state."""
     from gymnasium import wrappers
 
+    from rlplace.envs.wrappers import Shown
+
     stateless = (
+        Shown,
         wrappers.OrderEnforcing,
         wrappers.PassiveEnvChecker,
         wrappers.TransformAction,
         wrappers.TransformObservation,
         wrappers.TransformReward,
     )
-    while isinstance(env, stateless) and type(env).__module__.startswith("gymnasium."):
+    while isinstance(env, stateless) and type(env).__module__.startswith(("gymnasium.", "rlplace.envs.")):
         env = env.env
     return env
 

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs.contract import Rendering, Simulator, Spaces
-from rlplace.envs.registry import find_adapter, missing_library, needs, row_seeds
+from rlplace.envs.registry import make_simulator, missing_library, needs, row_seeds
 from rlplace.errors import ConfigError, OutputError, SimulatorError, one_of
 
-Act = Callable[[NDArray[np.float32]], NDArray[Any]]  # observations [B, *O] -> actions [B, *A]
+# Observations [B, *O], and [B] bool where an episode begins with them -> actions [B, *A].
+Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[Any]]
 _ROWS = 16  # most that are simulated side by side
 _EVALUATION = -1  # instead of an iteration: no episodes that a run has trained on
 _GIF_FRAMES_PER_S = 20.0  # at most: each frame is a picture of its own, slow to make and large
@@ -55,21 +56,23 @@ def play(
     due = [episodes // rows + (row < episodes % rows) for row in range(rows)]
     played: list[list[Played]] = [[] for _ in range(rows)]
     with contextlib.ExitStack() as opened:
-        simulator = _made(config, rows, drawn=video is not None)
+        simulator = _made(config, rows, spaces.chunk, drawn=video is not None)
         opened.callback(simulator.close)
         observations = simulator.reset(row_seeds(seed, 0, rows, _EVALUATION))
         lengths = np.zeros(rows, np.int64)  # of the episodes under way
+        begins = np.ones(rows, np.bool_)
         film = None if video is None else opened.enter_context(contextlib.closing(_Film(video, simulator, config)))
         while sum(map(len, played)) < episodes:
             if film is not None and len(played[0]) < due[0]:
                 film.add()
-            result = simulator.step(act(observations))
+            result = simulator.step(act(observations, begins))
             observations = result.observations
             if not (np.isfinite(spaces.numbers_in(observations)).all() and np.isfinite(result.rewards).all()):
                 what, why = "gave a number that is not finite", "the mean of such episodes says nothing"
                 raise SimulatorError.about("simulator-not-finite", config.id, what, why=why, fix="seed=<another>")
-            ended = np.flatnonzero(result.terminated | result.truncated)
-            lengths += 1
+            begins = result.terminated | result.truncated
+            ended = np.flatnonzero(begins)
+            lengths += spaces.chunk
             lengths[ended] = 0
             for row, total, length in zip(ended, result.episode_returns, result.episode_lengths, strict=True):
                 if len(played[row]) < due[row]:
@@ -91,13 +94,12 @@ def _endless(config: SimulatorEnvConfig, longest: int, played: int, episodes: in
     return SimulatorError.about("endless-episode", config.id or config.kind, what, got=got, why=why, fix=fix)
 
 
-def _made(config: SimulatorEnvConfig, rows: int, *, drawn: bool) -> Simulator:
-    adapter = find_adapter(config.kind)
+def _made(config: SimulatorEnvConfig, rows: int, chunk: int, *, drawn: bool) -> Simulator:
     if not drawn:
-        return adapter.make(config, rows)
+        return make_simulator(config, rows, chunk)
     drawing = dataclasses.replace(config, kwargs={**config.kwargs, "render_mode": "rgb_array"})
     try:
-        return adapter.make(drawing, rows)
+        return make_simulator(drawing, rows, chunk)
     except TypeError as error:  # it takes no such argument
         raise _not_drawn(config, str(error)) from error
 

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
 from rlplace.extras import install_command
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config, SimulatorEnvConfig, TextEnvConfig
-    from rlplace.envs.contract import Adapter, Spaces
+    from rlplace.envs.contract import Adapter, Simulator, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
 ADAPTERS: Mapping[str, str] = {
@@ -186,6 +187,16 @@ def describe(config: SimulatorEnvConfig) -> Spaces:
     return find_adapter(config.kind).describe(config)
 
 
+def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulator:
+    """Make a simulator that takes so many actions at once. Raises ConfigError."""
+    simulator = find_adapter(config.kind).make(config, rows)
+    if chunk == 1:
+        return simulator
+    from rlplace.envs.chunks import in_chunks
+
+    return in_chunks(simulator, chunk)
+
+
 def spaces_of_job(config: Config) -> Spaces:
     """Return the shapes that the policy of a job has to do with. Raises ConfigError where its model takes others."""
     spaces = describe(config.simulator_env)
@@ -206,7 +217,15 @@ def spaces_of_job(config: Config) -> Spaces:
     if model.kind == "cnn" and model.network == "nature" and small:
         got, why = str(list(small[0].shape)), f"its three convolutions take {_NATURE_PIXELS} pixels each way or more"
         raise ConfigError.of(_MISFIT, "actor.model.network", "the image is too small", got, why, "network: impala")
-    return spaces
+    if model.kind == "transformer" and model.width % model.heads:
+        got, why = f"width: {model.width}, heads: {model.heads}", "each head attends to its share of a token"
+        fix = f"width: {-(-model.width // model.heads) * model.heads}"
+        raise ConfigError.of(_MISFIT, "actor.model.width", "no multiple of heads", got, why, fix)
+    narrow = min((size for part in spaces.images for size in image_size(part.shape)[1:]), default=0)
+    if model.kind == "transformer" and 0 < narrow < model.patch:
+        got, why = f"patch: {model.patch}", f"the image has {narrow} pixels one way"
+        raise ConfigError.of(_MISFIT, "actor.model.patch", "larger than the image", got, why, f"patch: {narrow}")
+    return spaces.remembering(model.remembered).chunked(config.torch_rollout.action_chunk)
 
 
 def row_seeds(seed: int, first_row: int, rows: int, iteration: int = 0) -> Sequence[int]:

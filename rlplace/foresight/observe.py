@@ -260,12 +260,14 @@ def _subject(config: Config, component: str) -> str:
     if config.kind == "mlp" and component == "env":
         env = config.simulator_env
         wrapped = (word for wrapper in env.wrappers for word in (wrapper.name, *_given(wrapper.kwargs)))
-        return " ".join([env.kind, env.id or "", *_given(env.kwargs), *wrapped])
+        chunk = config.torch_rollout.action_chunk
+        chunks = [f"in chunks of {chunk}"] if chunk > 1 else []
+        return " ".join([env.kind, env.id or "", *_given(env.kwargs), *wrapped, *chunks])
     if component == "env":
         return f"{config.text_env.task}, {', '.join(map(str, config.text_env.rewards))}"
     block = config.actor if component == "rollout" else config.block_of(component)
     model = getattr(block, "model", None)
-    if isinstance(model, MlpConfig):
+    if isinstance(model, MlpConfig) and not model.remembered:
         return f"mlp {'x'.join(map(str, model.hidden))} {model.activation}"
     if isinstance(model, PolicyConfig):
         return ", ".join(str(value) for value in dataclasses.astuple(model))

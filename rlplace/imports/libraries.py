@@ -136,7 +136,9 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 def _rlinf_set_rollout(draft: Draft) -> None:
     """Steps of an iteration and its optimizer steps, where the file has enough for each."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
-    chunk = draft.count("actor.model.num_action_chunks", 1, 1)
+    chunk, chunk_key = draft.count("actor.model.num_action_chunks", 1, 1), "actor.model.num_action_chunks"
+    if chunk > 1:
+        draft.derive("rollout.action_chunk", chunk, chunk_key)
     steps = draft.count("env.train.max_steps_per_rollout_epoch", 0)
     envs = _rlinf_envs(draft)
     batch, key = draft.count("actor.global_batch_size", 0), "actor.global_batch_size"

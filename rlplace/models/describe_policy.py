@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplace.config.policies import CnnConfig, ModuleConfig
+from rlplace.config.policies import CnnConfig, MlpConfig, ModuleConfig, TransformerConfig
 from rlplace.config.schema import ActorConfig, AlgorithmConfig
 from rlplace.envs import contract
 from rlplace.errors import ConfigError
@@ -29,6 +29,7 @@ from rlplace.models.policy_networks import build_policy
 _SAMPLES = 4
 _KINDS = (contract.DiscreteActions, contract.MultiDiscreteActions, contract.ContinuousActions)
 _TOLD = ("code", "key", "what", "got", "why", "fix")  # of a problem
+_MODELS = {kind.__name__: kind for kind in (CnnConfig, MlpConfig, ModuleConfig, TransformerConfig)}
 _ACTIONS = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -50,7 +51,7 @@ class _Largest(TorchDispatchMode):
 def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description. Raises ConfigError where the network is not there or returns something else."""
     spaces = _spaces(asked["spaces"])
-    model = _made(CnnConfig if asked["model"]["kind"] == "cnn" else ModuleConfig, asked["model"])
+    model = _made(_MODELS[asked["model"]["class"]], asked["model"])
     algorithm = AlgorithmConfig(normalize_observations=asked["normalize"])
     policy = build_policy(spaces, ActorConfig(model=model), algorithm, seed=0)
     assert isinstance(policy, NetworkPolicy), model
@@ -74,21 +75,26 @@ def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
 
     zeros = torch.zeros((_SAMPLES, *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype))
     with saved_tensors_hooks(pack, lambda tensor: tensor), _Largest() as seen:
-        returned = policy.network(policy.inputs(zeros))
-    _check(returned, math.prod(noise_shape(spaces.actions)))
+        memory = (torch.zeros(1, spaces.memory), torch.zeros(_SAMPLES, 1, dtype=torch.bool)) if spaces.memory else ()
+        returned = policy.network(policy.inputs(zeros), *memory)
+    _check(returned, math.prod(noise_shape(spaces.actions)), spaces.memory)
     numbers = sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in own) // 4
     return numbers, seen.numbers
 
 
-def _check(returned: object, outputs: int) -> None:
+def _check(returned: object, outputs: int, remembered: int) -> None:
     """Raise ConfigError unless a network returns what a policy needs."""
     pair = returned if isinstance(returned, Sequence) else (returned,)
     shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in pair]
-    if shapes != [(_SAMPLES, outputs), (_SAMPLES,)]:
+    expected: list[tuple[int, ...]] = [(_SAMPLES, outputs), (_SAMPLES,)]
+    if shapes != expected + [(1, remembered)] * bool(remembered):
         why = f"of N observations a policy needs outputs [N, {outputs}] and values [N]; here N is {_SAMPLES}"
         what, fix = "the network returns something else", "return outputs, values"
+        if remembered:
+            why += f"; with remembered: {remembered} also the memory [N, {remembered}] for the next step"
+            fix += ", memory"
         raise ConfigError.of("bad-network", "actor.model", what, str(shapes), why, fix)
-    for name, each in zip(("outputs", "values"), pair, strict=True):
+    for name, each in zip(("outputs", "values"), pair, strict=False):
         if not each.requires_grad:
             what, why = f"no parameter changes the {name} of the network", "both outputs and values are learned"
             fix = f"compute the {name} from parameters, and not under torch.no_grad() or of a detached tensor"

@@ -20,7 +20,7 @@ from rlplace.algo.normalize import Moments, merge, no_moments
 from rlplace.config.policies import MlpConfig
 from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -84,14 +84,15 @@ class ActorCritic(nn.Module):
     """Two trunks, for policy and value; a categorical policy, or a normal one with a learned deviation per element."""
 
     by_hand = True  # its passes in training
+    remembered = 0  # numbers of a memory
 
     def __init__(self, spaces: Spaces, config: MlpConfig, normalize: bool) -> None:
         super().__init__()
         self.normalizer = ObservationNormalizer(spaces.observation_shape) if normalize else None
         self._size, self.actions = math.prod(spaces.observation_shape), spaces.actions
         outputs = math.prod(noise_shape(spaces.actions))
-        self.policy = _trunk(self._size, config.hidden, outputs, _ACTIVATIONS[config.activation])
-        self.value = _trunk(self._size, config.hidden, 1, _ACTIVATIONS[config.activation])
+        self.policy = _trunk(self._size, config.hidden, outputs, ACTIVATIONS[config.activation])
+        self.value = _trunk(self._size, config.hidden, 1, ACTIVATIONS[config.activation])
         if isinstance(spaces.actions, ContinuousActions):
             self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
 

@@ -8,21 +8,27 @@ A network takes observations and returns what the heads of a policy do::
                     the job normalises, images uint8 as the simulator shows them
     outputs         K logits of a choice among K, or K means of a continuous action of K elements
 
-Letters: N observations, O observation shape, K outputs, C channels, H height, W width.
+One with a memory is given sequences, step by step, and returns what it remembers after them; without `begins` they are
+of one step, and no episode begins::
+
+    forward(observations, memory [M, S], begins [L, M] = None) -> outputs [L * M, K], values [L * M], memory [M, S]
+
+Letters: N observations, O observation shape, K outputs, C channels, H height, W width, M sequences, L their steps, S
+numbers of the memory.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlplace.config.policies import CnnConfig, ModuleConfig
-from rlplace.envs.contract import ContinuousActions, Spaces
+from rlplace.envs.contract import Actions, ContinuousActions, Spaces, channels_last, image_size
 from rlplace.envs.registry import named
 from rlplace.errors import ConfigError
 from rlplace.models.mlp import ObservationNormalizer, PolicyOutput, initialise, noise_shape, output_of
@@ -31,7 +37,18 @@ Observed = Tensor | Mapping[str, Tensor]
 _NATURE = ((8, 4), (4, 2), (3, 1))  # kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
 _NATURE_CHANNELS, _IMPALA_CHANNELS = (32, 64, 64), (16, 32, 32)
 _BESIDE = 64  # features of the numbers beside images
-_BRIGHTEST = 255.0
+BRIGHTEST = 255.0
+
+
+class Sequences(NamedTuple):
+    """Neighbouring steps of M environments, from which a policy with memory learns; before them b steps of burn-in."""
+
+    observations: Tensor  # [b + L, M, row]
+    begins: Tensor  # [b + L, M] bool, an episode begins with this step
+    memory: Tensor  # [M, S] float32 before the first step
+    alone: Tensor  # [M] bool, there are no steps before it: nothing to burn in
+    burn_in: int
+    learned: Tensor | None  # [n] which of the L * M steps are learned from; None: all
 
 
 class NetworkPolicy(nn.Module):
@@ -45,22 +62,33 @@ class NetworkPolicy(nn.Module):
     def __init__(self, spaces: Spaces, network: nn.Module, *, normalize: bool, initial_log_std: float) -> None:
         super().__init__()
         self._spaces, self.actions, self.network = spaces, spaces.actions, network
-        self.normalizer = ObservationNormalizer((spaces.numbers,)) if normalize and spaces.numbers else None
+        self.remembered = spaces.memory
+        numbers = spaces.numbers - spaces.memory
+        self.normalizer = ObservationNormalizer((numbers,)) if normalize and numbers else None
         if isinstance(spaces.actions, ContinuousActions):
             self.log_std = nn.Parameter(torch.full((math.prod(spaces.actions.shape),), initial_log_std))
         self.eval()
 
     def forward(self, observations: Tensor) -> PolicyOutput:
         """Decide on [N, *O], or rows of as many elements."""
-        none = not len(observations)
-        outputs, values = self.nothing(observations) if none else self.network(self.inputs(observations))
-        return output_of(self.actions, outputs, values, getattr(self, "log_std", None))
+        return self.decide(observations)[0]
+
+    def decide(self, observations: Tensor) -> tuple[PolicyOutput, Tensor]:
+        """Decide as `forward`; return also [N, S] what is remembered from then on."""
+        memory = self.memory(observations)
+        if not len(observations):
+            outputs, values = self.nothing(observations)
+        elif self.remembered:
+            outputs, values, memory = self.network(self.inputs(observations), memory)
+        else:
+            outputs, values = self.network(self.inputs(observations))
+        return output_of(self.actions, outputs, values, getattr(self, "log_std", None)), memory
 
     def inputs(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Observed:
         """Return what the network takes; `dtype`: of numbers, images stay uint8."""
         spaces, number = self._spaces, 0
         rows, byte = self._rows(observations), 4 * spaces.numbers
-        numbers = self.numbers(rows)
+        numbers = self.numbers(observations)
         if self.normalizer is not None:
             numbers = self.normalizer(numbers)
         found: dict[str, Tensor] = {}
@@ -70,7 +98,11 @@ class NetworkPolicy(nn.Module):
             else:
                 part, byte = rows[:, byte : byte + entry.size], byte + entry.size
             found[entry.name] = part.reshape(-1, *entry.shape)
-        return found if spaces.parts else found[""]
+        return found.get("", found)
+
+    def remembering(self, shown: Tensor, memory: Tensor) -> Tensor:
+        """Return [N, row] what the simulator shows, with the memory [N, S] before it."""
+        return torch.cat([memory.view(shown.dtype), shown.flatten(1)], dim=1)
 
     def nothing(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and values of no observation, which not every network takes."""
@@ -78,7 +110,15 @@ class NetworkPolicy(nn.Module):
         return outputs, outputs.sum(dim=1)
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return [N, numbers] float32 of the observations, not normalised: what the normaliser counts."""
+        """Return [N, numbers] float32 that the simulator shows, not normalised: what the normaliser counts."""
+        return self._floats(observations)[:, self.remembered :]
+
+    def memory(self, observations: Tensor) -> Tensor:
+        """Return [N, S] float32 what is remembered of each row."""
+        return self._floats(observations)[:, : self.remembered]
+
+    def _floats(self, observations: Tensor) -> Tensor:
+        """Return [N, numbers] all float32 numbers of the observations."""
         rows, count = self._rows(observations), self._spaces.numbers
         if rows.dtype == torch.float32:
             return rows
@@ -109,16 +149,42 @@ class NetworkPass:
         self._slopes = {name: slopes[prefix + name] for name in self._leaves}
         self._found: tuple[Tensor, ...] = ()
 
-    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        if not len(observations):
-            self._found = ()
-            return self._policy.nothing(observations)
-        dtype = next(iter(self._leaves.values())).dtype
-        inputs = self._policy.inputs(observations, dtype)
-        with torch.enable_grad():
-            self._found = torch.func.functional_call(self._policy.network, self._leaves, (inputs,))
+    def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
+        """Return outputs and values of the observations, or of the steps of sequences that are learned from."""
+        self._found = ()
+        given = observations.begins.t() if isinstance(observations, Sequences) else observations
+        if not len(given):
+            return self._policy.nothing(given)
+        if isinstance(observations, Sequences):
+            self._found = self._unrolled(observations)
+        else:
+            memory = [self._policy.memory(observations)] if self._policy.remembered else []
+            with torch.enable_grad():
+                self._found = self._call(observations, *memory)[:2]
         outputs, values = (each.detach().float() for each in self._found)
         return outputs, values
+
+    def _unrolled(self, given: Sequences) -> tuple[Tensor, Tensor]:
+        def run(steps: slice, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            outputs, values, after = self._call(given.observations[steps].flatten(0, 1), memory, given.begins[steps])
+            return outputs, values, after
+
+        memory = given.memory
+        if given.burn_in:
+            with torch.no_grad():
+                burned = run(slice(given.burn_in), memory)[2]
+            memory = torch.where(given.alone[:, None], memory, burned.float())
+        with torch.enable_grad():
+            outputs, values, _ = run(slice(given.burn_in, None), memory)
+            if given.learned is not None:
+                outputs, values = outputs[given.learned], values[given.learned]
+        return outputs, values
+
+    def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        dtype = next(iter(self._leaves.values())).dtype
+        given = (self._policy.inputs(observations, dtype), *memory)
+        found: tuple[Tensor, ...] = torch.func.functional_call(self._policy.network, self._leaves, given)
+        return found
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         """Write the slopes of all parameters, from those of what `forward` returned; what no output uses has none."""
@@ -133,8 +199,8 @@ class NetworkPass:
 # ── networks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ImageNetwork(nn.Module):
-    """Convolutions for each image, a layer for the numbers beside them; all features together, then both heads.
+class ImageEncoder(nn.Module):
+    """Convolutions for each image, a layer for the numbers beside them; all features [N, F] together, then layers.
 
     An image is [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose frames become channels.
     """
@@ -143,62 +209,66 @@ class ImageNetwork(nn.Module):
         super().__init__()
         self._entries, self._images = spaces.entries, spaces.images
         shapes = [entry.shape for entry in spaces.images]
-        self.images = nn.ModuleList(_convolutions(config, channels_first(shape)) for shape in shapes)
+        self.images = nn.ModuleList(_convolutions(config, image_size(shape)) for shape in shapes)
         numbers = sum(entry.size for entry in spaces.entries if entry not in spaces.images)
         self.numbers = nn.Linear(numbers, _BESIDE) if numbers else None
         with torch.device("meta"):
-            sizes = [_convolutions(config, at)(torch.empty(1, *at)).numel() for at in map(channels_first, shapes)]
+            sizes = [_convolutions(config, at)(torch.empty(1, *at)).numel() for at in map(image_size, shapes)]
         widths = [sum(sizes) + (_BESIDE if numbers else 0), *config.hidden]
         layers = [nn.Sequential(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(widths)]
-        self.joint = nn.Sequential(*layers)
-        self.policy = nn.Linear(widths[-1], math.prod(noise_shape(spaces.actions)))
-        self.value = nn.Linear(widths[-1], 1)
+        self.joint, self.features = nn.Sequential(*layers), widths[-1]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Make the first weights: as those of an MLP, the heads apart."""
+        """Make the first weights."""
         weighted = [m for m in self.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-        trunk = [layer for layer in weighted if layer not in (self.policy, self.value)]
-        initialise(trunk, math.sqrt(2.0), generator)
-        initialise([self.policy], 0.01, generator)
-        initialise([self.value], 1.0, generator)
+        initialise(weighted, math.sqrt(2.0), generator)
 
-    def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:
+    def forward(self, observations: Observed) -> Tensor:
         by_name = {"": observations} if isinstance(observations, Tensor) else observations
         features, numbers, images = [], [], iter(self.images)
-        dtype = self.value.weight.dtype
+        dtype = next(self.parameters()).dtype
         for entry in self._entries:
             given = by_name[entry.name]
             if entry in self._images:
-                scaled = given.to(dtype) / _BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
-                features.append(next(images)(_channels_first(scaled)))
+                scaled = given.to(dtype) / BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
+                features.append(next(images)(as_channels_first(scaled)))
             else:
                 numbers.append(given.flatten(1).to(dtype))
         if self.numbers is not None:
             features.append(torch.relu(self.numbers(torch.cat(numbers, dim=1))))
-        joined = self.joint(torch.cat(features, dim=1))
+        joined: Tensor = self.joint(torch.cat(features, dim=1))
+        return joined
+
+
+class ImageNetwork(ImageEncoder):
+    """An encoder of images, and both heads."""
+
+    def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
+        super().__init__(spaces, config)
+        self.policy, self.value = heads(self.features, spaces.actions)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        super().initialise(generator)
+        initialise([self.policy], 0.01, generator)
+        initialise([self.value], 1.0, generator)
+
+    def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        joined = super().forward(observations)
         return self.policy(joined), self.value(joined)[:, 0]
 
 
-def channels_first(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return C, H and W of an image."""
-    return cast("tuple[int, int, int]", tuple(_channels_first(torch.empty(1, *shape, device="meta")).shape[1:]))
+def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
+    """Make the heads of a policy and its value."""
+    return nn.Linear(features, math.prod(noise_shape(actions))), nn.Linear(features, 1)
 
 
-def _channels_first(images: Tensor) -> Tensor:
+def as_channels_first(images: Tensor) -> Tensor:
     """Return [N, C, H, W] of [N, H, W], [N, H, W, C], [N, C, H, W] or a stack [N, T, H, W, C]; T x C are channels."""
     if images.dim() == 3:
         return images.unsqueeze(1)
-    if _channels_last(images.shape[-3:]):
+    if channels_last(images.shape[-3:]):
         images = images.movedim(-1, -3)
     return images.flatten(1, -3)
-
-
-def _channels_last(shape: Sequence[int]) -> bool:
-    """Whether an image is [H, W, C]: of a square one, C is the axis that differs; else the shorter, or the last."""
-    first, middle, last = shape
-    if first != last and middle in (first, last):
-        return first == middle
-    return last <= first
 
 
 class _Residual(nn.Module):

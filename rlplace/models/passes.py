@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from rlplace.envs.contract import MultiDiscreteActions
 from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, first_logits, log_shares
-from rlplace.models.networks import NetworkPass, NetworkPolicy
+from rlplace.models.networks import NetworkPass, NetworkPolicy, Sequences
 
 _ATEN = torch.ops.aten
 
@@ -117,8 +117,11 @@ class Passes:
         self._actions = module.actions
         self._log_std, self._log_std_slopes = of.get("log_std"), to.get("log_std")
 
-    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N] in float32, of `prepared` observations [N, O]."""
+    def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
+        """Return outputs [N, K] and values [N] in float32, of `prepared` observations [N, O], or of sequences."""
+        if isinstance(self._network, NetworkPass):
+            return self._network.forward(observations)
+        assert isinstance(observations, Tensor), "an MLP has no memory"
         return self._network.forward(observations)
 
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:

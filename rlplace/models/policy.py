@@ -25,6 +25,7 @@ from rlplace.envs.registry import needs, spaces_of_job
 from rlplace.errors import ConfigError
 from rlplace.models.checkpoint import write_bytes
 from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
+from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.saved_state import policy_tensors
 from rlplace.trained import Trained, find_trained
@@ -35,6 +36,8 @@ _OUT = "OUT"  # of the command that exports
 class Policy(nn.Module):
     """Decides on the CPU, as the simulator takes it; observations are normalised as in training.
 
+    One with a memory remembers each row of a batch from one `act` to the next.
+
     `spaces`: the `Spaces` of the simulator that it was trained on. `network`: the module behind it, whose `forward`
     takes observations [N, *O].
     """
@@ -44,7 +47,8 @@ class Policy(nn.Module):
 
     def __init__(self, network: PolicyNetwork, spaces: Spaces, config: Config, *, seed: int) -> None:
         super().__init__()
-        self.network, self.spaces, self.config = network, spaces, config
+        self.network, self.spaces, self.config = network, spaces.shown, config
+        self._memory = torch.zeros((0, network.remembered))
         self._generator = torch.Generator().manual_seed(seed)
         self._bounded = isinstance(spaces.actions, ContinuousActions)
         if isinstance(spaces.actions, ContinuousActions):
@@ -56,12 +60,15 @@ class Policy(nn.Module):
         return self._within(mode(self.network(observations)))
 
     @torch.inference_mode()
-    def act(self, observations: ArrayLike, deterministic: bool = True) -> NDArray[Any]:
+    def act(self, observations: ArrayLike, deterministic: bool = True, begins: ArrayLike | None = None) -> NDArray[Any]:
         """Return the actions for observations [*O], or a batch [N, *O], of the shape `spaces.observation_shape`.
 
         Of a discrete space: int64 [] or [N], counted from 0. Of a continuous one: float32 [*A] or [N, *A], within its
-        bounds. The likeliest ones; with `deterministic=False` they are drawn, as in training. Raises ValueError for
-        another shape, for what is no numbers, and for floating-point numbers where it was trained on bytes.
+        bounds. The likeliest ones; with `deterministic=False` they are drawn, as in training.
+
+        `begins`: a bool, or [N] of them, where an episode begins: there a policy with memory forgets. Without it, all
+        rows go on, unless there are more or fewer than before. Raises ValueError for another shape, for what is no
+        numbers, and for floating-point numbers where it was trained on bytes.
         """
         shown, shape = np.asarray(observations), self.spaces.observation_shape
         if shown.shape[shown.ndim - len(shape) :] != shape or shown.ndim not in (len(shape), len(shape) + 1):
@@ -70,9 +77,24 @@ class Policy(nn.Module):
             raise _wrong_dtype(str(shown.dtype), self.spaces.observation_dtype)
         given = shown.astype(self.spaces.observation_dtype, copy=False)
         batch = torch.tensor(given).reshape(-1, *shape)
-        actions = self(batch) if deterministic else self._drawn(self.network(batch))
+        if self.network.remembered:
+            output = self._decided(batch, begins)
+            actions = self._within(mode(output)) if deterministic else self._drawn(output)
+        else:
+            actions = self(batch) if deterministic else self._drawn(self.network(batch))
         found: NDArray[Any] = actions.numpy()
         return found if given.ndim > len(shape) else found[0]
+
+    def _decided(self, batch: Tensor, begins: ArrayLike | None) -> PolicyOutput:
+        network = self.network
+        assert isinstance(network, NetworkPolicy), "no other has a memory"
+        if len(self._memory) != len(batch):
+            self._memory = torch.zeros((len(batch), network.remembered))
+        elif begins is not None:
+            empty = torch.from_numpy(np.broadcast_to(np.asarray(begins, bool), len(batch)).copy())
+            self._memory = self._memory.masked_fill(empty[:, None], 0.0)
+        output, self._memory = network.decide(network.remembering(batch, self._memory))
+        return output
 
     def _drawn(self, output: PolicyOutput) -> Tensor:
         size = (len(output.values), *noise_shape(self.spaces.actions))
@@ -168,6 +190,8 @@ def _tracing(out: Path) -> Iterator[None]:
 
 def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
     """Record the pass of one batch. Raises ConfigError where it is not that of another batch too."""
+    if policy.network.remembered:
+        raise _not_traced(out, "it has a memory, which goes from one step to the next beside the observations")
     traced: torch.jit.ScriptModule = torch.jit.trace(policy, _example(policy), check_trace=False)
     other = torch.randint(0, 255, (3, *policy.spaces.observation_shape)).to(_example(policy).dtype)
     if not torch.allclose(traced(other), policy(other), atol=1e-5):

@@ -35,6 +35,7 @@ def check_job(config: Config, placement: HybridComponentPlacement, active: Needs
     """Check a job against its placement, as far as its components are placed. `active`: its needs in sub-stages."""
     if config.kind == "mlp":
         yield from _check_rows(config, placement)
+        yield from _check_sequences(config)
         yield from _check_sync(config, placement, active)
         return
     if not config.runs:
@@ -68,7 +69,13 @@ def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator
         if ranks > envs // parts:
             yield _without_rows(_ENVS, envs, component, ranks, -(-ranks * parts // block) * block, given)
     minibatches, steps = config.algorithm.num_minibatches, config.algorithm.rollout_steps
-    if minibatches > envs * steps:
+    unrolled, sequences = config.algorithm.unrolled, envs * (steps // config.algorithm.unrolled)
+    if config.actor.policy.remembered and minibatches > sequences > 0:
+        what = f"{minibatches} minibatches of {sequences} sequences: some would be empty"
+        why = f"an iteration has total_num_envs {envs} x rollout_steps {steps} / unroll_steps {unrolled} sequences"
+        fix = f"num_minibatches: {sequences}        (or fewer, or a smaller algorithm.unroll_steps)"
+        yield _problem("empty-minibatches", "algorithm.num_minibatches", what, minibatches, why, fix)
+    elif minibatches > envs * steps:
         what = f"{minibatches} minibatches of {envs * steps} samples: some would be empty"
         why = f"an iteration has total_num_envs {envs} x rollout_steps {steps} samples"
         fix = f"num_minibatches: {envs * steps}        (or fewer)"
@@ -92,6 +99,27 @@ def _without_rows(
     why = f"{given}each {component} rank takes at least {item}"
     fix = f"{key.rpartition('.')[2]}: {least}        (or fewer {component} ranks)"
     return _problem("rank-without-rows", key, what, value, why, fix)
+
+
+def _check_sequences(config: Config) -> Iterator[Problem]:
+    """Report sequences that a policy with memory cannot learn from."""
+    algorithm, key = config.algorithm, "algorithm.unroll_steps"
+    steps, length = algorithm.rollout_steps, algorithm.unrolled
+    if not config.actor.policy.remembered:
+        given = {key: algorithm.unroll_steps, "algorithm.burn_in": algorithm.burn_in}
+        for name, value in given.items():
+            if value:
+                what, why = "the policy has no memory", "it learns from single steps, not from sequences"
+                fix = f"remove {name}, or give it a memory: actor.model.memory: gru"
+                yield _problem("bad-sequences", name, what, value, why, fix)
+    elif steps % length:
+        what = f"{steps} steps are no whole number of sequences of {length}"
+        why = f"rollout_steps {steps} are cut into sequences of unroll_steps"
+        fit = next(fit for fit in range(min(length, steps), 0, -1) if steps % fit == 0)
+        yield _problem("bad-sequences", key, what, length, why, f"unroll_steps: {fit}")
+    elif algorithm.burn_in > length:
+        what, why = "longer than the sequences", f"no more than the sequence before, of {length} steps, is kept for it"
+        yield _problem("bad-sequences", "algorithm.burn_in", what, algorithm.burn_in, why, f"burn_in: {length}")
 
 
 def _check_sync(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:

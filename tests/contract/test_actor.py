@@ -66,7 +66,7 @@ def test_nothing_is_learned_from_a_poisoned_step(actor_of: MakeActor) -> None:
     digests, divisors = [], list[int]()
 
     def noted(step: Callable[..., object]) -> Callable[..., object]:
-        return lambda passes, mine, count: divisors.append(count) or step(passes, mine, count)
+        return lambda passes, given, mine, count: divisors.append(count) or step(passes, given, mine, count)
 
     for far in (0.0, 3.0):
         actions, logprobs = good.actions.copy(), good.logprobs.copy()

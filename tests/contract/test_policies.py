@@ -31,6 +31,10 @@ ROWS = 5
 OWN = {"kind": "module", "name": "tests.own_network:Own"}
 IMPALA = {"kind": "cnn", "network": "impala", "channels": [4, 8], "hidden": [16]}
 NATURE = {"kind": "cnn", "channels": [4, 8, 8], "hidden": [16]}
+GRU = {"kind": "mlp", "hidden": [16], "memory": "gru", "memory_size": 6}
+LSTM = {**IMPALA, "memory": "lstm", "memory_size": 5}
+REMEMBERS = {"kind": "module", "name": "tests.own_network:Remembers", "remembered": 4}
+TRANSFORMER = {"kind": "transformer", "width": 16, "patch": 3}
 VECTOR, PIXELS = {"observation_shape": (4,)}, {"observation_shape": (40, 36, 3), "observation_dtype": "uint8"}
 STACK = {"observation_shape": (2, 9, 7), "observation_dtype": "uint8"}
 ENTRIES = (
@@ -86,6 +90,12 @@ CASES = {
     "impala of a stack": Case(IMPALA, Spaces(actions=ARM, **STACK)),  # type: ignore[arg-type]
     "impala and numbers": Case(IMPALA, Spaces(actions=BUTTONS, **MIXED)),  # type: ignore[arg-type]
     "own of numbers": Case(OWN, Spaces(actions=ARM, **VECTOR)),  # type: ignore[arg-type]
+    "transformer of a chunk": Case(TRANSFORMER, Spaces(actions=ARM, **VECTOR).chunked(2)),  # type: ignore[arg-type]
+    "transformer and images": Case(TRANSFORMER, Spaces(actions=BUTTONS, **MIXED).chunked(3)),  # type: ignore[arg-type]
+    "transformer of one": Case(TRANSFORMER, Spaces(actions=SWITCHES, **STACK)),  # type: ignore[arg-type]
+    "gru of numbers": Case(GRU, Spaces(actions=ARM, **VECTOR).remembering(6)),  # type: ignore[arg-type]
+    "lstm of a dict": Case(LSTM, Spaces(actions=BUTTONS, **MIXED).remembering(10)),  # type: ignore[arg-type]
+    "own with memory": Case(REMEMBERS, Spaces(actions=BUTTONS, **MIXED).remembering(4)),  # type: ignore[arg-type]
     "own of a dict": Case({**OWN, "kwargs": {"width": 8}}, Spaces(actions=BUTTONS, **MIXED)),  # type: ignore[arg-type]
 }
 
@@ -117,7 +127,7 @@ def passes_of(policy: PolicyNetwork) -> tuple[Passes, Tensor]:
 def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(case: Case) -> None:
     policy, observations = case.policy(), case.observations()
     with torch.inference_mode():
-        actions, logprobs, values = decisions_of(policy)(observations, case.noise())
+        actions, logprobs, values, *_ = decisions_of(policy)(observations, case.noise())
     expected, _ = by_torch(policy(observations), actions.clone().reshape(ROWS, -1))
     torch.testing.assert_close(logprobs, expected.detach())
     passes, _ = passes_of(policy)
@@ -184,14 +194,24 @@ def test_every_weight_is_counted_and_a_pass_holds_about_what_is_predicted(
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("model", "shape"), [(IMPALA, (6, 5, 2)), ({**OWN, "kwargs": {}}, (5,))], ids=["images", "own network"]
+    ("model", "shape", "algorithm"),
+    [
+        (IMPALA, (6, 5, 2), {}),
+        ({**OWN, "kwargs": {}}, (5,), {}),
+        (GRU, (5,), {"unroll_steps": 4, "burn_in": 2}),
+        ({**REMEMBERS, "kwargs": {}}, (5,), {}),
+    ],
+    ids=["images", "own network", "gru", "own memory"],
 )
-def test_one_and_two_ranks_make_the_same_update(compute: str, model: dict[str, Any], shape: tuple[int, ...]) -> None:
-    actor = {"model": model, "compute": compute}
-    (alone,) = run_ranks(Scenario(split=(4,), actions=BUTTONS, actor=actor, shape=shape))
-    pair = run_ranks(Scenario(split=(3, 1), actions=BUTTONS, actor=actor, shape=shape))
+def test_one_and_two_ranks_make_the_same_update(
+    compute: str, model: dict[str, Any], shape: tuple[int, ...], algorithm: dict[str, Any]
+) -> None:
+    scenario = Scenario(
+        split=(4,), actions=BUTTONS, actor={"model": model, "compute": compute}, shape=shape, algorithm=algorithm
+    )
+    (alone,) = run_ranks(scenario)
+    pair = run_ranks(dataclasses.replace(scenario, split=(3, 1)))
     assert pair[0].weights_digest == pair[1].weights_digest
-    scenario = Scenario(split=(4,), actions=BUTTONS, actor=actor, shape=shape)
     start = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=7).state_dict()
     near = {"rtol": 1e-4, "atol": 1e-5} if compute == "fp32" else {"rtol": 5e-2, "atol": 5e-3}
     for name, weights in alone.weights.items():

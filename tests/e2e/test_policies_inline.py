@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 
-import pytest
-
-from rlplace.train import main
-from tests.e2e.training import INLINE_LAUNCHER, ROOT, Finished, placed, train
-from tests.pages import blocks
+from tests.e2e.training import INLINE_LAUNCHER, Finished, placed, train
 
 IMAGES = "actor.model={kind: cnn, network: impala, channels: [8], hidden: [32]}"
 CORNER = (
@@ -53,13 +47,3 @@ def test_a_network_of_ones_own_is_resumed_to_the_same_numbers(tmp_path: Path) ->
     resumed = learn(tmp_path / "cut", *asked, "runner.total_iterations=3", "resume=auto")
     names = ("actor/policy_loss", "actor/value_loss", "actor/entropy")
     assert [whole.metrics()[-1][name] for name in names] == [resumed.metrics()[-1][name] for name in names]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="needs rlplace[minigrid]")
-def test_a_small_world_of_pixels_is_learned_as_the_guide_says(tmp_path: Path) -> None:
-    (config,) = (block for block in blocks(ROOT / "docs" / "environments.md") if block.title == "minigrid.yaml")
-    (tmp_path / config.title).write_text(config.text, encoding="utf-8")
-    assert main([str(tmp_path / config.title), f"runner.output_dir={tmp_path / 'runs'}"]) == 0
-    (summary,) = (tmp_path / "runs").glob("*/*/summary.json")
-    assert json.loads(summary.read_text(encoding="utf-8"))["return_last"] >= 0.93

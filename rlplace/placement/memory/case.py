@@ -416,7 +416,7 @@ def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weight
     observed, gathered = routes.observations.most_rows, routes.trajectories.most_rows
     return {
         "observations": observed * observation + ITEM_BYTES,
-        "actions": observed * decision + ITEM_BYTES,
+        "actions": observed * (decision + _FLOAT32 * spaces.memory) + ITEM_BYTES,
         "trajectories": gathered * (rollout_steps * step + 2 * observation) + ITEM_BYTES,
         # What ranks of a copy's own node write there passes through no channel.
         "weights": min(BUCKET_BYTES, weights_bytes) if any(len(d.near) < actors for d in through_host) else 0,

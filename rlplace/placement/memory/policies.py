@@ -66,6 +66,9 @@ class PolicySpaces(Protocol):
     def numbers(self) -> int: ...
 
     @property
+    def memory(self) -> int: ...
+
+    @property
     def actions(self) -> Choices | Vector: ...
 
 
@@ -165,7 +168,7 @@ def policy_shape(model: PolicyConfig, spaces: PolicySpaces, *, normalize_observa
 
     Raises ConfigError for a module of the user's own that is not there or does not do what a policy needs.
     """
-    if not isinstance(model, MlpConfig):
+    if not isinstance(model, MlpConfig) or model.remembered:
         return _traced(model, spaces, normalize_observations)
     actions, size = spaces.actions, math.prod(spaces.observation_shape)
     outputs = outputs_of(actions)

@@ -95,6 +95,7 @@ class Decision:
     logprobs: NDArray[np.float32]  # [B]
     values: NDArray[np.float32]  # [B]
     version: int  # of the policy that decided
+    memory: NDArray[np.float32] | None = None  # [B, S], of the next step; None: the policy has none
 
 
 class TorchEngine(ModuleEngine):
@@ -117,8 +118,14 @@ class TorchEngine(ModuleEngine):
         with torch.inference_mode():
             device = self._torch_device
             decided = self._decisions(torch.from_numpy(observations).to(device), torch.from_numpy(noise).to(device))
-            actions, logprobs, values = (part.cpu().numpy() for part in decided)
-        return Decision(actions=actions, logprobs=logprobs, values=values, version=self.version)
+            actions, logprobs, values, *memory = (part.cpu().numpy() for part in decided)
+        return Decision(
+            actions=actions,
+            logprobs=logprobs,
+            values=values,
+            version=self.version,
+            memory=memory[0] if memory else None,
+        )
 
     def digest(self) -> str:
         """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""

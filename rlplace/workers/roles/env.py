@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.envs.contract import ContinuousActions, DiscreteActions, Restorable, Simulator, Spaces, StepResult
-from rlplace.envs.registry import find_adapter, row_seeds
+from rlplace.envs.registry import make_simulator, row_seeds
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
@@ -70,6 +70,7 @@ class Recording:
         self._arrays |= {name: np.empty((steps, rows), np.float32) for name in ("logprobs", "values", "rewards")}
         self._arrays |= {name: np.empty((steps, rows), np.bool_) for name in ("terminated", "truncated")}
         self._finals: list[Array] = [np.empty((0, *shape), spaces.observation_dtype)]
+        self.memory: NDArray[np.float32] = np.zeros((rows, spaces.memory), np.float32)  # after the last decision
         self.versions: set[int] = set()  # of the policies that decided
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
@@ -77,6 +78,8 @@ class Recording:
     def decision(self, step: int, columns: slice, decided: Decided) -> None:
         for name in ("actions", "logprobs", "values"):
             self._arrays[name][step, columns] = getattr(decided, name)
+        if decided.memory is not None:
+            self.memory[columns] = decided.memory
         self.versions.add(decided.version)
 
     def result(self, step: int, columns: slice, result: StepResult) -> None:
@@ -113,14 +116,37 @@ class StageGroup:
     first_row: int  # global
     columns: slice  # its rows within the rank
     simulator: Simulator
-    observations: Array  # [rows, *O], what comes next; kept from one iteration to the next
-    lengths: NDArray[np.int64]  # [rows], steps of the episodes in progress
+    spaces: Spaces
+    observations: Array = dataclasses.field(init=False)  # [rows, *O], what comes next, from iteration to iteration
+    lengths: NDArray[np.int64] = dataclasses.field(init=False)  # [rows], steps of the episodes in progress
+    rows: int
 
     def begin(self, seed: int, iteration: int = 0) -> None:
         """Begin all episodes, of rows that follow from the seed of the run and the iteration."""
-        rows = len(self.lengths)
-        self.observations = self.simulator.reset(row_seeds(seed, self.first_row, rows, iteration))
-        self.lengths = np.zeros(rows, np.int64)
+        seeds = row_seeds(seed, self.first_row, self.rows, iteration)
+        self.observations = self.remembering(self.simulator.reset(seeds))
+        self.lengths = np.zeros(self.rows, np.int64)
+
+    def remembering(self, shown: Array, memory: NDArray[np.float32] | None = None) -> Array:
+        """Return what the simulator shows [N, ...] with the memory [N, S] before it; None: an empty one."""
+        spaces = self.spaces
+        if not spaces.memory:
+            return shown
+        memory = np.zeros((len(shown), spaces.memory), np.float32) if memory is None else memory
+        rows = shown.reshape(len(shown), prod(shown.shape[1:]))
+        return np.concatenate([memory.view(spaces.observation_dtype), rows], axis=1)
+
+    def step(self, result: StepResult, memory: NDArray[np.float32]) -> StepResult:
+        """Go on from a step of the simulator, with the memory [rows, S] after the decision on it."""
+        ended = result.terminated | result.truncated
+        self.lengths = np.where(ended, 0, self.lengths + self.spaces.chunk)
+        if self.spaces.memory:
+            kept = np.where(ended[:, None], np.float32(0), memory)
+            finals = self.remembering(result.final_observations, memory[result.truncated])
+            shown = self.remembering(result.observations, kept)
+            result = dataclasses.replace(result, observations=shown, final_observations=finals)
+        self.observations = result.observations
+        return result
 
     def episodes(self) -> Episodes:
         """Return all that the next steps follow from; what the group does later leaves it as it is."""
@@ -132,7 +158,7 @@ class StageGroup:
         """Go on, after all episodes were begun, from `saved`; return the steps that are lost of rows that cannot."""
         simulator, begun = self.simulator, dict(enumerate(self.observations))
         if isinstance(simulator, Restorable):
-            begun = dict(simulator.restore(saved.states))
+            begun = {row: self.remembering(shown[None])[0] for row, shown in simulator.restore(saved.states).items()}
         again = list(begun)
         self.observations, self.lengths = saved.observations.copy(), saved.lengths.copy()
         self.lengths[again] = 0
@@ -168,21 +194,22 @@ class VectorEnvWorker(EnvWorker):
         self._groups: list[StageGroup] = []
         self._poison: list[str] = []  # what was skipped in this iteration, the first of it
         self._rows = config.simulator_env.total_num_envs // context.world_size
-        adapter, groups = find_adapter(config.simulator_env.kind), config.torch_rollout.pipeline_stage_num
+        groups, chunk = config.torch_rollout.pipeline_stage_num, self.config.spaces.chunk
         rows = self._rows // groups
         for index in range(groups):
             first_row = context.rank * self._rows + index * rows
-            simulator = adapter.make(config.simulator_env, rows)
+            simulator = make_simulator(config.simulator_env, rows, chunk)
             self._opened.callback(simulator.close)
             group = StageGroup(
                 index=index,
                 first_row=first_row,
                 columns=slice(index * rows, (index + 1) * rows),
                 simulator=simulator,
-                observations=simulator.reset(row_seeds(config.runner.seed, first_row, rows)),
-                lengths=np.zeros(rows, np.int64),
+                spaces=self.config.spaces,
+                rows=rows,
             )
-            self._require_finite(group, range(rows), group.observations, "the first observation")
+            group.begin(config.runner.seed)
+            self._require_finite(group, range(rows), self._shown(group.observations), "the first observation")
             self._groups.append(group)
 
     def run(self, iteration: int) -> Metrics:
@@ -206,7 +233,7 @@ class VectorEnvWorker(EnvWorker):
             "env/return": Metric(sum(returns) / max(1, episodes), "mean", episodes),
             "env/episode_length": Metric(sum(lengths) / max(1, episodes), "mean", episodes),
             "env/episodes": Metric(episodes, "sum"),
-            "env/steps": Metric(steps * self._rows, "sum"),
+            "env/steps": Metric(steps * self._rows * self.config.spaces.chunk, "sum"),
             **({"env/poisoned": Metric(poisoned, "sum", notes=tuple(self._poison))} if poisoned else {}),
             **watch.metrics("env"),
         }
@@ -225,9 +252,7 @@ class VectorEnvWorker(EnvWorker):
                 result = group.simulator.step(recording.actions[step, group.columns])
                 if not self._finite(result):
                     result = self._without_poison(group, result, f"step {step} of iteration {iteration}")
-                group.observations = result.observations
-                group.lengths = np.where(result.terminated | result.truncated, 0, group.lengths + 1)
-                recording.result(step, group.columns, result)
+                recording.result(step, group.columns, group.step(result, recording.memory[group.columns]))
                 watch.lap("sim", len(group.lengths))
                 if step + 1 < steps:
                     self._oracle.ask(group, step + 1)
@@ -283,7 +308,7 @@ class VectorEnvWorker(EnvWorker):
         rows = np.flatnonzero(poisoned)
         for row in rows.tolist():
             shown = result.final_observations[cut == row][0] if row in cut else result.observations[row]
-            numbers = np.array2string(self.config.spaces.numbers_in(shown[None])[0], threshold=8)
+            numbers = np.array2string(self.config.spaces.shown.numbers_in(shown[None])[0], threshold=8)
             got = f"reward {result.rewards[row]}, observation {numbers}"
             error = self._not_finite(group.first_row + row, what, got)
             if not self.config.config.skips_poison:
@@ -306,7 +331,7 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _require_finite(self, group: StageGroup, rows: Iterable[int], observations: Array, what: str) -> None:
-        for row, numbers in zip(rows, self.config.spaces.numbers_in(observations), strict=True):
+        for row, numbers in zip(rows, self.config.spaces.shown.numbers_in(observations), strict=True):
             if not np.isfinite(numbers).all():
                 raise self._not_finite(group.first_row + row, what, np.array2string(numbers, threshold=8))
 
@@ -316,8 +341,15 @@ class VectorEnvWorker(EnvWorker):
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
         """Return [B] bool of [B, *O]."""
-        numbers = self.config.spaces.numbers_in(observations)
+        numbers = self.config.spaces.shown.numbers_in(observations)
         return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
+
+    def _shown(self, observations: Array) -> Array:
+        """Return [B, ...] without the memory before each."""
+        spaces = self.config.spaces
+        shown = spaces.shown
+        whole = observations.reshape(len(observations), -1)
+        return whole[:, whole.shape[1] - prod(shown.observation_shape) :].reshape(-1, *shown.observation_shape)
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
         """`row`: global."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Decided(Protocol):
-    """Actions, log-probabilities and values of B rows; ActionChunk and Decision have them."""
+    """Actions, log-probabilities, values and memory of B rows; ActionChunk and Decision have them."""
 
     @property
     def actions(self) -> NDArray[Any]: ...
@@ -32,6 +32,9 @@ class Decided(Protocol):
 
     @property
     def version(self) -> int: ...
+
+    @property
+    def memory(self) -> NDArray[Any] | None: ...
 
 
 Decide = Callable[[int, int, NDArray[Any]], Decided]  # step, first global row, observations [B, *O]

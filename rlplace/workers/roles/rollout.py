@@ -213,6 +213,7 @@ class VectorRolloutWorker(RolloutWorker):
                 logprobs=decision.logprobs[start:stop],
                 values=decision.values[start:stop],
                 version=decision.version,
+                memory=None if decision.memory is None else decision.memory[start:stop],
             )
             key = f"{observation.env_rank}/{observation.stage_group}"
             self.context.channels[ACTIONS].put(chunk, key=key, weight=observation.weight)

@@ -27,11 +27,13 @@ from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, norm
 from rlplace.algo.variants import Steps, ppo_slopes_by_variant
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
+from rlplace.models.networks import NetworkPolicy, Sequences
 from rlplace.models.passes import Passes
 from rlplace.stopwatch import Stopwatch
 from rlplace.trajectory import Array, Trajectory
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.sequences import SequenceSamples
 from rlplace.workers.training.trained_model import TrainedPolicy
 from rlplace.workers.training.variant import variant_of
 
@@ -64,8 +66,10 @@ class PolicyLearner:
         samples = samples._replace(observations=self._policy.module.prepared(samples.observations))
         lr = self._trainer.learning_rate(iteration)
         watch.lap("exchange", self._ranks.world_size)
+        samples = samples._replace(observations=_rows(samples.observations), actions=_rows(samples.actions))
+        sequences = self._sequences(samples, trajectory, None if of_all is None else sound)
         with torch.inference_mode(self._policy.module.by_hand and self._own is None):
-            steps, stopped = self._steps(samples, of_all, iteration, lr, watch)
+            steps, stopped = self._steps(samples, sequences, of_all, iteration, lr, watch)
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
@@ -156,14 +160,28 @@ class PolicyLearner:
         found[:, rows.first : rows.first + rows.count] = sound.view(rows.steps, rows.count).to(found)
         return self._ranks.sum(found.flatten()).cpu().bool()
 
+    def _sequences(self, samples: StepSamples, trajectory: Trajectory, sound: Tensor | None) -> SequenceSamples | None:
+        """Cut the samples into sequences; None where the policy has no memory. `sound`: of this rank's samples."""
+        policy, algorithm = self._policy.module, self._algorithm
+        if not (isinstance(policy, NetworkPolicy) and policy.remembered):
+            return None
+        length, burn_in = algorithm.unrolled, algorithm.burn_in
+        sound = None if sound is None else sound.to(self._device)
+        return SequenceSamples(policy, samples, trajectory, length=length, burn_in=burn_in, sound=sound)
+
     def _steps(
-        self, samples: StepSamples, sound: Tensor | None, iteration: int, lr: float, watch: Stopwatch
+        self,
+        samples: StepSamples,
+        sequences: SequenceSamples | None,
+        sound: Tensor | None,
+        iteration: int,
+        lr: float,
+        watch: Stopwatch,
     ) -> tuple[list[Numbers], bool]:
         """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it.
 
         `sound`: which samples of all ranks count, on the host; None: all do.
         """
-        samples = samples._replace(observations=_rows(samples.observations), actions=_rows(samples.actions))
         steps: list[Numbers] = []
         target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
         names: tuple[str, ...] = PPO_MEANS
@@ -172,8 +190,8 @@ class PolicyLearner:
             names += tuple(self._own.metrics(nothing.logprobs, nothing))
         passes = self._policy.passes(len(names))
         for _ in range(self._algorithm.epochs):
-            for mine, count in self._minibatches(samples, sound, generator):
-                shares = self._differentiate(passes, mine, count)
+            for given, mine, count in self._minibatches(samples, sequences, sound, generator):
+                shares = self._differentiate(passes, given, mine, count)
                 watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(names, shares, iteration)
                 watch.lap("exchange", self._ranks.world_size)
@@ -187,21 +205,34 @@ class PolicyLearner:
         return steps, False
 
     def _minibatches(
-        self, samples: StepSamples, sound: Tensor | None, generator: torch.Generator
-    ) -> Iterator[tuple[StepSamples, int]]:
-        """Yield one epoch, gathered once: this rank's part of each minibatch, and its samples over all ranks."""
-        own, counts = zip(*minibatches(self._rows, self._algorithm.num_minibatches, generator, sound), strict=True)
+        self,
+        samples: StepSamples,
+        sequences: SequenceSamples | None,
+        sound: Tensor | None,
+        generator: torch.Generator,
+    ) -> Iterator[tuple[Tensor | Sequences, StepSamples, int]]:
+        """Yield one epoch: what a pass takes, this rank's part of each minibatch, and its samples over all ranks.
+
+        Of single steps, the epoch is gathered once.
+        """
+        number = self._algorithm.num_minibatches
+        if sequences is not None:
+            for own_sequences, count in minibatches(self._rows, number, generator, sound, self._algorithm.unrolled):
+                yield *sequences.pick(own_sequences), count
+            return
+        own, counts = zip(*minibatches(self._rows, number, generator, sound), strict=True)
         order, sizes = torch.cat(own).to(self._device), [len(part) for part in own]
         columns = (column.split(sizes) for column in samples.pick(order))
-        yield from zip(map(StepSamples._make, zip(*columns, strict=True)), counts, strict=True)
+        for mine, count in zip(map(StepSamples._make, zip(*columns, strict=True)), counts, strict=True):
+            yield mine.observations, mine, count
 
-    def _differentiate(self, passes: Passes, mine: StepSamples, count: int) -> Tensor:
+    def _differentiate(self, passes: Passes, given: Tensor | Sequences, mine: StepSamples, count: int) -> Tensor:
         """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it.
 
         Return this rank's shares of the means.
         """
         algorithm = self._algorithm
-        outputs, values = passes.forward(mine.observations)
+        outputs, values = passes.forward(given)
         chosen = passes.actions(outputs, mine.actions)
         differentiate = ppo_slopes if self._own is None else functools.partial(ppo_slopes_by_variant, self._own)
         slopes = differentiate(

@@ -146,6 +146,23 @@ def test_samples_that_do_not_count_are_in_no_part(bad: list[int], number: int) -
     assert min(sizes[0]) >= 1
 
 
+@given(bad=st.sets(st.integers(0, 11), max_size=11), number=st.integers(1, 4))
+def test_sequences_are_drawn_whole_and_counted_by_their_samples(bad: set[int], number: int) -> None:
+    """Six steps of two rows in sequences of three; each rank has one row."""
+    sound = torch.tensor([sample not in bad for sample in range(12)])
+    of_sequence = {(part, row): {6 * part + 2 * step + row for step in range(3)} for part in (0, 1) for row in (0, 1)}
+    found, sizes = list[tuple[int, int]](), []
+    for row in (0, 1):
+        rows = Rows(steps=6, total=2, first=row, count=1)
+        parts = list(minibatches(rows, number, iteration_generator(0, 0), sound, 3))
+        found += [(int(part), row) for own, _ in parts for part in own]
+        sizes.append([count for _, count in parts])
+    assert sorted(found) == sorted(place for place, samples in of_sequence.items() if samples - bad)
+    assert sizes[0] == sizes[1]
+    assert sum(sizes[0]) == 12 - len(bad)
+    assert min(sizes[0]) >= 1
+
+
 def test_sizes_differ_by_at_most_one() -> None:
     rows = Rows(steps=5, total=2, first=0, count=2)
     assert [count for _, count in minibatches(rows, 4, iteration_generator(0, 0))] == [3, 3, 2, 2]

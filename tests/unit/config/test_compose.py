@@ -257,7 +257,8 @@ def test_another_kind_of_model_begins_without_the_keys_of_the_one_before(
 
 def test_the_same_kind_of_model_keeps_the_keys_of_the_one_before() -> None:
     (job,) = with_hydra(["hybrid_ppo_cartpole", "actor.model={kind: mlp, hidden: [8]}"])
-    assert job.mapping["actor"]["model"] == {"kind": "mlp", "hidden": [8], "activation": "tanh", "initial_log_std": 0.0}
+    others = {"activation": "tanh", "memory": "none", "initial_log_std": 0.0}
+    assert job.mapping["actor"]["model"] == {"kind": "mlp", "hidden": [8], **others}
 
 
 # ── numbers that YAML reads as others ────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ from rlplace.workers.roles.episodes import Episodes, read
 
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedPendulum-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5")
 CLASSIC = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
-OWN = ("tests.gyms:Counter-v0", "tests.gyms:Wrapped-v0")
+OWN = ("tests.gyms:Counter-v0", "tests.gyms:Wrapped-v0", "tests.gyms:hidden")
 ROWS = 4
 
 

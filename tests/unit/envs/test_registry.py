@@ -121,6 +121,13 @@ def test_a_simulator_whose_library_is_missing() -> None:
     assert "pip install" not in found.fix  # no extra of ours has it
 
 
+def test_a_module_that_an_extra_has_is_told_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
+    given = config("gymnasium_robotics:FetchReachDense-v4")
+    assert [*check(given)] == [problem(given)]
+    assert (problem(given).code, problem(given).fix) == ("missing-library", install_command("robotics"))
+
+
 def test_arguments_the_simulator_does_not_take() -> None:
     found = problem(config(kwargs={"gravty": 9.8}))
     assert (found.code, found.key, found.got) == ("bad-simulator-kwargs", "env.kwargs", "gravty: 9.8")
@@ -188,6 +195,30 @@ def test_images_stay_bytes_and_a_row_of_them_becomes_numbers() -> None:
     assert {each.dtype for each in (shown, result.observations, result.final_observations)} == {np.dtype(np.uint8)}
     assert shown.shape == (2, 12, 12, 1)
     assert shown.max() == 255
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "shape"), [({}, (4 * 8 + 144,)), ({"beside": True}, (4 * (8 + 6) + 144,))], ids=["image", "dict"]
+)
+def test_what_a_policy_remembers_comes_before_what_is_shown(kwargs: dict[str, object], shape: tuple[int, ...]) -> None:
+    shown = describe(config("tests.gyms:Corner-v0", kwargs=kwargs))
+    spaces = shown.remembering(8)
+    assert (spaces.observation_shape, spaces.numbers) == (shape, shown.numbers + 8)
+    assert spaces.shown == shown
+    numbers = describe(config()).remembering(3)
+    assert (numbers.observation_shape, numbers.observation_dtype) == ((7,), "float32")
+    assert numbers.shown == describe(config())
+    assert shown.remembering(0) == shown.shown == shown
+
+
+def test_numbers_that_are_hidden_by_a_wrapper() -> None:
+    wrapper = WrapperConfig(name="rlplace.envs.wrappers:Shown", kwargs={"indices": [0, 2]})
+    hidden = config("CartPole-v1", wrappers=(wrapper,))
+    assert describe(hidden).observation_shape == (2,)
+    pair = [find_adapter("gymnasium").make(each, 1).reset([3]) for each in (hidden, config("CartPole-v1"))]
+    assert pair[0].tolist() == pair[1][:, [0, 2]].tolist()
+    found = problem(config("tests.gyms:Pixels-v0", wrappers=(wrapper,)))
+    assert (found.code, found.key) == ("bad-wrapper", "env.wrappers[0]")
 
 
 def test_entries_of_dicts_are_one_row_whose_numbers_come_first() -> None:

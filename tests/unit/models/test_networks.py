@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlplace.config.policies import CnnConfig
-from rlplace.envs.contract import DiscreteActions, Part, Spaces
-from rlplace.models.networks import ImageNetwork, channels_first
+from rlplace.envs.contract import DiscreteActions, Part, Spaces, image_size
+from rlplace.models.networks import ImageNetwork, as_channels_first
 
 SMALL = CnnConfig(network="impala", channels=(4,), hidden=(8,))
 TWO = DiscreteActions(n=2)
@@ -29,7 +29,8 @@ TWO = DiscreteActions(n=2)
     ],
 )
 def test_where_the_channels_are(shape: tuple[int, ...], first: tuple[int, int, int]) -> None:
-    assert channels_first(shape) == first
+    assert image_size(shape) == first
+    assert as_channels_first(torch.empty(2, *shape)).shape == (2, *first)
 
 
 def test_a_matrix_beside_an_image_is_numbers() -> None:

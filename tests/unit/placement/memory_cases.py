@@ -113,6 +113,7 @@ class Spaces:
     observation_dtype: str = "float32"
     parts: tuple[Any, ...] = ()
     numbers: int = 0
+    memory: int = 0
 
 
 PENDULUM = Spaces(observation_shape=(4,), actions=Continuous(shape=(1,)))

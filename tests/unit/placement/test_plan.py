@@ -43,6 +43,9 @@ def codes(*args: Any, topology: Topology = EIGHT, **options: Any) -> list[str]:
     return list(caught.value.codes)
 
 
+REMEMBERS = {"actor": {"model": {"memory": "gru"}, **ON}}
+
+
 def test_placement_residency_and_data_flow_problems_come_together() -> None:
     found = codes({"actor": "0-8", "env": "0-3", "rollout": "0-3,6"}, envs=13, offload=False, allow_resident=["actr"])
     assert found == ["accelerator-out-of-range", "unknown-component", "uneven-envs"]
@@ -67,6 +70,12 @@ def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does
     [
         ({"algorithm": {"rollout_steps": 1, "num_minibatches": 9}}, "empty-minibatches"),
         ({"actor": {"sync": {"mode": "lora"}, **ON}, "rollout": ON}, "sync-without-base"),
+        ({"algorithm": {"burn_in": 2}}, "bad-sequences"),
+        ({"algorithm": {"unroll_steps": 8}}, "bad-sequences"),
+        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 3}}, "bad-sequences"),
+        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 32}}, "bad-sequences"),
+        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 4, "burn_in": 5}}, "bad-sequences"),
+        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "num_minibatches": 9}}, "empty-minibatches"),
     ],
 )
 def test_what_no_actor_can_do(blocks: dict[str, object], code: str) -> None:

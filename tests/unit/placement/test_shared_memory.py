@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -51,7 +53,9 @@ def test_segments_are_no_larger_than_planned(size: int) -> None:
     assert channel_bytes(location(4, 1), 1 << 20) - channel_bytes(location(4, 1)) == 4 * item_segment_bytes(1 << 20)
 
 
-@pytest.mark.parametrize("spaces", [PENDULUM, IMAGES])
+@pytest.mark.parametrize(
+    "spaces", [PENDULUM, IMAGES, dataclasses.replace(PENDULUM, observation_shape=(68,), memory=64)]
+)
 def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
     steps, plan = 16, ppo()[0]
     known = simulator_items(plan, spaces, steps, 0)
@@ -65,7 +69,16 @@ def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
     observation = Observation(
         env_rank=1, stage_group=0, step=9, first_row=0, observations=np.zeros((rows, *shape), np.float32)
     )
-    chunk = ActionChunk(stage_group=1, step=2, first_row=3, actions=acts, logprobs=row, values=row, version=1 << 40)
+    chunk = ActionChunk(
+        stage_group=1,
+        step=2,
+        first_row=3,
+        actions=acts,
+        logprobs=row,
+        values=row,
+        version=1 << 40,
+        memory=np.zeros((rows, spaces.memory), np.float32) if spaces.memory else None,
+    )
     truncated = np.zeros((steps, moved), bool)
     truncated[-1] = True
     number = np.zeros((steps, moved), np.float32)

@@ -1,0 +1,28 @@
+"""Wrappers of Gymnasium environments that Gymnasium itself does not have, for `env.wrappers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+
+
+class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
+    """Shows some numbers of an observation and hides the others, such as velocities, which memory has to replace.
+
+    `indices` are those of the numbers that stay. Raises ValueError for an observation that is no row of numbers.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
+        super().__init__(env)
+        space, self._indices = env.observation_space, list(indices)
+        if not isinstance(space, Box) or len(space.shape) != 1 or not set(self._indices) <= set(range(space.shape[0])):
+            raise ValueError(f"no row of numbers with the indices {self._indices}: {space}")
+        self.observation_space = Box(space.low[self._indices], space.high[self._indices], dtype=space.dtype.type)
+
+    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(observation)[self._indices]

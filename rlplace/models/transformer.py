@@ -1,0 +1,88 @@
+"""A small transformer that decides a chunk of actions at once, as vision-language-action policies do::
+
+    entries, patches of images  ──▶ tokens ┐
+    one query for each action   ──────────▶├─▶ blocks ─▶ action 0, action 1 ... n - 1
+    one query for the value     ──────────▶┘          ─▶ value
+
+Every token attends to every other. Queries as in ACT (Zhao et al. 2023, arXiv:2304.13705), blocks that normalise first.
+
+Letters: N observations, L tokens, W their width, n actions of a chunk, K outputs of all of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from rlplace.config.policies import TransformerConfig
+from rlplace.envs.contract import Spaces, image_size
+from rlplace.models.mlp import initialise, noise_shape
+from rlplace.models.networks import BRIGHTEST, Observed, as_channels_first
+
+_FIRST_DEVIATION = 0.02  # of places and queries
+
+
+class ChunkTransformer(nn.Module):
+    """Tokens of observations and queries go through the blocks together."""
+
+    def __init__(self, spaces: Spaces, config: TransformerConfig) -> None:
+        super().__init__()
+        self._entries, self._images, self._chunk = spaces.entries, spaces.images, spaces.chunk
+        width, patch, tokens = config.width, config.patch, 0
+        layers: list[nn.Module] = []
+        for entry in spaces.entries:
+            if entry in spaces.images:
+                channels, *sides = image_size(entry.shape)
+                layers.append(nn.Conv2d(channels, width, patch, patch))
+                tokens += math.prod(side // patch for side in sides)
+            else:
+                layers.append(nn.Linear(entry.size, width))
+                tokens += 1
+        self.tokens = nn.ModuleList(layers)
+        self.places = nn.Parameter(_FIRST_DEVIATION * torch.randn(tokens, width))
+        self.queries = nn.Parameter(_FIRST_DEVIATION * torch.randn(spaces.chunk + 1, width))
+        self.blocks = nn.Sequential(*(_Block(width, config.heads) for _ in range(config.layers)))
+        self.norm = nn.LayerNorm(width)
+        self.policy = nn.Linear(width, math.prod(noise_shape(spaces.actions)) // spaces.chunk)
+        self.value = nn.Linear(width, 1)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Make the first weights of the heads; the others are as torch makes them."""
+        initialise([self.policy], 0.01, generator)
+        initialise([self.value], 1.0, generator)
+
+    def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:
+        by_name = {"": observations} if isinstance(observations, Tensor) else observations
+        dtype, tokens = self.places.dtype, list[Tensor]()
+        for entry, layer in zip(self._entries, self.tokens, strict=True):
+            given = by_name[entry.name]
+            if entry in self._images:
+                pixels = given.to(dtype) / BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
+                tokens.append(layer(as_channels_first(pixels)).flatten(2).transpose(1, 2))
+            else:
+                tokens.append(layer(given.flatten(1).to(dtype))[:, None])
+        seen = torch.cat(tokens, dim=1) + self.places
+        asked = self.queries.expand(len(seen), -1, -1)
+        answers = self.norm(self.blocks(torch.cat([seen, asked], dim=1))[:, -self._chunk - 1 :])
+        return self.policy(answers[:, :-1]).flatten(1), self.value(answers[:, -1])[:, 0]
+
+
+class _Block(nn.Module):
+    """Attention and a layer for each token, both added to what they are given [N, L, W]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.layer = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = self.attention(self.norms[0](tokens)).unflatten(-1, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        tokens = tokens + self.joined(attended)
+        added: Tensor = self.layer(self.norms[1](tokens))
+        return tokens + added

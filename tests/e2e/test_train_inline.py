@@ -96,7 +96,7 @@ def test_time_is_accounted_for(run: Finished) -> None:
     assert usage["by_accelerator"]["1"]["learn"]["busy_s"] == 0.0  # only rollout sits there
     assert usage["by_accelerator"]["0"]["learn"]["busy_s"] > 0.0
     assert usage["stages"]["learn"]["planned_at_work"] == 1
-    assert "accelerators at work, measured (planned)" in run.out
+    assert "accelerators at work, measured (planned)" in " ".join(run.out.split())
 
 
 def test_the_same_seed_gives_the_same_run(run: Finished, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _SAFE = (
     *("runner.total_iterations", "runner.stop_at_return", "runner.eval_*", "runner.output_dir", "runner.sinks"),
     *("runner.*_s", "*.enable_offload", "*.accelerator_memory", "*.host_memory", "*.workspace_memory"),
     *("*.gpu_memory_utilization", "*.kv_cache_memory", "*.sleep_level", "*.enforce_eager", "env.reward_*"),
-    *("*.sync.verify*", "*.checkpointing", "*.zero_stage", "*.token_budget", "*.micro_batch"),
+    *("*.sync.verify*", "*.sync.through_host", "*.checkpointing", "*.zero_stage", "*.token_budget", "*.micro_batch"),
     *("reward.*timeout_s", "reward.*retries", "reward.*batch", "reward.*concurrency", "reward.*api_key_env"),
     *("reward.*on_host", "reward.*sharded"),
 )

@@ -156,6 +156,10 @@ class Collective(Worker):
         return sorted(met)
 
 
+class OnHost(Probe):
+    uses_accelerators = False
+
+
 class Meeting(Worker):
     """Is set up once all those have begun to be that its config names; writes into a folder when it begins and ends."""
 

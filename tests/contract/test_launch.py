@@ -30,7 +30,7 @@ from rlplace.placement.language.slots import FlexiblePlacementStrategy, NodePlac
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, close_all, wait_all
-from tests.contract.launch_workers import Closing, Collective, Fragile, Meeting, Mover, Probe
+from tests.contract.launch_workers import Closing, Collective, Fragile, Meeting, Mover, OnHost, Probe
 
 MakeCluster = Callable[..., Cluster]
 NUMBERS = itertools.count()
@@ -164,8 +164,9 @@ def test_the_start_tells_the_turns_of_the_set_up() -> None:
     told = list[str]()
     emulated = AcceleratorConfig(kind="emulated")
     with Cluster(1, 4, accelerator=emulated, launcher="inline", tell=told.append) as cluster:
-        placed = {"actor": on(0, 1), "critic": on(1), "env": on(2), "rollout": on(1, 3)}
-        cluster.launch_all({name: (Probe.create_group(), slots, {}) for name, slots in placed.items()})
+        placed = {"actor": on(0, 1), "critic": on(1), "env": on(1, 2), "rollout": on(1, 3)}
+        kinds = {"env": OnHost}
+        cluster.launch_all({n: (kinds.get(n, Probe).create_group(), slots, {}) for n, slots in placed.items()})
     assert told[0] == "  set-up: in turns where accelerators are shared, rollout and env, then actor, then critic"
     assert [line.partition(":")[0].strip() for line in told[1:]][-2:] == ["actor", "critic"]
 

@@ -297,8 +297,12 @@ class WorkerGroup:
 
     @property
     def accelerators(self) -> set[int]:
-        """Those of all ranks, by their global numbers."""
-        return {number for slot in self.slots for number in slot.accelerators}
+        """Those that all ranks use when they are set up, by their global numbers."""
+        return self.used_by(range(self.world_size))
+
+    def used_by(self, ranks: Iterable[int]) -> set[int]:
+        slots = [self.handles[rank].slot for rank in ranks if self.worker.uses_accelerators]
+        return {number for slot in slots for number in slot.accelerators}
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -559,7 +563,7 @@ class Ranks:
 
     @property
     def accelerators(self) -> set[int]:
-        return {number for rank in self._ranks for number in self._group.slots[rank].accelerators}
+        return self._group.used_by(self._ranks)
 
     def __getattr__(self, method: str) -> Callable[..., Pending]:
         return self._group._caller(method, self._ranks)

@@ -57,6 +57,7 @@ class TextEnvWorker(EnvWorker):
     rollout runs ahead of learning, it keeps the groups that may not be learned yet, for checkpoints.
     """
 
+    uses_accelerators: ClassVar[bool] = False
     holds: ClassVar[str] = "task"
 
     def setup(self) -> None:

@@ -31,7 +31,7 @@ from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
 from rlplace.workers.launch.machines import declared_topology
-from rlplace.workers.roles.checks import check_scorers, check_variant, critic_problems, not_run
+from rlplace.workers.roles.checks import check_scorers, check_variant, critic_problems, cut_problems, not_run
 
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
@@ -197,7 +197,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         yield _wrong(
             "no-factors", "actor.sync.mode", what, "mode: lora", why, "mode: all        (or actor.lora_rank: 16)"
         )
-    yield from _parallel_problems(plan, rollout.engine)
+    yield from _parallel_problems(config, plan)
     yield from _family_problems(config, plan)
     if rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
         what = f"{rollout.engine} keeps no {rollout.cache} keys and values of a {rollout.dtype} model"
@@ -250,8 +250,9 @@ def model_problems(
         yield _wrong("context-too-long", "rollout", what, got, why, fix)
 
 
-def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
+def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     """Report slices of a model that a run does not make: an engine has one rank, every other rank one accelerator."""
+    engine = config.text_rollout.engine
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
         each = {segment.accelerators_per_rank for segment in spec.segments}
@@ -264,10 +265,13 @@ def _parallel_problems(plan: Plan, engine: str) -> Iterator[Problem]:
             what = f"{most} accelerators for one engine are planned, not run, by transformers"
             why = "this engine computes on one accelerator; vllm shares a model over several"
             fix = "rollout.engine: vllm        (or one accelerator for each rank)"
-        elif role_of(component) not in ("rollout", "env", "agent") and max(declared, most) > 1:
-            what = f"{max(declared, most)} accelerators for one slice of a model are planned, not run"
-            why = "a run shards this model over its ranks, of which each computes on one accelerator"
-            fix = "one accelerator for each rank: no tensor_parallel_size, no accelerators_per_rank"
+        elif role_of(component) not in ("rollout", "env", "agent") and most > 1:
+            what = f"{most} accelerators for one rank of this model are planned, not run"
+            why = "in a run each rank of it computes on one accelerator; several ranks can have a copy between them"
+            fix = f"tensor_parallel_size: {most}        (instead of accelerators_per_rank)"
+        elif role_of(component) not in ("rollout", "env", "agent") and declared > 1:
+            yield from cut_problems(config, spec)
+            continue
         else:
             continue
         yield _wrong("plan-only", spec.key, what, spec.text, why, fix)

@@ -40,6 +40,7 @@ class LmScenario:
     model: Path
     component: str = "actor"
     ranks: int = 1
+    tensor_parallel: int = 1
     iterations: int = 1
     algorithm: Block = dataclasses.field(default_factory=dict)
     trained: Block = dataclasses.field(default_factory=dict)  # of the component
@@ -70,7 +71,13 @@ class LmScenario:
             }
         )
         deliveries = self.deliveries or (Delivery(readers=everyone, near=everyone),)
-        return WorkerArguments(config=config, ranks=ranks, deliveries=deliveries, working={self.component: WORKING})
+        return WorkerArguments(
+            config=config,
+            ranks=ranks,
+            deliveries=deliveries,
+            working={self.component: WORKING},
+            tensor_parallel={self.component: self.tensor_parallel},
+        )
 
 
 def made_up_samples(iteration: int = 0, groups: int = PROMPTS, version: int = 0) -> list[tuple[Sample, ...]]:

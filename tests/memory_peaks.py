@@ -81,7 +81,8 @@ def freed_in_time() -> None:
 
     Gloo's own thread holds a finished exchange for a moment longer, and what it frees is not recorded.
     """
-    exchange, gather = dist.all_to_all_single, DTensor.full_tensor
+    exchange, gather, gather_parts = dist.all_to_all_single, DTensor.full_tensor, dist.all_gather_into_tensor
+    reduce = dist.all_reduce
 
     def exchange_and_wait(*arguments: Any, **settings: Any) -> None:
         exchange(*arguments, **settings)
@@ -92,7 +93,17 @@ def freed_in_time() -> None:
         time.sleep(0.01)
         return found
 
+    def gather_parts_and_wait(*arguments: Any, **settings: Any) -> None:
+        gather_parts(*arguments, **settings)
+        time.sleep(0.01)
+
+    def reduce_and_wait(*arguments: Any, **settings: Any) -> None:
+        reduce(*arguments, **settings)
+        time.sleep(0.01)
+
+    dist.all_reduce = reduce_and_wait
     dist.all_to_all_single = exchange_and_wait
+    dist.all_gather_into_tensor = gather_parts_and_wait
     DTensor.full_tensor = gather_and_wait
 
 
@@ -138,6 +149,7 @@ class LmJob:
     model: Path
     component: str = "actor"
     ranks: int = 1
+    tensor_parallel: int = 1
     prompts: int = 1  # of four samples
     value_head: bool = False
     refreshes: bool = False  # a reference
@@ -149,6 +161,7 @@ class LmJob:
         critic = self.component == "critic"
         name = "ppo" if critic or self.value_head else "grpo"
         everywhere = f"0-{self.ranks - 1}"
+        cut = {self.component: {"placement": everywhere, "tensor_parallel_size": self.tensor_parallel}}
         components = ["actor", "env", "rollout", *(["critic"] if critic else [])]
         blocks: dict[str, Any] = {
             "actor": {"model": {**json.loads((self.model / "config.json").read_text()), "path": str(self.model)}}
@@ -169,11 +182,11 @@ class LmJob:
             {
                 "cluster": {
                     "accelerators_per_node": self.ranks,
-                    "component_placement": dict.fromkeys(components, everywhere) | {"env": "0"},
+                    "component_placement": dict.fromkeys(components, everywhere) | {"env": "0"} | cut,
                 },
                 "algorithm": {"name": name, **sizes, **lengths, **self.algorithm},
                 **blocks,
-                "runner": {"seed": 7, "total_iterations": 4},
+                "runner": {"seed": 7, "total_iterations": 4, "samples": 0},  # there is no tokenizer
             }
         )
         return job_spec(config, make_plan(config, Topology.uniform(1, self.ranks, "emulated", 16 * GIB)))
@@ -184,6 +197,8 @@ def lm_cases(model: Path) -> dict[str, LmJob]:
     bf16: Blocks = {"compute": "bf16"}
     rounded = {**bf16, "weights": "bf16", "optimizer": {"kind": "adamw_master"}}
     job = functools.partial(LmJob, model=model)
+    cut = functools.partial(job, ranks=2, tensor_parallel=2, prompts=2)
+    longer: Blocks = {"token_budget": 4 * (PROMPT + ANSWER)}  # whose scores fill a chunk of half the vocabulary
     return {
         "float32": job(),
         "float32, one micro-batch": job(trained={"token_budget": 4 * (PROMPT + ANSWER)}),
@@ -196,6 +211,10 @@ def lm_cases(model: Path) -> dict[str, LmJob]:
         "factors, and a reference refreshed": job(refreshes=True, trained={"lora_rank": 8}),
         "Adam on the host": job(trained={"optimizer": {"on_host": True}}),
         "gathered once": job(ranks=2, prompts=2, trained={"zero_stage": 2}),
+        "cut between two ranks": cut(trained=longer),
+        "cut, computed in bfloat16": cut(trained={**longer, **bf16}),
+        "cut, low-rank factors": cut(trained={**longer, "lora_rank": 8, **bf16}),
+        "cut, a critic, nothing recomputed": cut(component="critic", trained={"checkpointing": False}),
         "value head": job(value_head=True),
         "critic": job(component="critic"),
         "critic, nothing recomputed": job(component="critic", ranks=2, prompts=2, trained={"checkpointing": False}),

@@ -41,6 +41,7 @@ class ScorerScenario:
     env: Mapping[str, object] = dataclasses.field(default_factory=dict)
     faults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     ranks: int = 1
+    tensor_parallel: int = 1
     temperature: float = 1.0
     timeout_s: float = TIMEOUT_S  # of channels
 
@@ -60,7 +61,12 @@ class ScorerScenario:
             }
         )
         components = ("actor", "env", "rollout", self.component)
-        return WorkerArguments(config=config, ranks=dict.fromkeys(components, 1), working={self.component: WORKING})
+        return WorkerArguments(
+            config=config,
+            ranks=dict.fromkeys(components, 1),
+            working={self.component: WORKING},
+            tensor_parallel={self.component: self.tensor_parallel},
+        )
 
     @property
     def specs(self) -> tuple[ChannelSpec, ...]:

@@ -36,7 +36,8 @@ from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed import Packed, TokenScores, attend_packed, token_scores
-from rlplace.models.sharding import DTYPES, generator_of, own, own_rows
+from rlplace.models.sharding import DTYPES, SHARD, TENSOR, generator_of, names_of, own, own_part
+from rlplace.models.tensor_parallel import TensorParallel, cut, local
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,8 @@ class PackedLm(nn.Module):
     value_heads: ClassVar[tuple[str, ...]] = ()  # names that the value head may have in the files
     new_head: ClassVar[bool] = False  # the value head starts anew where the files have none
     kept: ClassVar[frozenset[str]] = frozenset()  # weights that only the learner has: neither pushed nor saved
+
+    parallel: TensorParallel | None = None  # where several ranks compute together what this module is
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
@@ -141,7 +144,13 @@ class CausalLm(PackedLm):
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
-        return token_scores(self.hidden(packed), self.head.weight, packed.targets, temperature * self.divisor)
+        return self._scores(self.hidden(packed), packed.targets, temperature)
+
+    def _scores(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenScores:
+        if self.parallel is not None:  # each rank has the scores of its rows of the vocabulary
+            hidden = self.parallel.spread(hidden)
+        divided = temperature * self.divisor
+        return token_scores(hidden, local(self.head.weight), targets, divided, parallel=self.parallel)
 
 
 class ValuedScores(NamedTuple):
@@ -162,7 +171,7 @@ class ActorCriticLm(CausalLm):
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
         hidden = self.hidden(packed)
-        scores = token_scores(hidden, self.head.weight, packed.targets, temperature * self.divisor)
+        scores = self._scores(hidden, packed.targets, temperature)
         return ValuedScores(*scores, self._values(hidden))
 
 
@@ -217,7 +226,9 @@ Lm = TypeVar("Lm", bound=PackedLm)
 
 
 def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
-    """Build the model on this rank's device, sharded by rows over `mesh` and read from `spec.folder`.
+    """Build the model on this rank's device, sharded over `mesh` and read from `spec.folder`.
+
+    A mesh of two dimensions is of copies, and of the ranks of each.
 
     No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's, or
     where the head of a value model in them gives several numbers.
@@ -230,14 +241,28 @@ def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32)
     with BUILDING:
         module = skeleton(kind, spec)
+        shard = _cut(module, spec, mesh)
         if spec.checkpointing:
             module.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         module.train()
         for block in module.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=spec.gather_again)
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+            fully_shard(block, mesh=shard, mp_policy=policy, reshard_after_forward=spec.gather_again)
+        fully_shard(module, mesh=shard, mp_policy=policy, reshard_after_forward=False)
         _fill(module, spec, torch.device(mesh.device_type))
     return module
+
+
+def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
+    """Cut the model within each copy, if that has several ranks; return the mesh of copies that share it, if any do."""
+    names = names_of(mesh)
+    if TENSOR not in names:
+        return mesh
+    try:
+        module.parallel = cut(module.lm, mesh[TENSOR])
+    except ValueError as error:
+        why = f"{type(module.lm).__name__} cannot be cut for tensor parallelism: {error}"
+        raise model_mismatch(spec.folder, why, spec.key) from error
+    return mesh[SHARD] if SHARD in names else None
 
 
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
@@ -282,14 +307,14 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
 
 @torch.no_grad()
 def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
-    """Give every parameter its memory: this rank's rows of it, from the checkpoint or its first values."""
+    """Give every parameter its memory: this rank's part of it, from the checkpoint or its first values."""
     checkpoint = Checkpoint(spec.folder, spec.key)
     made: dict[Tensor, nn.Parameter] = {}  # tied parameters stay one
     filled: dict[str, Tensor] = {}
     for name, parameter in module.named_tensors():
         if parameter not in made:
-            rows = rows_of(module, name, parameter, checkpoint, spec.seed)
-            local = rows.to(device=device, dtype=parameter.dtype, copy=True)
+            part = stored_part(module, name, parameter, checkpoint, spec.seed)
+            local = part.to(device=device, dtype=parameter.dtype, copy=True)
             if isinstance(parameter, DTensor):
                 # Not from_local, which would move what lies on the host to the mesh's device.
                 local = DTensor(local, parameter._spec, requires_grad=False)
@@ -299,17 +324,17 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
     _move_buffers(module, device)
 
 
-def rows_of(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int) -> Tensor:
-    start, stop = own_rows(parameter)
-    shape = tuple(parameter.shape)
+def stored_part(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int) -> Tensor:
+    """Return this rank's part as the files have it, or of first values."""
+    part, shape = own_part(parameter), tuple(parameter.shape)
     if is_factor(name):
-        return first_factor(name, shape, seed)[start:stop]
+        return first_factor(name, shape, seed)[part]
     stored = [checkpoint_name(n) for n, p in module.named_tensors() if p is parameter]
     if name == HEAD and module.value_heads:
         stored = list(module.value_heads)
         if module.new_head and checkpoint.names.isdisjoint(stored):
-            return first_head(shape[1], seed)[start:stop]
-    return checkpoint.rows(stored, shape, start, stop)
+            return first_head(shape[1], seed)[part]
+    return checkpoint.part(stored, shape, part)
 
 
 def _move_buffers(module: nn.Module, device: torch.device) -> None:
@@ -334,9 +359,9 @@ class FrozenLm(Generic[Lm]):
         on_host: bool = False,
         key: str = "actor.model.path",
     ) -> None:
-        """`dtype`: as it is kept and computes. `key` names the folder, for errors.
+        """`mesh`: of ranks that share it, and of those that cut a copy. `dtype`: as it is kept and computes.
 
-        Raises ConfigError where the files are not the model's.
+        `key` names the folder, for errors. Raises ConfigError where the files are not the model's.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device
@@ -344,13 +369,14 @@ class FrozenLm(Generic[Lm]):
         with BUILDING:
             self.module = skeleton(kind, spec)
             self.module.requires_grad_(False).eval()
-            if mesh is not None:
+            shard = None if mesh is None else _cut(self.module, spec, mesh)
+            if shard is not None:
                 policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
                 for group in self.module.groups:
-                    fully_shard(group, mesh=mesh, offload_policy=policy, reshard_after_forward=True)
+                    fully_shard(group, mesh=shard, offload_policy=policy, reshard_after_forward=True)
             _fill(self.module, spec, torch.device("cpu") if on_host else device)
         _move_buffers(self.module, device)
-        self.fsdp_modules = [cast(FSDPModule, group) for group in self.module.groups] if mesh is not None else []
+        self.fsdp_modules = [cast(FSDPModule, group) for group in self.module.groups] if shard is not None else []
 
     def drop_gathered(self) -> None:
         for group in self.fsdp_modules:
@@ -361,7 +387,6 @@ class FrozenLm(Generic[Lm]):
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy this rank's rows out of whole weights, all there are, by the names of the checkpoint."""
+        """Copy this rank's part out of whole weights, all there are, by the names of the checkpoint."""
         for name, parameter in self.module.lm.named_parameters():
-            start, stop = own_rows(parameter)
-            own(parameter).copy_(weights[name][start:stop])
+            own(parameter).copy_(weights[name][own_part(parameter)])

@@ -1,4 +1,4 @@
-"""Saved models: folders of transformers' format, read by rows of a weight and written whole, and single files.
+"""Saved models: folders of transformers' format, read by parts of a weight and written whole, and single files.
 
 ::
 
@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,9 @@ from torch import Tensor
 
 from rlplace.checkpoints import MODEL_FILE_BYTES
 from rlplace.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from rlplace.models.sharding import Part
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", ".part")
@@ -47,8 +50,8 @@ class Checkpoint:
     def names(self) -> frozenset[str]:
         return frozenset(self._file_of)
 
-    def rows(self, names: Sequence[str], shape: tuple[int, ...], start: int, stop: int) -> Tensor:
-        """Read rows start..stop-1 of the weight that is stored under any of `names` and is of `shape` as a whole."""
+    def part(self, names: Sequence[str], shape: tuple[int, ...], part: Part) -> Tensor:
+        """Read part of the weight that is stored under any of `names` and is of `shape` as a whole."""
         name = next((n for n in names if n in self._file_of), None)
         if name is None:
             raise model_mismatch(self._folder, f"its files have no weight {' or '.join(names)}", self._key)
@@ -59,10 +62,9 @@ class Checkpoint:
         if tuple(stored.get_shape()) != shape:
             why = f"{name} is {list(stored.get_shape())} there, {list(shape)} in the model"
             raise model_mismatch(self._folder, why, self._key)
-        if start == stop:
-            return torch.empty((0, *shape[1:]))
-        rows: Tensor = stored[start:stop]
-        return rows
+        sizes = [dim.stop - dim.start for dim in part]
+        found: Tensor = stored[part] if all(sizes) else torch.empty(sizes)
+        return found
 
 
 def write_model(

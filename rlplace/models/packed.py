@@ -10,10 +10,11 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -21,6 +22,9 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from rlplace.placement.memory.formulas import score_tile
+
+if TYPE_CHECKING:
+    from rlplace.models.tensor_parallel import TensorParallel
 
 _NAME = "rlplace_packed"
 
@@ -139,11 +143,21 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(
-    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, tile: tuple[int, int] | None = None
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    tile: tuple[int, int] | None = None,
+    parallel: TensorParallel | None = None,
 ) -> TokenScores:
-    """Score `targets` [N] given `hidden` [N, E] before the head [V, E]: float32, from products in the head's dtype."""
+    """Score `targets` [N] given `hidden` [N, E] before the head [V, E]: float32, from products in the head's dtype.
+
+    `parallel`: ranks that have some rows of the head each. Then a collective, of four numbers for a token; the gradient
+    of `hidden` is this rank's part.
+    """
     tile = tile or score_tile(len(hidden), *head.shape)
-    return TokenScores(*_TokenScores.apply(hidden, head, targets, temperature, tile))
+    places = targets if parallel is None else targets - parallel.first_row(head)
+    return TokenScores(*_TokenScores.apply(hidden, head, places, temperature, tile, parallel))
 
 
 class _TokenScores(torch.autograd.Function):
@@ -154,7 +168,13 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, tile: tuple[int, int]
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        tile: tuple[int, int],
+        parallel: TensorParallel | None,
     ) -> tuple[Tensor, Tensor]:
         normalisers, means, chosen = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in _parts(len(hidden), tile[0]):
@@ -163,6 +183,11 @@ class _TokenScores(torch.autograd.Function):
                 place = targets[rows] - entries.start
                 terms = (highest, total, means[rows], chosen[rows])
                 highest = _add_tile(hidden[rows], head[entries], place, temperature, *terms)
+            if parallel is not None:
+                now = parallel.reduce_(highest.clone(), dist.ReduceOp.MAX)
+                shrink, highest = (highest - now).exp(), now
+                sums = torch.stack((total * shrink, means[rows] * shrink, chosen[rows]))
+                total, means[rows], chosen[rows] = parallel.reduce_(sums)
             normalisers[rows] = highest + total.log()
             means[rows] /= total
         ctx.save_for_backward(hidden, head, targets, normalisers, means)
@@ -191,7 +216,7 @@ class _TokenScores(torch.autograd.Function):
                 del by_scores  # before the next tile is made
             if by_hidden is not None and sums is not None:
                 by_hidden[rows] = sums
-        return by_hidden, None if by_head is None else by_head.to(head.dtype), None, None, None
+        return by_hidden, None if by_head is None else by_head.to(head.dtype), None, None, None, None
 
 
 def _parts(size: int, each: int) -> Iterator[slice]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rlplace.models import BUILDING
-from rlplace.models.causal_lm import LmSpec, PackedLm, rows_of, skeleton
+from rlplace.models.causal_lm import LmSpec, PackedLm, skeleton, stored_part
 from rlplace.models.checkpoint import Checkpoint, model_mismatch, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.saved_state import SavedState
@@ -53,7 +53,7 @@ def _lm_weights(state: SavedState, spec: LmSpec, module: PackedLm) -> Iterator[t
         if name in trained:
             weight = trained[name]
         else:
-            weight = rows_of(module, name, parameter, frozen, spec.seed).to(parameter.dtype)
+            weight = stored_part(module, name, parameter, frozen, spec.seed).to(parameter.dtype)
         if pair := factors_of(name):
             a, b = (trained[factor] for factor in pair)
             weight = Factors(a=a, b=b, scale=spec.lora.scale).added_to(weight, weight.device)

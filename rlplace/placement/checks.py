@@ -83,21 +83,23 @@ def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator
 
 
 def _check_prompts(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Report env ranks without a prompt and actor ranks without a sample."""
+    """Report env ranks without a prompt and copies of the actor, ranks where nothing cuts it, without a sample."""
     prompts, each = config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
     for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
         ranks = placement.world_size(component) if component in placement.components else 0
-        if prompts * items < ranks:
-            least = -(-ranks // items)
-            yield _without_rows("algorithm.prompts", prompts, component, ranks, least, item=f"one {item}")
+        cut = placement.spec(component).parallel.tensor_parallel_size if ranks else 1
+        if prompts * items < (parts := ranks // cut):
+            least, unit = -(-parts // items), "rank" if cut == 1 else "copy"
+            yield _without_rows("algorithm.prompts", prompts, component, parts, least, item=f"one {item}", unit=unit)
 
 
 def _without_rows(
-    key: str, value: int, component: str, ranks: int, least: int, given: str = "", item: str = "one"
+    key: str, value: int, component: str, ranks: int, least: int, given: str = "", item: str = "one", unit: str = "rank"
 ) -> Problem:
-    what = f"too few for {ranks} {component} ranks: some would have nothing to do"
-    why = f"{given}each {component} rank takes at least {item}"
-    fix = f"{key.rpartition('.')[2]}: {least}        (or fewer {component} ranks)"
+    units = f"{component} {'ranks' if unit == 'rank' else 'copies'}"
+    what = f"too few for {ranks} {units}: some would have nothing to do"
+    why = f"{given}each {component} {unit} takes at least {item}"
+    fix = f"{key.rpartition('.')[2]}: {least}        (or fewer {units})"
     return _problem("rank-without-rows", key, what, value, why, fix)
 
 

@@ -61,6 +61,7 @@ class WorkerArguments:
     deliveries: tuple[Delivery, ...] = ()  # of weights, where ranks share memory; without any each rank gets its own
     # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
     working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    tensor_parallel: Mapping[str, int] = dataclasses.field(default_factory=dict)  # ranks of a copy; left out: 1
     copies_checkpoints: bool = True  # to write them behind the next iteration; else this waits for them
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────

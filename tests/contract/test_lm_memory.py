@@ -11,7 +11,7 @@ from tests.memory_peaks import language_model, lm_cases, lm_readings
 MOST = 1.05  # times what is measured
 TABLES = 1 << 10  # bytes of rotary embeddings, which belong to no weight
 # One of each kind of worker, on one rank and on two; the rest takes minutes.
-DEFAULT = ("float32, one micro-batch", "low-rank factors", "Adam on the host", "critic")
+DEFAULT = ("float32, one micro-batch", "low-rank factors", "Adam on the host", "critic", "cut between two ranks")
 CASES = [case if case in DEFAULT else pytest.param(case, marks=pytest.mark.slow) for case in lm_cases(Path())]
 
 

@@ -26,7 +26,9 @@ NUMBERS = ("actor/reward", "actor/loss", "actor/kl_reference", "actor/grad_norm"
 
 
 def placed(**where: str) -> tuple[str, ...]:
-    return tuple(f"cluster.component_placement.{component}='{text}'" for component, text in where.items())
+    """Of texts, and of blocks in braces."""
+    written = {component: text if text.startswith("{") else f"'{text}'" for component, text in where.items()}
+    return tuple(f"cluster.component_placement.{component}={text}" for component, text in written.items())
 
 
 # By name: where everybody is, and the stages that come of it. A critic on part of the actor needs two ranks of each,

@@ -18,7 +18,13 @@ EVERYBODY = ("actor", "critic", "reference", "reward", "rollout")
 ONE_RANK_EACH = dict.fromkeys(EVERYBODY, "0")
 PLACEMENTS = {
     "one rank each": ONE_RANK_EACH,
-    "critic partly on the actor": {"actor": "0-1", "critic": "1-2", "reference": "2-3", "reward": "3", "rollout": "0"},
+    "critic partly on a cut actor": {
+        "actor": "{placement: 0-1, tensor_parallel_size: 2}",
+        "critic": "1-2",
+        "reference": "{placement: 2-3, tensor_parallel_size: 2}",
+        "reward": "3",
+        "rollout": "0",
+    },
     "uneven": {"actor": "0-2", "critic": "3", "reference": "1-2", "reward": "0", "rollout": "0-3"},
 }
 Run = Callable[[str], Finished]
@@ -41,7 +47,7 @@ def run_of(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
-@pytest.mark.parametrize("name", ["critic partly on the actor", pytest.param("uneven", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["critic partly on a cut actor", pytest.param("uneven", marks=pytest.mark.slow)])
 def test_every_placement_makes_the_same_update(name: str, run_of: Run) -> None:
     first, other = run_of("one rank each"), run_of(name)
     assert first.code == 0, first.err
@@ -49,7 +55,7 @@ def test_every_placement_makes_the_same_update(name: str, run_of: Run) -> None:
     for ours, theirs in zip(other.metrics(), first.metrics(), strict=True):
         for number in NUMBERS:
             assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-5), number
-        assert theirs["actor/mismatch_max"] < 1e-3
+        assert max(ours["actor/mismatch_max"], theirs["actor/mismatch_max"]) < 1e-3
 
 
 @pytest.mark.vllm

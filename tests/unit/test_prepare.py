@@ -202,8 +202,8 @@ def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
         ("rollout", {"placement": "2-3:0", "tensor_parallel_size": 2}, "vllm", None),
         ("rollout", {"placement": "0-1:0,2-3:1-2", "tensor_parallel_size": 2}, "vllm", "accelerators_per_rank: 2"),
         ("rollout", "cpu", "transformers", None),
-        ("actor", {"placement": "0-1", "tensor_parallel_size": 2}, "transformers", "one accelerator for each rank"),
-        ("actor", {"placement": "0-1", "accelerators_per_rank": 2}, "transformers", "one accelerator for each rank"),
+        ("actor", {"placement": "0-1", "tensor_parallel_size": 2}, "transformers", None),
+        ("actor", {"placement": "0-1", "accelerators_per_rank": 2}, "transformers", "tensor_parallel_size: 2"),
         ("actor", "cpu", "transformers", None),
         ("env", {"placement": "2-3", "accelerators_per_rank": 2}, "transformers", None),
     ],
@@ -219,6 +219,39 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
         fix is not None
     )
     assert all(str(p.fix).startswith(str(fix)) for p in found)
+
+
+WHOLE = "no tensor_parallel_size        (ranks then share the state by FSDP)"
+TWELVE = {"num_attention_heads": 12, "vocab_size": 12}
+HEADS, FAMILY = "tensor-parallel-heads", "tensor-parallel-family"
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "size", "code", "fix"),
+    [
+        ({"num_key_value_heads": 4, "intermediate_size": 24}, 4, 4, None, ""),
+        ({"num_key_value_heads": 2}, 4, 4, HEADS, "tensor_parallel_size: 2"),
+        (TWELVE | {"intermediate_size": 18}, 8, 4, HEADS, "tensor_parallel_size: 2"),
+        (TWELVE, 12, 4, None, ""),
+        ({"vocab_size": 7}, 2, 2, HEADS, WHOLE),
+        ({"num_attention_heads": 9, "vocab_size": 9}, 6, 2, HEADS, f"one of\n{WHOLE}\ntensor_parallel_size: 3"),
+        ({"model_type": "phi3"}, 2, 2, FAMILY, WHOLE),
+        ({"attention_bias": True}, 2, 2, FAMILY, WHOLE),
+        ({"model_type": "phi3"}, 2, 1, None, ""),
+    ],
+    ids=str,
+)
+def test_a_model_that_ranks_cannot_cut_is_refused(
+    folder: Path, model: dict[str, object], ranks: int, size: int, code: str | None, fix: str
+) -> None:
+    write(folder / "config.json", KEYS | model | {"eos_token_id": 0})
+    line = {"placement": f"0-{ranks - 1}", "tensor_parallel_size": size}
+    placement = {"actor": line, "env": "12", "rollout": "13"}
+    blocks = {"cluster": {"component_placement": placement}, "algorithm": {"prompts": ranks // size}}
+    whole = with_folder(config(folder, **blocks), SOURCES)  # of one sample for each copy
+    found = check_plan(whole, make_plan(whole, Topology.uniform(1, 14, "emulated", 1 << 30)), SOURCES)
+    expected = (code, "cluster.component_placement.actor", fix)
+    assert [(p.code, p.key, p.fix) for p in found] == [expected] * (code is not None)
 
 
 LIMITS = {"num_attention_heads": 12, "max_position_embeddings": 2048}

@@ -256,10 +256,13 @@ class TrainingDemand:
         forward = _parts(work.forward())
         syncing = {Part.SYNC: self.sync.working(whole)}
         kept, average = {HostPart.OPTIMIZER: total(there)}, list[tuple[int, int]]()
-        refreshing = {Part.SYNC: 0 if block.lora_rank is None else self._merged(shards, number)}
+        refreshing = {Part.SYNC: 0 if block.lora_rank is None else self._merged(placed, shards, number)}
+        exchanged = self._exchanged(placed, shards)
         if isinstance(block, ActorConfig):
             if block.sync.mode != "lora":
                 syncing[Part.SYNC] += refreshing[Part.SYNC]
+            if block.sync.mode == "lora" or block.lora_rank is None:
+                syncing[Part.SYNC] += exchanged
             if block.sync.verify == "logprobs" and block.sync.verify_every > 0:  # by a pass over some tokens
                 syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
@@ -276,7 +279,7 @@ class TrainingDemand:
         moved = _FLOAT32 * total(trained) if block.optimizer.on_host else 0
         passing = {HostPart.SAVED: formulas.saved_file(self.model, saved), HostPart.GRADIENTS: moved}
         host[_FULL] = {**host[_FULL], **passing}
-        saving = {Part.GATHERED: self._saving(shards, saved)}
+        saving = {Part.GATHERED: self._saving(shards * parallel, saved)}
         working = {
             "sync": _larger(syncing, refreshing) if self.refreshes else syncing,
             "infer": forward,
@@ -327,9 +330,18 @@ class TrainingDemand:
         projection = max((w.elements for w, _ in self.model.weights() if factors and w.projection), default=0)
         return formulas.whole_weight(self.model.largest_weight_elements, projection, each, shared=shards > 1)
 
-    def _merged(self, shards: int, number: int) -> int:
+    def _exchanged(self, placed: Placed, shards: int) -> int:
+        """Weights that are cut by columns, in whole rows until they are sent; the last by way of its pieces."""
+        if placed.tensor_parallel == 1:
+            return 0
+        each = DTYPE_BYTES[self.block.weights if self.block.lora_rank is None else self.block.compute]
+        cut = [(w.part(placed.tensor_parallel, shards), n) for w, n in self.model.weights() if w.by_columns]
+        return each * (total(cut) + max((size for size, _ in cut), default=0))
+
+    def _merged(self, placed: Placed, shards: int, number: int) -> int:
         """Weights with their factors, in memory of their own until they are sent; made by way of float32."""
-        parts = [(w.part(1, shards), layers) for w, layers in self.model.weights() if w.projection]
+        cut = placed.tensor_parallel
+        parts = [(w.part(cut, shards), layers) for w, layers in self.model.weights() if w.projection]
         return total(parts) * number + (2 * _FLOAT32 * max(n for n, _ in parts) if number < _FLOAT32 else 0)
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:

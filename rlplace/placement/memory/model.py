@@ -41,6 +41,11 @@ class Weight:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def by_columns(self) -> bool:
+        """Whether tensor parallelism cuts its columns, of which the products are summed, and not its rows."""
+        return self.name.endswith(("o_proj.weight", "down_proj.weight"))
+
     def part(self, tensor_parallel: int, shards: int = 1) -> int:
         """Elements that the fullest rank holds, cut first over `shards` along dimension 0, then for tensor parallelism.
 
@@ -136,14 +141,14 @@ class ModelShape:
     def lora_parts(self, rank: int, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
         """The same of the low-rank factors beside the projections: [rank, in] and [out, rank] for each.
 
-        Hu et al. 2022, arXiv:2106.09685, section 4.1; exact for all linear layers but experts adapted, without tensor
-        parallelism.
+        Hu et al. 2022, arXiv:2106.09685, section 4.1; exact for all linear layers but experts adapted. Tensor
+        parallelism cuts the factor that has the weight's rows, or columns, where it cuts these; the other is whole.
         """
         return [
-            (Weight(name=w.name, shape=shape, ways=w.ways).part(tensor_parallel, shards), copies)
+            (Weight(name=w.name, shape=shape, ways=w.ways if cut else 1).part(tensor_parallel, shards), copies)
             for w, copies in self.weights()
             if w.projection
-            for shape in ((rank, w.shape[1]), (w.shape[0], rank))
+            for shape, cut in (((rank, w.shape[1]), w.by_columns), ((w.shape[0], rank), not w.by_columns))
         ]
 
     @property

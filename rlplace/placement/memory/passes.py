@@ -76,6 +76,7 @@ class Pass:
         yield Moment(gathered, head + self._states(1), *self._head_backward(tile, before, full))
         # A layer, recomputed: the first, the second or the last one. What is outside has its gradients until the end.
         flow = formulas.flowing(model, self.tokens, number, self.parallel) + beside
+        flow += self._states(1) * (self.parallel > 1)  # gradients, to be summed over the ranks of a copy
         of_head = number * self._head if full else 0
         again = one - self._states(1) if checkpointing else 0
         for done in (0, min(1, model.layers - 1), model.layers - 1):

@@ -301,7 +301,7 @@ class LmActor(Actor):
         from rlplace.workers.training.samples import arriving_groups, waves
 
         arriving = arriving_groups(self.context.channels[SAMPLES], self.config.prompts, self.context.owner)
-        self._groups = yield from waves(arriving, self.config.config.actor.token_budget * self._ranks.world_size)
+        self._groups = yield from waves(arriving, self.config.config.actor.token_budget * self._ranks.copies)
 
     def _next_wave(self, coming: Iterator[Groups] | None, iteration: int) -> Sequence[SampleShard | None] | None:
         """Return what each rank makes gradients of next, nothing when that is left to `learn`; on rank 0."""
@@ -333,7 +333,8 @@ class LmActor(Actor):
         accumulate_s, self._accumulate_s = self._accumulate_s, 0.0
         poisoned = [note for experience in taken for note in self._named(experience, iteration)]
         groups = [group for experience in taken for group in experience.groups]
-        texts = tuple(as_text(groups, self.config.config.runner.samples, self._tokenizer)) if groups else ()
+        most = self.config.config.runner.samples
+        texts = tuple(as_text(groups, most, self._tokenizer)) if groups and most else ()
         return {
             **sample_metrics(groups, version, texts),
             **({"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))} if poisoned else {}),

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlplace.config.schema import Config, CriticConfig, ReferenceConfig, RewardConfig, TrainedConfig
+from rlplace.config.schema import Config, CriticConfig, FrozenConfig, ReferenceConfig, RewardConfig, TrainedConfig
 from rlplace.envs.registry import check_named
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import named_reward
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError, Problem, one_of
 from rlplace.models.heads import reward_head_problem, value_head_problem
-from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.spec import ComponentSpec, role_of
 
 TRIED_CHAT = [Message("user", "-"), Message("assistant", "-")]  # the shortest, to try a template
 _READS_TOKENS = {
@@ -155,6 +155,43 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
         for block, field, value, choices, why in wanted
         if value not in choices
     ]
+
+
+# Families whose layers transformers cuts by heads and by columns, without a bias on what is summed over ranks.
+CUT_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_CUT_EVENLY = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+
+
+def cut_problems(config: Config, spec: ComponentSpec) -> Iterator[Problem]:
+    """Report why the ranks of a copy cannot cut the model of a trained component or scorer between them."""
+    size, block = spec.parallel.tensor_parallel_size, config.block_of(spec.name)
+    own = block.language_model if isinstance(block, TrainedConfig) else getattr(block, "model", None)
+    model, whole = own or config.model or {}, "no tensor_parallel_size        (ranks then share the state by FSDP)"
+    family, biases = model.get("model_type"), [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
+    if family not in CUT_FAMILIES and family is not None:
+        what, why = f"a {family} model is not cut between ranks", f"it may be one of {', '.join(sorted(CUT_FAMILIES))}"
+        yield _uncut("tensor-parallel-family", spec, what, why, whole)
+    elif biases and family != "qwen2":
+        what, why = "its layers end in biases, which every rank of a copy would add", f"{biases[0]} in its config.json"
+        yield _uncut("tensor-parallel-family", spec, what, why, whole)
+    parts = {key: number for key in _CUT_EVENLY if isinstance(number := model.get(key), int) and number > 0}
+    if uneven := [f"{key}: {number}" for key, number in parts.items() if number % size]:
+        total = len(spec.accelerators)
+        fitting = [n for n in range(1, total + 1) if total % n == 0 and not any(of % n for of in parts.values())]
+        near = [max(n for n in fitting if n < size), *[n for n in fitting if n > size][:1]]
+        lines = [f"tensor_parallel_size: {n}" if n > 1 else whole for n in near]
+        fix = one_of(lines) if len(lines) > 1 else lines[0]
+        what = f"its layers cannot be shared by {size} ranks of a copy"
+        why = f"each has as many heads and columns, and {', '.join(uneven)} in its config.json"
+        yield _uncut("tensor-parallel-heads", spec, what, why, fix)
+    if isinstance(block, FrozenConfig) and block.on_host and not block.sharded and spec.num_copies > 1:
+        what = "weights on the host of a model that is cut between ranks are shared by its copies"
+        why = "blocks come to the accelerators by FSDP, over all copies"
+        yield _uncut("plan-only", spec, what, why, f"{config.key_of(spec.name)}.sharded: true")
+
+
+def _uncut(code: str, spec: ComponentSpec, what: str, why: str, fix: str) -> Problem:
+    return Problem(code=code, key=spec.key, what=what, got=spec.text, why=why, fix=fix)
 
 
 def critic_problems(config: Config) -> Iterator[Problem]:

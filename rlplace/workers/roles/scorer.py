@@ -11,6 +11,7 @@ the next group like any reader of a channel, and ends after the last group of th
 
     whole      every rank reads groups by itself; no rank waits for another
     sharded    rank 0 reads what is there, packs it for all ranks, announces it ──▶ equally many passes on each rank
+    or cut     between ranks of a copy, which run the same passes
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ class ModelScorer(Scorer, JoinedWorker):
         block = config.config.block_of(self.component)
         assert isinstance(block, FrozenConfig), "scorers that are models are not trained"
         self._block, self._own_folder = block, folder_of(block.model)
-        self._sharded = block.sharded and context.world_size > 1  # a single rank has the whole model
+        cut = config.tensor_parallel.get(self.component, 1) > 1
+        self._sharded = (block.sharded or cut) and context.world_size > 1  # a single rank has the whole model
         self.folder = self._own_folder or config.model
 
     @abc.abstractmethod
@@ -180,11 +182,14 @@ class ModelScorer(Scorer, JoinedWorker):
         import torch
 
         from rlplace.models.causal_lm import CausalLm, FrozenLm, PackedLm, reward_lm
+        from rlplace.models.sharding import TENSOR
         from rlplace.workers.offload import Offloadable
 
         config, context, block = self.config.config, self.context, self._block
         ranks = self._join()
         mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
+        if ranks.tensor_parallel > 1 and not block.sharded and not block.on_host:
+            mesh = ranks.mesh[TENSOR]  # each copy by itself
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
         kind: type[PackedLm] = reward_lm(block.head) if isinstance(block, RewardConfig) else CausalLm
@@ -205,7 +210,8 @@ class ModelScorer(Scorer, JoinedWorker):
         with self._working("infer"):
             try:
                 for batch in self._micro_batches(scoring):
-                    scoring.put(batch, self._values(batch))
+                    values = self._values(batch)
+                    scoring.put(*((batch, values) if self._ranks.counts else ((), ())))
             finally:
                 self._lm.drop_gathered()
 
@@ -217,13 +223,15 @@ class ModelScorer(Scorer, JoinedWorker):
         """
         from rlplace.algo.packing import pack
 
-        due, ranks = scoring.due, self.context.world_size if self._sharded else 1
+        due, copies, together = scoring.due, self._ranks.copies if self._sharded else 1, self._ranks.tensor_parallel
+        ranks = copies * together
         while due:
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None
             if ranks == 1 or self.context.rank == 0:
                 inputs = [self._input(sample) for sample in scoring.take()]
-                packing = pack([len(each.tokens) for each in inputs], ranks, self._block.token_budget)
-                parts = [(scoring.due, [[inputs[i] for i in picks] for picks in rank]) for rank in packing.ranks]
+                packing = pack([len(each.tokens) for each in inputs], copies, self._block.token_budget)
+                passes = ((scoring.due, [[inputs[i] for i in picks] for picks in copy]) for copy in packing.ranks)
+                parts = [one for one in passes for _ in range(together)]
             due, batches = self._ranks.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
             scoring.watch.lap("wait")
             yield from batches

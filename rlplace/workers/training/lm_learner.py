@@ -58,19 +58,22 @@ class LmLearner:
     # ── which rank computes what ─────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """Pack all optimizer steps of an iteration, equal on every rank; actor and critic step on the same samples."""
+        """Pack all optimizer steps of an iteration for each copy, equal on every rank.
+
+        Actor and critic step on the same samples.
+        """
         return pack_steps(
             lengths.tokens if any(lengths.responses) else (),
             epochs=self._algorithm.epochs,
             train_batch=self._algorithm.train_batch,
             seed=f"{self._config.runner.seed} {iteration}",
-            ranks=self._ranks.world_size,
+            ranks=self._ranks.copies,
             token_budget=self._token_budget,
         )
 
     def inference_plan(self, lengths: Lengths) -> Packing:
-        """Pack a pass over all samples, equal on every rank."""
-        return pack(lengths.tokens, self._ranks.world_size, self._token_budget)
+        """Pack a pass over all samples for each copy, equal on every rank."""
+        return pack(lengths.tokens, self._ranks.copies, self._token_budget)
 
     def shards(
         self,
@@ -89,15 +92,15 @@ class LmLearner:
         passes = [self.inference_plan(lengths)] if infer else []
         passes += () if iteration is None else self.plan(lengths, iteration)
         shards: list[SampleShard] = []
-        for rank in range(self._ranks.world_size):
-            needed = {i for packing in passes for picks in packing.ranks[rank] for i in picks}
+        for copy in range(self._ranks.copies):
+            needed = {i for packing in passes for picks in packing.ranks[copy] for i in picks}
             shard = SampleShard(
                 lengths=lengths,
                 own={i: samples[i] for i in needed},
                 targets={name: {i: values[i] for i in needed} for name, values in (targets or {}).items()},
                 kl_coef=kl_coef,
             )
-            shards.append(shard)
+            shards += [shard] * self._ranks.tensor_parallel
         return shards
 
     def _infer(
@@ -110,7 +113,7 @@ class LmLearner:
         watch, found = Stopwatch(), torch.zeros(rows, batch.tokens, device=self._lm.device)
         with torch.no_grad():
             for picks in micro_batches:
-                found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks))))
+                found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks)))) * self._ranks.counts
                 watch.lap(self._part("score"), batch.size(picks))
             summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
         watch.lap("exchange", self._ranks.world_size)
@@ -147,7 +150,7 @@ class LmLearner:
             tokens = sum((counted or lengths.responses)[i] for i in picked)
             totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
             shares: dict[str, Tensor] = {}
-            for picks in packing.ranks[self._ranks.rank]:
+            for picks in packing.ranks[self._ranks.copy]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
                 watch.lap(self._part("micro_batch"), sum(lengths.tokens[i] for i in picks))
@@ -202,7 +205,7 @@ class ActorLearner(LmLearner):
     def infer(self, shard: SampleShard, asked: Collection[Target]) -> dict[Target, BySample]:
         """Infer what is `asked` of the weights as they are, of all samples; the same on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
-        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.rank]
+        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.copy]
 
         def found(*fields: str) -> list[BySample]:
             scores = self._token_scores(batch, micro_batches, fields).cpu()
@@ -233,13 +236,13 @@ class ActorLearner(LmLearner):
             return self._step(iteration)
         algorithm = self._algorithm
         plan, cap = self.plan(shard.lengths, iteration), algorithm.tis_cap
-        batch, rank = Batch(shard, self._lm.device), self._ranks.rank
+        batch, copy = Batch(shard, self._lm.device), self._ranks.copy
         old = None
         if cap is not None and len(plan) > 1 and "old" not in shard.targets:
             epoch = plan[: len(plan) // algorithm.epochs]
-            micro_batches = [picks for packing in epoch for picks in packing.ranks[rank]]
+            micro_batches = [picks for packing in epoch for picks in packing.ranks[copy]]
             old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
-        in_first_step = len(plan[0].ranks[rank]) if plan else 0
+        in_first_step = len(plan[0].ranks[copy]) if plan else 0
         sampled: list[_Sampled] = []
 
         def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
@@ -277,7 +280,7 @@ class ActorLearner(LmLearner):
         held.tokens += sum(lengths.tokens)
         held.responses += sum(lengths.responses)
         held.lost += packing.imbalance * sum(lengths.tokens)
-        for picks in packing.ranks[self._ranks.rank] if any(lengths.responses) else ():
+        for picks in packing.ranks[self._ranks.copy] if any(lengths.responses) else ():
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
             held.sampled.append((trainer, engine, batch.versions(picks)))
@@ -376,7 +379,7 @@ class CriticLearner(LmLearner):
     def values(self, shard: SampleShard) -> Tensor:
         """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""
         batch = Batch(shard, self._lm.device)
-        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.rank]
+        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.copy]
         return self._infer(batch, micro_batches, lambda packed: [self._lm.module(packed)], 1)[0]
 
     def learn(self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int) -> Update:

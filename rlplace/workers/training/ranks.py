@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from rlplace.errors import ChannelTimeout
+from rlplace.models.sharding import SHARD, TENSOR
 from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
 from rlplace.workers.training.shared_sum import MOST_BYTES, SharedSum
 from rlplace.workers.worker import WorkerContext, cancelled
@@ -50,12 +51,16 @@ class Ranks:
     _opening = threading.Lock()
     _members = 0  # of the process group, in this process
 
-    def __init__(self, context: WorkerContext, timeout_s: float) -> None:
+    def __init__(self, context: WorkerContext, timeout_s: float, tensor_parallel: int = 1) -> None:
         """Block until all ranks of the worker's group have joined; its thread computes on its device from now on.
 
         `timeout_s`: of a whole stage, to wait for rank 0, which has shorter ones for each thing it takes.
+        `tensor_parallel`: ranks, neighbours, that together have one copy of the model and compute the same samples.
         """
         self.rank, self.world_size = rank, world_size = context.rank, context.world_size
+        self.tensor_parallel, self.copies = tensor_parallel, world_size // tensor_parallel
+        self.copy, within = divmod(rank, tensor_parallel)
+        self.counts = within == 0  # of the ranks of a copy, whose numbers are alike, one counts in a sum over all
         self._context, self._timeout_s = context, timeout_s
         self._epoch = self._waits = 0
         device, meet = torch.device(context.device.torch_name), context.rendezvous
@@ -87,8 +92,16 @@ class Ranks:
             Ranks._members += 1
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
-        self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=("shard",))
+        self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=(SHARD,))
+        if tensor_parallel > 1:
+            self.mesh = self._of_copies(device.type, timeout)
         self._shared = self._share_memory(meet.timeout_s) if world_size > 1 and self._on_host else None
+
+    def _of_copies(self, device_type: str, timeout: timedelta) -> DeviceMesh:
+        """Return the mesh of copies, and of the ranks of each. A collective."""
+        ranks = torch.arange(self.world_size).view(self.copies, self.tensor_parallel)
+        groups = [dist.new_subgroups_by_enumeration(of.tolist(), timeout=timeout)[0] for of in (ranks.T, ranks)]
+        return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=(SHARD, TENSOR))
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
         """Return what ranks of one host sum by; None where not all of them have it. A collective."""
@@ -114,7 +127,7 @@ class Ranks:
         if self.world_size == 1:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
-        return DeviceMesh.from_group(group, self.mesh.device_type, mesh_dim_names=("shard",))
+        return DeviceMesh.from_group(group, self.mesh.device_type, mesh_dim_names=(SHARD,))
 
     def beside(self) -> dist.ProcessGroup | None:
         """Open a group of the same ranks for what another thread has in host memory. None: a single rank needs none.

@@ -7,6 +7,7 @@ have two names: that of the module, and that of the checkpoint, which has no fac
 from __future__ import annotations
 
 import abc
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,15 +17,27 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 
 from rlplace.comm.codec import dtype_name
-from rlplace.comm.weights.shards import Shard, replicas, row_blocks
+from rlplace.comm.weights.shards import Block, Shard, replicas
 from rlplace.config.schema import Dtype
 from rlplace.models.checkpoint import write_file, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.passes import Passes, flatten, slices
 from rlplace.models.policy_networks import PolicyNetwork
-from rlplace.models.sharding import DTYPES, beside, own, whole
+from rlplace.models.sharding import (
+    DTYPES,
+    SHARD,
+    TENSOR,
+    all_rows,
+    beside,
+    by_rows,
+    is_cut,
+    own,
+    part_at,
+    whole,
+)
 from rlplace.workers.training.ranks import Ranks
 
 if TYPE_CHECKING:  # importing transformers takes seconds, which policies of simulators do without
@@ -89,7 +102,7 @@ class TrainedModel(abc.ABC):
     def shards(self) -> tuple[Shard, ...]:
         """Return this rank's weights and buffers, to be sent in the dtype of the forward pass; valid until a step.
 
-        They are not copied, unless there are factors: then merged in new memory, which is a collective.
+        They are not copied, unless they are merged with factors or cut by columns: then in new memory, a collective.
         """
         return tuple(
             self._shard(names, tensor, self._merged(names[0], tensor, own))
@@ -144,16 +157,25 @@ class TrainedModel(abc.ABC):
 
     def _shard(self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None) -> Shard:
         """`data`: this rank's part, if it is not that of `tensor` itself."""
-        parameter, ranks = isinstance(tensor, nn.Parameter), self._ranks.world_size
-        sharded = isinstance(tensor, DTensor)
+        parameter = isinstance(tensor, nn.Parameter)
+        part, placements = by_rows(tensor, own(tensor) if data is None else data)
         return Shard(
             names=tuple(map(checkpoint_name, names)),
             dtype=dtype_name(torch.empty(0, dtype=self._compute if parameter else tensor.dtype)),
             shape=tuple(tensor.shape),
-            blocks=row_blocks(tensor.shape, ranks) if sharded else replicas(tensor.numel(), ranks),
-            data=own(tensor) if data is None else data,
+            blocks=self._blocks(tensor, placements),
+            data=part,
             trained=tensor.requires_grad or not parameter or data is not None,
         )
+
+    def _blocks(self, tensor: Tensor, placements: Sequence[Placement]) -> tuple[Block, ...]:
+        """Return the elements that each rank has of a tensor, placed in whole rows."""
+        ranks, width = self._ranks, math.prod(tensor.shape[1:])
+        if not isinstance(tensor, DTensor):
+            return replicas(tensor.numel(), ranks.world_size)
+        places = (divmod(rank, ranks.tensor_parallel) for rank in range(ranks.world_size))
+        rows = [part_at(tensor, {SHARD: copy, TENSOR: within}, placements)[0] for copy, within in places]
+        return tuple(Block(part.start * width, part.stop * width) for part in rows)
 
     @torch.no_grad()
     def _merged(self, name: str, weight: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -162,7 +184,9 @@ class TrainedModel(abc.ABC):
         if factors is None:
             return None
         a, b = (self._tensors[factor] for factor in factors)
-        return Factors(a=whole(a), b=part(b), scale=self._lora_scale).added_to(part(weight), weight.device)
+        return Factors(a=whole(a) if part is whole else all_rows(a), b=part(b), scale=self._lora_scale).added_to(
+            part(weight), weight.device
+        )
 
 
 class TrainedPolicy(TrainedModel):
@@ -245,6 +269,11 @@ class TrainedLm(TrainedModel):
             lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
         self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
+        counts = [is_cut(parameter) or ranks.counts for parameter in self._trained]
+        self._counts = torch.tensor(counts, dtype=torch.float64, device=self.device)  # in the norm of all gradients
+        in_parts = self.module.parallel.summed if self.module.parallel is not None else frozenset()
+        named = self.by_name(self._trained)
+        self._in_parts = [at for at, (name, _) in enumerate(named) if name in in_parts]  # of `_trained`
         self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
         for parameter in self._trained:
             if parameter.dtype != torch.float32:
@@ -259,8 +288,13 @@ class TrainedLm(TrainedModel):
 
     @torch.no_grad()
     def sum_shares(self, shares: Tensor) -> Tensor:
-        squared = torch.stack(torch._foreach_norm(self.gradients())).double().square().sum(dim=0)
-        total = self._ranks.sum(torch.cat([shares, squared[None]]))
+        gradients, parallel = self.gradients(), self.module.parallel
+        if parallel is not None and (parts := [gradients[at] for at in self._in_parts]):
+            summed = parallel.reduce_(torch.cat([part.flatten() for part in parts]))
+            for part, whole_of in zip(parts, summed.split([part.numel() for part in parts]), strict=True):
+                part.copy_(whole_of.view_as(part))
+        squared = (torch.stack(torch._foreach_norm(gradients)).double().square() * self._counts).sum(dim=0)
+        total = self._ranks.sum(torch.cat([shares * self._ranks.counts, squared[None]]))
         total[-1].sqrt_()
         return total
 

@@ -37,7 +37,8 @@ class JoinedWorker(RoleWorker):
         """Join the other ranks of the group. A collective."""
         from rlplace.workers.training.ranks import Ranks
 
-        self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s)
+        together = self.config.tensor_parallel.get(self.context.slot.component, 1)
+        self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s, together)
         self._opened.callback(self._ranks.close)
         return self._ranks
 

@@ -1,4 +1,4 @@
-"""Models in folders: read by rows, written whole or not at all, in a form that transformers reads."""
+"""Models in folders: read by parts, written whole or not at all, in a form that transformers reads."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ def test_transformers_reads_what_was_written(folder: Path, tmp_path: Path, sizes
 
 
 @pytest.mark.parametrize("sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"])
-def test_rows_are_read_without_the_rest(folder: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
+def test_parts_are_read_without_the_rest(folder: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
     weights = weights_of(folder)
     write(tmp_path / "policy", folder, weights, **sizes)
     checkpoint = Checkpoint(tmp_path / "policy")
     assert checkpoint.names == weights.keys()
     name = "model.embed_tokens.weight"
     shape = tuple(weights[name].shape)
-    assert torch.equal(checkpoint.rows(["other.name", name], shape, 10, 20), weights[name][10:20])
-    assert checkpoint.rows([name], shape, 7, 7).shape == (0, 64)
-    assert torch.equal(checkpoint.rows(["model.norm.weight"], (64,), 1, 3), weights["model.norm.weight"][1:3])
+    some = (slice(10, 20), slice(32, 64))
+    assert torch.equal(checkpoint.part(["other.name", name], shape, some), weights[name][some])
+    assert checkpoint.part([name], shape, (slice(7, 7), slice(0, 64))).shape == (0, 64)
+    assert torch.equal(checkpoint.part(["model.norm.weight"], (64,), (slice(1, 3),)), weights["model.norm.weight"][1:3])
 
 
 def test_the_type_is_written_down(qwen: Path, tmp_path: Path) -> None:

@@ -101,6 +101,13 @@ def test_two_ranks_say_the_same_of_groups_that_come_one_by_one(policy: Path, way
         assert_same(each, logprobs(policy, made_up_samples(iteration)))
 
 
+@pytest.mark.parametrize(("way", "ranks"), [("whole", 2), ("sharded on the host", 4)])
+def test_ranks_that_cut_a_model_say_the_same(policy: Path, way: str, ranks: int) -> None:
+    scenario = ScorerScenario(model=policy, block=WAYS[way], ranks=ranks, tensor_parallel=2)
+    for iteration, each in enumerate(score_by_ranks(scenario)):
+        assert_same(each, logprobs(policy, made_up_samples(iteration)))
+
+
 # ── as groups come, and as they do not ───────────────────────────────────────────────────────────────────────────────
 
 

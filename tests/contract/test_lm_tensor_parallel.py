@@ -1,0 +1,123 @@
+"""Ranks that cut a model between them make the update of one; its state and its saved model are those of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlplace.models.causal_lm import CausalLm, LmSpec
+from rlplace.models.lora import LoraSpec
+from rlplace.models.saved_lm import write_lm
+from rlplace.workers.arguments import WEIGHTS
+from rlplace.workers.worker import Rendezvous
+from tests.contract.test_lm_ranks import AGREED, QUICK
+from tests.lm_ranks import LmScenario, Outcome, iterate, make_lm_worker, run_lm_ranks
+from tests.tiny_lm import tiny_model
+from tests.worker_ranks import Session, in_processes, spec_of
+
+# By name: the model, ranks, how many of these have a copy between them, what they learn.
+SCENARIOS: dict[str, tuple[str, int, int, LmScenario]] = {
+    "norms of heads": ("qwen", 2, 2, LmScenario(model=Path())),
+    "two copies, tied, several steps": (
+        "llama",
+        4,
+        2,
+        LmScenario(
+            model=Path(),
+            algorithm={"tis_cap": 1.5, "epochs": 2, "train_batch": 5, "entropy_coef": 0.01},
+            trained={"zero_stage": 2},
+        ),
+    ),
+    "factors, merged": ("qwen", 2, 2, LmScenario(model=Path(), trained={"lora_rank": 3, "optimizer": QUICK})),
+    "two copies, factors apart": (
+        "qwen",
+        4,
+        2,
+        LmScenario(
+            model=Path(),
+            algorithm={"kl_coef": 0.1, "train_batch": 5},
+            trained={"lora_rank": 3, "optimizer": QUICK, "sync": {"mode": "lora"}},
+            reference={"share_actor": True},
+        ),
+    ),
+    "critic, nothing recomputed": (
+        "llama",
+        2,
+        2,
+        LmScenario(model=Path(), component="critic", trained={"checkpointing": False}),
+    ),
+}
+
+
+@functools.cache
+def outcomes(folder: Path, name: str, ranks: int, tensor_parallel: int) -> list[Outcome]:
+    scenario = SCENARIOS[name][3]
+    return run_lm_ranks(
+        dataclasses.replace(scenario, model=folder, ranks=ranks, tensor_parallel=tensor_parallel, iterations=2)
+    )
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_of_a_copy_make_the_update_of_one(request: pytest.FixtureRequest, name: str) -> None:
+    model, ranks, within, scenario = SCENARIOS[name]
+    folder: Path = request.getfixturevalue(model)
+    (alone,), together = outcomes(folder, name, 1, 1), outcomes(folder, name, ranks, within)
+    assert len({outcome.digest for outcome in together}) == 1
+    assert together[0].weights.keys() == alone.weights.keys()
+    for weight, expected in alone.weights.items():
+        np.testing.assert_allclose(together[0].weights[weight], expected, rtol=1e-4, atol=2e-5, err_msg=weight)
+    component = scenario.component
+    atol, rtol, metrics_atol = (1e-4, 0.0, 1e-6) if component == "actor" else (1e-3, 1e-3, 1e-4)
+    for values, expected in zip(together[0].values, alone.values, strict=True):
+        np.testing.assert_allclose(values, expected, atol=atol, rtol=rtol)
+    for key in [f"{component}/{agreed}" for agreed in (*AGREED, "grad_norm", "optimizer_steps", "lr")]:
+        found, expected = ([m[key].value for m in of.metrics if key in m] for of in (together[0], alone))
+        assert found == pytest.approx(expected, rel=1e-3, abs=metrics_atol), key
+
+
+FACTORS = {"lora_rank": 3, "optimizer": QUICK}
+
+
+@pytest.mark.parametrize("trained", [{}, FACTORS], ids=["all weights", "factors"])
+def test_a_state_goes_on_however_its_model_is_cut(qwen: Path, tmp_path: Path, trained: dict[str, Any]) -> None:
+    chain = ((4, 2), (1, 1), (2, 2))  # ranks, and of each copy
+    scenario = LmScenario(model=qwen, trained=trained, iterations=len(chain))
+    (expected,), load = run_lm_ranks(scenario), None
+    for index, (ranks, within) in enumerate(chain):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        session = Session(first=index, load=load, save=folder, save_after=index + 1)
+        cut = {"ranks": ranks, "tensor_parallel": within, "iterations": index + 1}
+        outcomes, load = run_lm_ranks(dataclasses.replace(scenario, **cut, session=session)), folder
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(outcomes[0].weights[name], weight, rtol=2e-4, atol=4e-5, err_msg=name)
+
+
+def _save_rank(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> None:
+    worker = make_lm_worker(scenario, rank, rendezvous, folder=folder)
+    iterate(worker)
+    worker.save_model(str(scenario.model.parent / "saved"))
+    worker.save_state(str(scenario.model.parent))
+    worker.close()
+
+
+def test_a_saved_model_and_an_exported_one_are_that_of_one_rank(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    scenario = LmScenario(model=folder, ranks=4, tensor_parallel=2, trained=FACTORS)
+    in_processes(_save_rank, scenario, 4, channels=(spec_of(WEIGHTS),))
+    (alone,) = run_lm_ranks(dataclasses.replace(scenario, ranks=1, tensor_parallel=1, iterations=1))
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    for name, weight in alone.weights.items():
+        np.testing.assert_allclose(saved[name], weight, rtol=1e-4, atol=2e-5, err_msg=name)
+    spec = LmSpec(folder=folder, lora=LoraSpec(rank=3, alpha=scenario.job.config.actor.lora_alpha))
+    write_lm(tmp_path, tmp_path / "exported", spec, CausalLm, average=False)
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert exported.keys() == saved.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in saved.items())

@@ -213,6 +213,10 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             fix = f"{name}: {1.0 if name == 'top_p' else 0}        (a lower temperature narrows the draw as well)"
             got = f"{name}: {getattr(rollout, name)}"
             yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
+    if rollout.engine_args and rollout.engine != "vllm":
+        got, why = ", ".join(rollout.engine_args), f"{rollout.engine} takes none of them"
+        fix = "engine_args: {}        (or rollout.engine: vllm)"
+        yield _wrong("engine-args", "rollout.engine_args", "are arguments of vLLM's engine", got, why, fix)
     limits = algorithm.max_prompt_length + algorithm.max_new_tokens
     if algorithm.longest < limits:
         what = f"shorter than the longest prompt and answer, {limits} tokens together"
@@ -312,11 +316,13 @@ def _job_problems(config: Config) -> Iterator[Problem]:
 
 def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     if config.text_rollout.engine == "vllm":
-        from rlplace.workers.engines.contract import vllm_problem
+        from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
 
         problem = vllm_problem("emulated" if plan.topology.nodes[0].kind == "emulated" else "gpu")
         if problem is not None:
             yield problem
+        else:
+            yield from engine_args_problems(config.text_rollout.engine_args)
     yield from _actor_problems(config)
     for component in plan.placement.components:
         block = config.block_of(component)
@@ -343,10 +349,13 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     if not os.path.isdir(folder):
         return
     try:
-        size = Tokenizer.load(folder).size
+        tokenizer = Tokenizer.load(folder)
     except ConfigError as error:
         yield from error.problems
         return
+    size = tokenizer.size
+    for text in config.text_rollout.stop:
+        yield from tokenizer.stop_problems(text)
     if isinstance(vocabulary, int) and size > vocabulary:
         what = f"the tokenizer knows {size} tokens, the model {vocabulary}"
         why = f"a prompt may hold ids that the model of {folder / 'config.json'} has no weights for"

@@ -36,7 +36,8 @@ class Request:
     turn: int  # 0 for the first answer of an episode
     tokens: Tokens  # [P], the whole conversation so far
     max_new_tokens: int
-    greedy: bool = False  # the likeliest token each time: for evaluation
+    greedy: bool = False  # the likeliest token each time
+    held_out: bool = False  # for evaluation
 
     @property
     def weight(self) -> int:

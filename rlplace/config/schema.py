@@ -89,6 +89,7 @@ class TextEnvConfig(AgentConfig):
     rewards: tuple[RewardFunctionConfig, ...] = knob("their weighted sum is learned; none: the task's own", ())
     system: str | None = knob("system message before every prompt; null: none", None)
     chat: bool = knob("format prompts by the model's chat template; false: plain text", True)
+    template: Mapping[str, object] = knob("passed to the chat template, such as {enable_thinking: false}, tools", dict)
     max_turns: int = knob("most answers of one episode", 1, minimum=1)
     reply_timeout_s: float = knob("longest that one reply of the task to an answer may take", 60.0, above=0)
     replies_together: int = knob("replies of a rank at a time, in threads; 0: one by one in its own", 16, minimum=0)
@@ -129,6 +130,8 @@ class TextRolloutConfig:
     )
     top_k: int = knob("draw from so many likeliest tokens; 0: from all; a run trains with 0 only", 0, minimum=0)
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
+    stop: tuple[str, ...] = knob("texts that end an answer beside the model's own, each a single token of it", ())
+    engine_args: Mapping[str, object] = knob("more arguments of vLLM's engine, by their names there", dict)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
     gpu_memory_utilization: float | Literal["auto"] = knob(
         "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1, unit="share"
@@ -310,7 +313,9 @@ class AlgorithmConfig:
         "answers cut at max_new_tokens: mask compares, but learns none", "learn"
     )
     dynamic_sampling: bool | None = lm_knob("no group of equal rewards is learned from; null: with dapo", None)
-    refills: int = lm_knob("prompts asked in place of one with such a group, by env's rewards", 3, minimum=0)
+    refills: int = lm_knob(
+        "prompts asked in place of one with such a group, by env's rewards", 3, minimum=0, maximum=16
+    )
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob("clip of the value change; null: none", 0.2, above=0, mlp=None)
@@ -381,7 +386,10 @@ class RunnerConfig:
     total_iterations: int = knob("end of training", 100, minimum=1)
     stop_at_return: float | None = knob("stop earlier once the mean return or reward reaches this", None)
     eval_every: int = lm_knob("iterations between passes over held-out prompts; 0: none", 0, minimum=0)
-    eval_prompts: int = lm_knob("held-out prompts of one pass, each answered once, greedily", 64, minimum=1)
+    eval_prompts: int = lm_knob("held-out prompts of one pass", 64, minimum=1)
+    eval_samples: int = lm_knob(
+        "answers to each of them: 1, greedily; or more, drawn as in training", 1, minimum=1, maximum=MOST_SAMPLES
+    )
     samples: int = lm_knob("samples of each iteration that are kept as text to be read; 0: none", 4, minimum=0)
     seed: int = knob("seed of everything random; engines have rollout.seed", 0, minimum=0)
     output_dir: str = knob("each run makes its own folder in here", "runs")

@@ -182,7 +182,8 @@ class TextEnvRank(TextRank):
         return (yield from self._play(iteration, groups, samples, readers))
 
     def evaluate(self, iteration: int) -> Body:
-        return (yield from self._play(iteration, self.site.job.held_out(self.slot.rank), 1, ()))
+        each = self.site.job.config.runner.eval_samples
+        return (yield from self._play(iteration, self.site.job.held_out(self.slot.rank), each, ()))
 
     def _play(self, iteration: int, groups: Sequence[int], samples: int, readers: Sequence[str]) -> Body:
         """Ask while there is room, take answers as they come, put whole groups; as `Pass.through`."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlplace.envs.text.contract import Message, Prompt
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, Problem
 from rlplace.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -68,6 +68,21 @@ class Tokenizer:
         library.no_truncation()
         return cls(library, folder)
 
+    def stops(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Return the ids that end an answer: the model's own, and those of `texts`. ConfigError: one is no token."""
+        problems = [problem for text in texts for problem in self.stop_problems(text)]
+        if problems:
+            raise ConfigError(problems)
+        return tuple(dict.fromkeys([*self.stop_token_ids, *(int(self.encode(text)[0]) for text in texts)]))
+
+    def stop_problems(self, text: str) -> Iterator[Problem]:
+        """Report a text that is not one token."""
+        if len(tokens := self.encode(text)) != 1:
+            what = "a text that ends answers is no single token of the model"
+            why = f"it is {len(tokens)} tokens, and each token ends an answer by itself or does not"
+            fix = "rollout.stop: []        (a reward can look for it: {name: matches, kwargs: {pattern: ...}})"
+            yield Problem(code="stop-text", key="rollout.stop", what=what, got=repr(text), why=why, fix=fix)
+
     @property
     def size(self) -> int:
         return int(self._library.get_vocab_size(with_added_tokens=True))
@@ -86,8 +101,12 @@ class Tokenizer:
         text: str = self._library.decode([int(t) for t in tokens], skip_special_tokens=not special)
         return text
 
-    def render(self, messages: Sequence[Message], *, answered: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], *, answered: bool = False, arguments: Mapping[str, object] | None = None
+    ) -> str:
         """Render a chat by the model's template; unless `answered`, up to where the next answer begins.
+
+        `arguments` are what the template takes beside the messages, such as tools.
 
         Raises ConfigError: there is no template, or it refuses these messages.
         """
@@ -102,9 +121,8 @@ class Tokenizer:
         try:
             if self._template is None:
                 self._template = _environment().from_string(self.chat_template)
-            return self._template.render(
-                messages=chat, tools=None, documents=None, add_generation_prompt=not answered, **self._special
-            )
+            known = {"tools": None, "documents": None, **self._special, **(arguments or {})}
+            return self._template.render({**known, "messages": chat, "add_generation_prompt": not answered})
         except jinja2.TemplateError as error:
             what, got = "the chat template refuses these messages", ", ".join(m.role for m in messages)
             why = f"the template in {self._folder} raised: {error}"
@@ -118,19 +136,21 @@ class Tokenizer:
 class Chat:
     """Turns between a model and an environment by the model's chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, *, system: str | None, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        self._tokenizer, self._arguments = tokenizer, arguments
         self._system = [] if system is None else [Message("system", system)]
 
     def first(self, prompt: Prompt) -> Tokens:
         """Return [P], up to where the first answer begins."""
         messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-        return self._tokenizer.chat([*self._system, *messages])
+        return self._tokenizer.encode(self._render([*self._system, *messages]))
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return what follows an answer, which may end in a stop token, up to where the next answer begins."""
         chat = [Message("user", "-"), Message("assistant", _ANSWER), Message("user", text)]
-        before, found, after = self._tokenizer.render([*self._system, *chat]).partition(_ANSWER)
+        before, found, after = self._render([*self._system, *chat]).partition(_ANSWER)
         if not found or _ANSWER in after:
             what = "the chat template does not show an earlier answer exactly once"
             why = "what follows an answer in a conversation is found behind it, as the template renders it"
@@ -140,6 +160,9 @@ class Chat:
         # The answer already has the token by which it ended; the template would write it again.
         ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
         return tokens[1:] if ended else tokens
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        return self._tokenizer.render(messages, arguments=self._arguments)
 
 
 class PlainText:

@@ -133,7 +133,8 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
     requests = max(prompts * (each if turns else 1), held_out)
     envs, engines = placement.world_size("env"), placement.world_size("rollout")
     owned, tested = (itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out))
-    answers = [max((b - a) * each, d - c) for (a, b), (c, d) in zip(owned, tested, strict=True)]
+    drawn = runner.eval_samples
+    answers = [max((b - a) * each, (d - c) * drawn) for (a, b), (c, d) in zip(owned, tested, strict=True)]
     answers[0] += envs  # rank 0 gets a message when each rank is done
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"

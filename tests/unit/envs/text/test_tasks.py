@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
-from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText
+from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText, read_rows
 from rlplace.errors import ConfigError, Problem
 
 
@@ -232,3 +233,45 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert (problem.code, problem.why) == ("no-dataset", "it has the splits train, test")
     (tmp_path / "three").mkdir()
     assert problem_of(lambda: prompt_set(str(tmp_path / "three"))).code == "no-dataset"
+
+
+# ── several data sets ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_rows(file: Path, prompts: Sequence[str]) -> Path:
+    file.write_text(json.dumps([{"prompt": prompt, "answer": "0"} for prompt in prompts], indent=1), encoding="utf-8")
+    return file
+
+
+def test_a_list_of_rows_in_a_json_file_is_read(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.json", ["a", "b"])
+    assert [values["prompt"] for values, _ in read_rows(str(file))] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("content", "why"), [('[{"prompt": 1},', "JSON"), ("[1]", "a row is one object")])
+def test_a_list_that_is_none_of_rows_names_the_file(tmp_path: Path, content: str, why: str) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=why) as caught:
+        read_rows(str(file))
+    assert caught.value.codes == ("bad-row",)
+    assert "rows.json" in str(caught.value)
+
+
+def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -> None:
+    one, other = (str(write_rows(tmp_path / f"{name}.json", [name + c for c in "1234"])) for name in ("one", "two"))
+    task = PromptSet(seed=3, split="train", path={one: 1.5, other: 0.25})
+    asked = Counter(str(task.episode(number).prompt) for number in range(task.size or 0))
+    assert sorted(asked.values()) == [1, 1, 1, 2, 2]
+    assert sum(asked[f"one{c}"] for c in "1234") == 6
+    assert {task.episode(n).facts()["data_set"] for n in range(7)} == {"one", "two"}
+    again = PromptSet(seed=3, split="train", path={one: 1.5, other: 0.25})
+    assert [task.episode(n) for n in range(7)] == [again.episode(n) for n in range(7)]
+    assert PromptSet(seed=3, split="train", path=[one, other]).size == 8
+
+
+@pytest.mark.parametrize("weight", [0, -1, "much", 10**6])
+def test_a_weight_is_how_often(tmp_path: Path, weight: Any) -> None:
+    one = str(write_rows(tmp_path / "one.json", ["a"]))
+    with pytest.raises(ConfigError, match="no such weight"):
+        PromptSet(seed=3, split="train", path={one: weight})

@@ -453,6 +453,39 @@ def test_held_out_prompts_are_answered_greedily_and_nothing_is_learned(folder: P
     assert sum(value(m, "eval/episodes") for m in first) == 5
 
 
+class Sets(Counting):
+    """Every prompt of an odd number is of the set `odd`."""
+
+    def episode(self, number: int) -> TextEpisode:
+        return OfSet(f"{self._name} {number}", 1, "odd" if number % 2 else "even")
+
+
+class OfSet(Counted):
+    def __init__(self, prompt: str, turns: int, of: str) -> None:
+        super().__init__(prompt, turns)
+        self._of = of
+
+    def facts(self) -> Mapping[str, Any]:
+        return {**super().facts(), "data_set": self._of}
+
+
+def test_held_out_prompts_are_answered_several_times_by_set(folder: Path) -> None:
+    """Of 4 prompts, those of even numbers are answered by 0, 0, 1, those of odd ones by 0, 0, 0."""
+    runner = {"eval_every": 1, "eval_prompts": 4, "eval_samples": 3}
+    env = {"task": f"{__name__}:Sets", "max_turns": 1}
+
+    def answer(request: Request, sample: int) -> str:
+        return f"{int(sample == 2 and request.group % 2 == 0)}<eos>"
+
+    with TextStage(folder, answer, env=env, runner=runner, algorithm=LONG) as stage:
+        (found,) = stage.evaluate()
+        asked = stage.puppet.asked
+    assert all(request.held_out and not request.greedy and request.samples == 3 for request in asked)
+    assert value(found, "eval/reward") == pytest.approx(1 / 6)
+    assert [value(found, f"eval/{of}passed") for of in ("", "even/", "odd/")] == [0.5, 1.0, 0.0]
+    assert value(found, "eval/even/reward") == pytest.approx(1 / 3)
+
+
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -544,6 +577,13 @@ def test_long_prompts_are_left_out_where_the_config_says_so(folder: Path, tmp_pa
     with TextStage(folder, says, env=env, prompts=4) as stage:
         stage.run()
     assert sorted(Tokenizer.load(folder).decode(r.tokens).count("x") for r in stage.puppet.asked) == [5, 5, 6, 6]
+
+
+def test_a_prompt_without_tokens_is_found_before_anything_is_asked(folder: Path, tmp_path: Path) -> None:
+    env = rows(tmp_path, [3, 0]) | {"chat": False}
+    with pytest.raises(ConfigError, match="prompt 1: ''") as caught, TextStage(folder, says, env=env):
+        pass
+    assert caught.value.codes == ("empty-prompt",)
 
 
 def test_a_model_that_does_not_chat(tmp_path: Path) -> None:

@@ -118,6 +118,14 @@ def test_a_worker_knows_its_place(shared: tuple[Cluster, WorkerGroup]) -> None:
     assert ("processes of Ray" in text) == ("forks of a process that has made their imports" in text)
 
 
+@pytest.mark.parametrize("launcher", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+def test_processes_are_called_by_their_workers(probes: WorkerGroup) -> None:
+    """In `ps`, after calls by every way: those that Ray makes show a name of their own."""
+    owners = [about["owner"] for about in probes.about().wait()]
+    titles = [Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0 ") for pid, *_ in probes.process().wait()]
+    assert titles == [f"ray::{owner}" for owner in owners]
+
+
 def test_unknown_methods_and_ranks_are_refused_at_once(probes: WorkerGroup) -> None:
     with pytest.raises(AttributeError, match=r"Probe has no method 'rnak'; did you mean 'rank'\?"):
         probes.rnak()

@@ -48,6 +48,13 @@ class RayHost:
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
+        self._owners: list[str] = []
+
+    def _name_process(self) -> None:
+        """Show the workers' names in `ps` and `nvidia-smi`: Ray shows the class of the actor whenever a call has ended."""
+        name = ", ".join(self._owners)
+        self.__class__ = type(name, (RayHost,), {})
+        ray._raylet.setproctitle(f"ray::{name}")
 
     def report(self, number: int, serve_at: str | None, folder: Path | None) -> WorkerReport:
         """Report where this process is, and at what socket in `folder` the worker takes requests, unless None.
@@ -75,6 +82,8 @@ class RayHost:
     ) -> None:
         """Build a worker from `pickled`: a GroupSpec, channel addresses. A broken import is a failure of this rank."""
         self._outputs.enter(self._files[number], slot.owner)
+        self._owners.append(slot.owner)
+        self._name_process()
         listen_fd = self._listening.detach() if self._listening else None
         host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
@@ -96,6 +105,7 @@ class RayHost:
         """Run what comes to the worker's socket until it was closed."""
         service = self._services[number]
         assert service is not None, "report was given a folder"
+        self._name_process()
         service.answer(functools.partial(self.run, number))
 
     def control(self, number: int, method: str, after: object = None) -> Any:

@@ -5,6 +5,7 @@
     /dev/shm/rlplace-1000-k3v9x2a1/       mode 0700; two jobs never share one
         owner                             locked by the owner as long as it lives; the kernel lets go when it dies
         spill ──▶ /tmp/rlplace-1000-...   a folder on disk for what does not fit, made when it is needed
+        segments/psm_0f3a ...             empty files: names in /dev/shm that libraries have taken for the job
         *.channel, arena, ...             of the packages that use the folder
 """
 
@@ -14,8 +15,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from rlplace.errors import ClusterError
@@ -23,6 +26,9 @@ from rlplace.units import show_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
+SEGMENTS = "segments"
+# What vLLM's processes share with each other: by multiprocessing (memory, semaphores), and by sums on a CPU.
+_TAKEN = re.compile(r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n]*)$", re.MULTILINE)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
 _KEY = "cluster.comm.shm_folder"
@@ -85,6 +91,15 @@ def spill_of(folder: Path) -> Path | None:
     return link if link.stat().st_uid == os.getuid() else None  # any user may make folders in /tmp
 
 
+def claim(folder: Path, pids: Iterable[int]) -> None:
+    """Have what these processes share in /dev/shm go with the job folder: killed ones leave it there."""
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            for name in _TAKEN.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")):
+                (folder / SEGMENTS).mkdir(mode=0o700, exist_ok=True)
+                (folder / SEGMENTS / name).touch()
+
+
 def sweep(parent: Path) -> None:
     """Remove the folders of this user whose owner is dead."""
     for path in parent.glob(f"{_prefix()}*"):
@@ -116,6 +131,8 @@ def _remove(path: Path) -> None:
         spill = link.readlink()
         if spill.name == path.name and not spill.is_symlink():
             shutil.rmtree(spill, ignore_errors=True)
+    for segment in (path / SEGMENTS).glob("*"):
+        (SHARED_MEMORY / segment.name).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 

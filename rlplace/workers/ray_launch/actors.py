@@ -51,10 +51,10 @@ class RayHost:
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
-        """Show the workers' names in `ps` and `nvidia-smi`: Ray shows the class of the actor whenever a call has ended."""
+        """Show the workers' names in `ps` and `nvidia-smi`; after a call, Ray shows the name of the actor's class."""
         name = ", ".join(self._owners)
         self.__class__ = type(name, (RayHost,), {})
-        ray._raylet.setproctitle(f"ray::{name}")
+        ray._raylet.setproctitle(f"ray::{name}")  # type: ignore[attr-defined]  # of its extension module
 
     def report(self, number: int, serve_at: str | None, folder: Path | None) -> WorkerReport:
         """Report where this process is, and at what socket in `folder` the worker takes requests, unless None.

@@ -49,7 +49,13 @@ _LOOK_S = 0.02
 
 _KILL = 'kill -9 "$@" 2>/dev/null'
 # A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
-_REMOVE = 'for i in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$@" 2>/dev/null && exit; sleep 1; done'
+_SEGMENTS = (
+    'for s in "$f"/segments/*; do [ -e "$s" ] && rm -f -- "/dev/shm/${s##*/}"; done'  # as shared_memory.folder has it
+)
+_REMOVE = (
+    f'for f in "$@"; do {_SEGMENTS}; done 2>/dev/null; '
+    'for i in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$@" 2>/dev/null && exit; sleep 1; done'
+)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.comm.shared_memory.folder import claim
 from rlplace.envs.contract import ContinuousActions
 from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
@@ -307,6 +309,10 @@ class TextRolloutWorker(RolloutWorker):
         self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
         self._open(self._engine())
+        if self.context.folder is not None and len(self.context.slot.accelerators) > 1:
+            import psutil
+
+            claim(self.context.folder, [os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))])
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
     def _engine(self) -> TextEngine:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 
-from rlplace.comm.shared_memory.folder import JobFolder, spill_of, sweep
+from rlplace.comm.shared_memory.folder import JobFolder, claim, spill_of, sweep
 from rlplace.errors import ClusterError
+from rlplace.workers.ray_launch.session import _REMOVE
 
 OWNER = """
 import sys
@@ -79,3 +82,31 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, parent: str) -> N
     with pytest.raises(ClusterError) as caught:
         JobFolder.create(tmp_path / parent)
     assert (caught.value.problem.code, caught.value.problem.key) == ("shm-folder", "cluster.comm.shm_folder")
+
+
+@pytest.mark.parametrize("how", ["closed", "swept", "by the guard"])
+def test_what_libraries_share_goes_with_the_folder(tmp_path: Path, how: str) -> None:
+    """A segment and a semaphore, as a killed engine leaves them; that of another program stays."""
+    segment, other = SharedMemory(create=True, size=64), SharedMemory(create=True, size=64)
+    others = SharedMemory(name=f"of_others_{os.getpid()}", create=True, size=64)
+    try:
+        folder = JobFolder.create(tmp_path)
+        claim(folder.path, [os.getpid(), 1 << 22])  # the latter has ended
+        other_name = folder.path / "segments" / other.name
+        other_name.unlink()  # as if another process had it
+        if how == "by the guard":
+            subprocess.run(["/bin/sh", "-c", _REMOVE, "guard", str(folder.path)], check=True)
+        elif how == "swept":
+            assert folder._lock is not None
+            os.close(folder._lock)
+            sweep(tmp_path)
+        else:
+            folder.close()
+        assert not folder.path.exists()
+        there = {file.name for file in Path("/dev/shm").iterdir()}
+        assert (segment.name in there, other.name in there, others.name in there) == (False, True, True)
+    finally:
+        for memory in (segment, other, others):
+            memory.close()
+            with contextlib.suppress(FileNotFoundError):
+                memory.unlink()

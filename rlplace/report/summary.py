@@ -268,7 +268,7 @@ def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if evaluations := list(report["evaluations"].items()):
         ends = dict([evaluations[0], evaluations[-1]])
         values, versions = " -> ".join(map(number, ends.values())), " and ".join(ends)
-        yield "held out", f"{values}   (mean reward of greedy answers, after {versions} iterations)"
+        yield "held out", f"{values}   (mean reward of the answers, after {versions} iterations)"
     generated, learned = report.get("tokens_generated", 0), report.get("tokens_learned", 0)
     texts = f"{generated:,} generated, {rate(generated, 'rollout')}; {learned:,} learned, {rate(learned, 'learn')}"
     yield "tokens", f"{texts}; {report['iterations']} iterations"

@@ -28,7 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
 SEGMENTS = "segments"
 # What vLLM's processes share with each other: by multiprocessing (memory, semaphores), and by sums on a CPU.
-_TAKEN = re.compile(r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n]*)$", re.MULTILINE)
+_TAKEN = re.compile(r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n ]*)$", re.MULTILINE)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
 _KEY = "cluster.comm.shm_folder"

@@ -373,7 +373,7 @@ class Pass:
             if self._due:
                 self._take()
             idle = not self._due and not self._to_ask
-            self._hear(_POLL_S if idle and not self._grading else 0.0)
+            self._hear(0.0 if not idle else _GRADING_S if self._grading else _POLL_S)
             for graded in self._graded(wait=idle and not self._to_ask and not self._replies.in_flight):
                 whole[graded.group].append(graded)
                 group, sampled = graded.group, whole[graded.group]

@@ -59,7 +59,7 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
     assert report["overhead_share"] == 0.25
     text = summary_text(report)
     assert "reward     0.100 -> 0.400" in text
-    assert "held out   0.050 -> 0.500   (mean reward of greedy answers, after 0 and 2 iterations)" in text
+    assert "held out   0.050 -> 0.500   (mean reward of the answers, after 0 and 2 iterations)" in text
     assert "200 generated, 50 per second; 180 learned, 30 per second; 2 iterations" in text
     assert "rollout 4.0, learn 6.0, evaluate 2.0" in text
 

@@ -42,6 +42,7 @@ _CHOICES = (
     (("env.kind", "env.id", "env.task"), re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")),
     (("actor.model.kind",), re.compile(r"actor\.model\.(?!kind\b)[^.\[]+")),
 )
+_DASHES = re.compile("[\u2010-\u2015\u2212]")
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
 
 
@@ -132,6 +133,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         elif line.name is None or line.flags.config_name is not None:
             fix = f"--config-name {fix}"
         raise ConfigError.of(code, "--config-name", what + suggestion(near), line.name, why, fix)
+    _check_is_block(line)
     try:
         own = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath") if line.text else None
         places = [*(own or ()), *(f"file://{folder}" for folder in line.folders if folder != line.root)]
@@ -434,9 +436,21 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
     return ConfigError.of(code, "defaults", what, got, why, fix, source=source)
 
 
+def _check_is_block(line: CommandLine) -> None:
+    """Raise ConfigError for a config that is a list; what is no YAML is told elsewhere."""
+    with contextlib.suppress(yaml.YAMLError):
+        if isinstance(yaml.load(line.text, Loader=yaml.BaseLoader), list):
+            why = "a config has keys with values, such as runner: {seed: 1}"
+            fix = "defaults: [hybrid_ppo, _self_]        (and your keys below)"
+            raise ConfigError.of("bad-config", line.file.name, "is a list, not a block of keys", None, why, fix)
+
+
 def _not_an_override(word: str) -> ConfigError:
     """Explain an override that Hydra's grammar does not read; quote lists of numbers, such as 0-3,5-7 in braces."""
     quoted = re.sub(r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word)
+    if word != (plain := _DASHES.sub("-", word)):
+        why = "it has a dash where a hyphen is meant, as word processors and chats write it"
+        return ConfigError.of("bad-config", word.partition("=")[0], "cannot read the override", word, why, plain)
     fix = "quote text with commas, and close brackets and braces"
     if quoted != word:
         with contextlib.suppress(OverrideParseException):

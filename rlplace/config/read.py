@@ -189,7 +189,8 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
     above = _block_at(block, kind, wrong["loc"][:-1])
     if wrong["type"] == "missing":
         field, _ = fields_of(above, kind)[str(path[-1])]
-        found.reject("missing-key", key, "is required", why=field.metadata.get("doc"))
+        fix = "defaults: [hybrid_ppo, _self_]        (or your own block)" if leaf == "component_placement" else None
+        found.reject("missing-key", key, "is required", why=field.metadata.get("doc"), fix=fix)
     elif wrong["type"] in ("extra_forbidden", "invalid_key"):  # invalid: a number, or a word that YAML reads as one
         _unknown(leaf, value, key, fields_of(above, kind), _place_of(key, fields_of(above, kind), kind), written, found)
     elif wrong["type"] == "model_type":

@@ -73,6 +73,31 @@ def test_what_is_proposed_is_taken(fix: str, capsys: pytest.CaptureFixture[str])
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("- runner\n- env\n", "fix: defaults: [hybrid_ppo, _self_]"),
+        ("runner: {seed: 1}\n", "fix: defaults: [hybrid_ppo, _self_]"),
+    ],
+    ids=["a list", "without a placement"],
+)
+def test_a_file_that_is_no_whole_config_is_told_what_to_begin_with(
+    text: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlplace.train import main
+
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    assert main([str(tmp_path / "mine.yaml"), "dry_run=true"]) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_a_dash_that_is_no_hyphen_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlplace.train import main
+
+    assert main(["hybrid_ppo", "cluster.component_placement.env=0\u20133", "dry_run=true"]) == 2
+    assert "fix: cluster.component_placement.env=0-3\n" in capsys.readouterr().err
+
+
 def test_help_is_still_that_of_argparse(capsys: pytest.CaptureFixture[str]) -> None:
     parser = OptionParser("rlplace runs", description="Lists runs.")
     with pytest.raises(SystemExit) as left:

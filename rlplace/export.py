@@ -23,6 +23,7 @@ from rlplace.errors import ConfigError, OutputError, did_you_mean
 from rlplace.trained import POLICY, Trained, config_of, exported_policy
 
 _TRAINED = ("actor", "critic")
+_FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
 _KEY = "CHECKPOINT"
 _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
@@ -68,7 +69,7 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
         )
     if config.kind == "mlp" and average:
         raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
-    _free(out)
+    _free(out, _FILES if config.kind == "mlp" else ())
     verify(found, _KEY)
     with _written(out):
         _write(found, out, component, config, average=average)
@@ -87,8 +88,15 @@ def _export_again(exported: Trained, out: Path, component: str, *, average: bool
     return f"{exported.text}: {out}"
 
 
-def _free(out: Path) -> Path:
-    """Return the place to write to. Raises ConfigError where something is there."""
+def _free(out: Path, files: Sequence[str] = _FILES) -> Path:
+    """Return the place to write to. Raises ConfigError where something is there, or `files` do not end like it."""
+    if out.suffix[1:].isalpha() and out.suffix not in files:  # not the end of policy_v1.2
+        near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
+        ends = f"the end of the name says what is written: {', '.join(files)}, or none for a folder"
+        why = ends if files else "a language model is written as a folder"
+        raise _wrong("OUT", "no such kind of file", str(out), why, str(out.with_suffix(f".{near}" if near else "")))
+    if not out.name:
+        raise _wrong("OUT", "is not the name of a new folder or file", str(out), None, "my_policy")
     if out.exists():
         others = (out.with_name(f"{out.stem}_{number}{out.suffix}") for number in itertools.count(2))
         free = next(other for other in others if not other.exists())

@@ -120,12 +120,16 @@ def save_policy(folder: Path, rank: int, rendezvous: Any, channels: Path) -> Non
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_simulator_policy(tmp_path: Path, ranks: int) -> None:
+def test_a_simulator_policy(tmp_path: Path, ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     if ranks == 1:
         save_policy(tmp_path, 0, rendezvous_at(listen()), tmp_path)
     else:
         in_processes(save_policy, tmp_path, ranks)
     assert main([str(tmp_path / "run"), str(tmp_path / "out" / "exported.safetensors")]) == 0
+    for name, near in (("out.onx", "out.onnx"), ("out.pth", "out.pt"), ("out.gguf", "out")):
+        assert main([str(tmp_path / "run"), str(tmp_path / name)]) == 2
+        assert f"    fix: {tmp_path / near}\n" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out.*"))
     saved = load_file(tmp_path / "saved.safetensors")
     exported = load_file(tmp_path / "out" / "exported.safetensors")
     assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in saved.items()}
@@ -169,6 +173,8 @@ def test_what_cannot_be_exported(
         (str(tmp_path / "rum"), str(out)): ("resume-not-found", f"fix: {run}"),
         (str(run), str(run)): ("bad-option", "an export overwrites nothing"),
         (str(run), str(out), "--component", "critic"): ("bad-option", "it has the weights of actor"),
+        (str(run), f"{out}.gguf"): ("bad-option", "a language model is written as a folder", f"fix: {out}"),
+        (str(run), ""): ("bad-option", "is not the name of a new folder or file"),
         (str(run), str(out), "--ema"): ("bad-option", "the run kept none: actor.ema_decay"),
     }
     for words, told in cases.items():

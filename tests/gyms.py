@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -235,6 +236,23 @@ def hidden() -> gymnasium.Env[Any, Any]:
     return Shown(gymnasium.make("CartPole-v1", max_episode_steps=-1), [0, 2])
 
 
+class OwnLimit(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Cuts episodes by the limit that `gymnasium.make` was given, which it looks up there, as ManiSkill's does."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._limit, self._steps = sys._getframe(1).f_locals["max_episode_steps"], 0
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        shown, reward, terminated, _, info = super().step(action)
+        return shown, reward, terminated, self._limit is not None and self._steps >= self._limit, info
+
+
 class Drawn(Script):
     """Draws its step and episode as grey. `picture`: none raises an error, flat has no colours."""
 
@@ -352,3 +370,5 @@ gymnasium.register(
 )
 gymnasium.register("PixelRow-v0", entry_point=lambda: FlattenObservation(Pixels()))
 gymnasium.register("Limited-v0", entry_point=Script, max_episode_steps=7)
+_OWN_LIMIT = gymnasium.envs.registration.WrapperSpec("OwnLimit", "tests.gyms:OwnLimit", {})
+gymnasium.register("OwnLimit-v0", entry_point=Script, max_episode_steps=7, additional_wrappers=(_OWN_LIMIT,))

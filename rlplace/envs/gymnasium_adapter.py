@@ -108,7 +108,9 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     env: gymnasium.Env[Any, Any]
     module, _, name = config.id.rpartition(":")
     if name in gymnasium.registry:
-        env = gymnasium.make(config.id, max_episode_steps=-1, disable_env_checker=True, **config.kwargs)
+        # A wrapper that the library itself puts around it, such as ManiSkill's, may take -1 for the limit.
+        limit = _limit(config) if gymnasium.registry[name].additional_wrappers else None
+        env = gymnasium.make(config.id, max_episode_steps=limit or -1, disable_env_checker=True, **config.kwargs)
     else:
         env = getattr(importlib.import_module(module), name)(**config.kwargs)
     for at, wrapper in enumerate(config.wrappers):

@@ -55,6 +55,8 @@ def test_describe(name: str, actions: DiscreteActions | ContinuousActions) -> No
     [
         ("tests.gyms:Limited-v0", None, [7]),  # the simulator's own limit
         ("tests.gyms:Limited-v0", 9, [9]),
+        ("tests.gyms:OwnLimit-v0", None, [7]),  # and a wrapper that the library puts around it
+        ("tests.gyms:OwnLimit-v0", 4, [4, 4]),
         ("tests.gyms:Script-v0", None, []),
     ],
 )

@@ -55,6 +55,8 @@ SCENARIOS: dict[str, tuple[str, int, int, LmScenario]] = {
     ),
 }
 
+SLOW = {"factors, merged", "critic, nothing recomputed"}
+
 
 @functools.cache
 def outcomes(folder: Path, name: str, ranks: int, tensor_parallel: int) -> list[Outcome]:
@@ -64,7 +66,7 @@ def outcomes(folder: Path, name: str, ranks: int, tensor_parallel: int) -> list[
     )
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SCENARIOS])
 def test_ranks_of_a_copy_make_the_update_of_one(request: pytest.FixtureRequest, name: str) -> None:
     model, ranks, within, scenario = SCENARIOS[name]
     folder: Path = request.getfixturevalue(model)
@@ -85,7 +87,7 @@ def test_ranks_of_a_copy_make_the_update_of_one(request: pytest.FixtureRequest, 
 FACTORS = {"lora_rank": 3, "optimizer": QUICK}
 
 
-@pytest.mark.parametrize("trained", [{}, FACTORS], ids=["all weights", "factors"])
+@pytest.mark.parametrize("trained", [{}, pytest.param(FACTORS, marks=pytest.mark.slow)], ids=["all weights", "factors"])
 def test_a_state_goes_on_however_its_model_is_cut(qwen: Path, tmp_path: Path, trained: dict[str, Any]) -> None:
     chain = ((4, 2), (1, 1), (2, 2))  # ranks, and of each copy
     scenario = LmScenario(model=qwen, trained=trained, iterations=len(chain))

@@ -167,7 +167,7 @@ def test_a_placement_that_is_no_block_is_refused(mine: list[str], capsys: pytest
 
 
 TEXT = ["--config-name", "rlhf_tiny"]
-PARALLEL = "cluster.component_placement.actor={placement: 0-1, tensor_parallel_size: 2}"
+PARALLEL = "cluster.component_placement.actor={placement: 0-1, accelerators_per_rank: 2}"
 
 
 @pytest.mark.parametrize(

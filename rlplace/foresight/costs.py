@@ -26,6 +26,7 @@ _FIXED = {
     "infer": 0.2,
 }
 _FIXED_ELSE = 1.0
+_JOINED = ("/exchange", ".learn/rest")  # whose size are the ranks
 _NEAR = 1.2  # sizes that differ by less are one point: minibatches of a rank differ by chance
 
 
@@ -88,7 +89,7 @@ class Costs:
 
     def _of(self, name: str, size: float) -> Cost:
         points = self._points.get(name, ())
-        if name.endswith("/exchange"):  # with nobody it is another thing
+        if name.endswith(_JOINED):  # alone it is another thing
             points = tuple(point for point in points if (point.size > 1.0) == (size > 1.0)) or points
         if not points:
             self.missing.setdefault(name, size)

@@ -177,7 +177,7 @@ class LmActorRank(TrainedRank):
                         yield from self.score("learn", packing, tokens, inner)
                 yield from self.update(packings, tokens, inner)
             watch.lap("learn")
-        yield from self.lap("learn", "rest")
+        yield from self.lap("learn", "rest", self.ranks)
         return watch.metrics("actor")
 
     def refresh(self, iteration: int, version: int) -> Body:
@@ -234,7 +234,7 @@ class CriticRank(TrainedRank):
         yield from self.part(watch, "wait", 0, "learn")
         yield from self.update(self.steps(self._inferred, iteration), self._inferred, inner)
         watch.lap("learn")
-        yield from self.lap("learn", "rest")
+        yield from self.lap("learn", "rest", self.ranks)
         return watch.metrics("critic")
 
 

@@ -227,7 +227,7 @@ class SimulatorStages(Stages):
             samples = algorithm.rollout_steps * count
             minibatch = of(learn + "minibatch", samples / algorithm.num_minibatches)
             step = added(added(minibatch, exchange), of(learn + "step")).times(steps)
-            once = added(added(of(learn + "estimate", samples), exchange), of(learn + "rest"))
+            once = added(added(of(learn + "estimate", samples), exchange), of(learn + "rest", actors))
             work.append(added(added(step, once), of(learn + "wait").times(received)))
         return {"actor": self._load("actor", work)}, 0.0
 

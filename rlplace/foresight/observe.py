@@ -130,7 +130,9 @@ class Observations:
         alone = not parts and call.name not in _MEETING
         blocked_s = max(0.0, record.seconds - record.cpu_s) if alone else 0.0
         stepped = sum(part.size * part.laps for part in parts if part.name == "sim" and self._config.kind == "mlp")
-        rest = Part("rest", stepped, 1, record.seconds, rest_s, rest_s, blocked_s)
+        ranks = self._plan.placement.world_size(call.slot.component)
+        size = ranks if call.name == "learn" else stepped
+        rest = Part("rest", size, 1, record.seconds, rest_s, rest_s, blocked_s)
         way = "direct_" if self._direct and prefix == "env.run" else ""
         chilled = _CHILLED.get(prefix, ()) if self._config.kind == "mlp" else ()
         named = []

@@ -129,7 +129,7 @@ class PolicyActorRank(SimulatorRank):
             yield from self._exchange(inner)
             yield from self.lap("learn", "step")
             inner.lap("step")
-        yield from self.lap("learn", "rest")
+        yield from self.lap("learn", "rest", self.plan.placement.world_size("actor"))
         watch.lap("learn")
         return {**watch.metrics("actor"), "actor/samples": Metric(samples, "sum")}
 

@@ -189,7 +189,7 @@ class TextStages(Stages):
         if not algorithm.accumulate_early:
             once = self._pass(learn + "micro_batch", self._budget(component), ranks, steps // algorithm.epochs)
             work = added(work, once.times(algorithm.epochs))
-        return added(work, added(self._of(learn + "wait"), self._of(learn + "rest")))
+        return added(work, added(self._of(learn + "wait"), self._of(learn + "rest", ranks)))
 
     def _exchange(self, component: str, ranks: int) -> Cost:
         own = f"{component}.infer/exchange"

@@ -25,6 +25,7 @@ from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
 from rlplace.foresight.show import foreseen
 from rlplace.foresight.space import Space
 from rlplace.prepare import Prepared, planned_only, prepare_composed
+from rlplace.units import show_bytes
 
 NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
@@ -205,7 +206,8 @@ def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) ->
     """Explain what empties the space, and the nearest relaxation."""
     counts, reasons = answer.counts, list[str]()
     if counts["refused by memory"]:
-        reasons.append(f"{counts['refused by memory']} plans do not fit in memory")
+        lacks = f"the nearest lacks {show_bytes(answer.lacks_bytes)} on an accelerator"
+        reasons.append(f"{counts['refused by memory']} plans do not fit in memory; {lacks}")
     reasons += [f"{number} are refused: {code}" for code, number in sorted(answer.refused.items())]
     if answer.lacking:
         reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")

@@ -12,15 +12,17 @@ SIZED = {
     "actor.learn/exchange": (1, 16),
     "actor.learn/minibatch": (8, 512),
     "env.run/sim": (1, 64),
+    "env.run/cold_sim": (1, 64),
     "rollout.generate/policy": (1, 64),
+    "rollout.generate/cold_policy": (1, 64),
 }
 FLAT = (
     *(f"{c}.move_{to}/rest" for c in ("actor", "env", "rollout") for to in ("off", "weights", "full")),
     *(f"{c}/{launcher}_call" for c in ("actor", "driver", "env", "rollout") for launcher in ("ray", "inline")),
     *(f"actor.learn/{part}" for part in ("rest", "step", "wait")),
     *("actor.push_weights/rest", "rollout.pull_weights/rest"),
-    *(f"env.run/{part}" for part in ("direct_wait", "put", "rest", "wait")),
-    *(f"rollout.generate/{part}" for part in ("put", "rest", "wait")),
+    *(f"env.run/{part}" for part in ("direct_put", "direct_wait", "put", "rest", "wait", "cold_put", "cold_wait")),
+    *(f"rollout.generate/{part}" for part in ("put", "rest", "wait", "cold_put", "cold_wait")),
 )
 _USUAL = {  # cost -> size, seconds of a lap of a small run
     "actor.learn/estimate": ((512, 8.5e-4), (4096, 1.0e-3)),
@@ -43,7 +45,7 @@ def random_profile(rng: random.Random) -> Profile:
     device = rng.random() < 0.5
     for name, (low, high) in SIZED.items():
         sizes = sorted(rng.uniform(low, high) for _ in range(rng.randint(1, 4)))
-        there = ACCELERATOR if device and name != "env.run/sim" else PROCESSOR
+        there = ACCELERATOR if device and not name.startswith("env") else PROCESSOR
         costs[name] = Curve(points=tuple(point(size, 10 ** rng.uniform(-5, -2.5)) for size in sizes), on=there)
     return Profile(machine={"cores": rng.choice([1, 2, 3, 8, 32])}, versions={}, subjects={}, costs=costs)
 

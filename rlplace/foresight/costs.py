@@ -26,6 +26,7 @@ _FIXED = {
     "infer": 0.2,
 }
 _FIXED_ELSE = 1.0
+_SHARE, _NOISY = 0.02, 0.35  # of the work; relative, of iterations or of points from their line
 _JOINED = ("/exchange", ".learn/rest")  # whose size are the ranks
 _NEAR = 1.2  # sizes that differ by less are one point: minibatches of a rank differ by chance
 
@@ -74,6 +75,23 @@ class Costs:
         """Return the relative standard deviation of what was asked for, over iterations, as far as it was measured."""
         whole = sum(self.spent.values())
         return sum(seconds * self._spread(name) for name, seconds in self.spent.items()) / whole if whole else 0.0
+
+    @property
+    def noisy(self) -> list[str]:
+        """Return the costs of a share of the work that varied much while measured, or that no line is near."""
+        whole = sum(self.spent.values())
+        found = [name for name, seconds in self.spent.items() if seconds > _SHARE * whole]
+        off = {name: max(self._spread(name), self._bent(name)) for name in found}
+        return [
+            f"{name} by {off[name]:.0%}"
+            for name in sorted(found, key=off.__getitem__, reverse=True)
+            if off[name] > _NOISY
+        ]
+
+    def _bent(self, name: str) -> float:
+        """Return how far a point is from the line of all that has a size; those of ranks are on none."""
+        sized = [point for point in self._points.get(name, ()) if point.size > 0.0]
+        return 0.0 if name.endswith(_JOINED) else fit_error(sized)
 
     def _spread(self, name: str) -> float:
         points = self._points.get(name, ())

@@ -224,7 +224,7 @@ def _point(iterations: Collection[Part]) -> Point:
         laps=laps,
         cpu_s=middle,
         least_cpu_s=statistics.median(part.least_cpu_s for part in iterations),
-        blocked_s=min(part.blocked_s for part in iterations),
+        blocked_s=statistics.median(part.blocked_s for part in iterations),
         spread=statistics.pstdev(means) / middle if middle else 0.0,
     )
 

@@ -76,6 +76,7 @@ def notes(prediction: Prediction) -> list[str]:
         ("not measured, counted as nothing", costs.missing),
         ("of other sizes than were measured", costs.stretched),
         ("assumed", sorted(costs.assumed)),
+        ("measured on a busy machine, or no line is near; to be measured again", costs.noisy),
     ):
         shown = [*names][:_NOTED]
         if shown:

@@ -97,7 +97,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
         (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
         (("{profile}", "--format", "jsn"), 2, "fix: --format json\n"),
         (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),
-        (("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"), 3, "do not fit in memory"),
+        (("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"), 3, "the nearest lacks "),
         (("{lacking}",), 2, "the profile lacks env.run/sim"),
         (("{still}", "fix=actor,env,rollout"), 3, "the profile lacks env.move_full/rest"),
         (("{still}", "fix=actor,env,rollout"), 3, "fix: python -m rlplace.profile --config-name hybrid_ppo\n"),

@@ -84,6 +84,19 @@ def test_what_was_not_measured_takes_no_time_and_is_told() -> None:
     assert costs.assumed == {"b"}
 
 
+def test_costs_that_varied_or_lie_on_no_line_are_told_where_they_matter() -> None:
+    steady, wild = (Point(size=8, laps=9, cpu_s=0.01, least_cpu_s=0.01, blocked_s=0, spread=s) for s in (0.1, 0.6))
+    bent = tuple(
+        Point(size=n, laps=9, cpu_s=s, least_cpu_s=s, blocked_s=0) for n, s in ((8, 0.01), (16, 0.001), (32, 0.04))
+    )
+    curves = {"a.run/steady": (steady,), "a.run/wild": (wild,), "a.run/bent": bent, "a.run/rare": (wild,)}
+    profile = Profile(machine={}, versions={}, subjects={}, costs={n: Curve(points=p) for n, p in curves.items()})
+    costs = Costs(profile)
+    for name in curves:
+        costs.of(name, 8, laps=0.01 if "rare" in name else 1.0)
+    assert [told.partition(" by ")[0] for told in costs.noisy] == ["a.run/bent", "a.run/wild"]
+
+
 def test_a_fitted_line_never_falls_and_never_begins_below_nothing() -> None:
     assert fit([(1.0, 3.0, 1.0), (2.0, 5.0, 1.0), (3.0, 7.0, 1.0)]) == (pytest.approx(1.0), pytest.approx(2.0))
     base, slope = fit([(1.0, 5.0, 1.0), (2.0, 4.0, 1.0)])

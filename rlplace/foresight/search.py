@@ -153,7 +153,9 @@ class Search:
         held = tuple((stage, tuple(sorted(row.items()))) for stage, row in schedule.residency.items())
         spread = self.space.spread(layout).items()
         ranks = tuple(sorted((component, tuple(sorted(there.items()))) for component, there in spread))
-        return layout.mode, held, ranks, self.space.at_once(layout, schedule) if self.on_accelerators else ()
+        active = tuple((stage, tuple(components)) for stage, components in schedule.active.items())
+        at_once = self.space.at_once(layout, schedule) if self.on_accelerators else ()
+        return layout.mode, held, active, ranks, at_once
 
 
 class _Run:

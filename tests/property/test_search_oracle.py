@@ -214,3 +214,19 @@ def test_the_best_plan_is_that_of_all_configs_written_one_by_one(tries: int) -> 
             found_any += bool(known)
     assert several > tries // PROFILES // 3
     assert found_any > tries // 2
+
+
+def test_a_reward_that_begins_while_answers_are_generated_makes_another_plan() -> None:
+    where = {"actor": 2, "critic": 2, "reference": 0, "reward": 2, "rollout": 0}
+    words = [f"cluster.component_placement.{component}={number}" for component, number in where.items()]
+    cluster = "cluster.num_nodes=1", "cluster.accelerators_per_node=3", "cluster.component_placement.env=cpu"
+    (composed,) = compose.with_hydra(["--config-name", "rlhf_tiny", *SHORT, *words, *cluster])
+    fixed = [component for component in where if component != "reward"]
+    instance, rng = Instance(job=prepare_composed(composed), each=3, nodes=1, fixed=[*fixed, "env"]), random.Random(5)
+    found = candidates(instance)
+    for _ in range(8):
+        profile = random_text_profile(rng, instance.job.plan.placement.components)
+        space = Space(instance.job.config, instance.job.plan, fixed=instance.fixed)
+        best = Search(space, profile).run(keep=1).best
+        assert best is not None
+        assert best.value == pytest.approx(values(found, profile, "seconds", ())[0], rel=1e-9)

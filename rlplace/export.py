@@ -69,7 +69,7 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
         )
     if config.kind == "mlp" and average:
         raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
-    _free(out, _FILES if config.kind == "mlp" else ())
+    _free(out, _FILES if config.kind == "mlp" else (), number=found.iteration)
     verify(found, _KEY)
     with _written(out):
         _write(found, out, component, config, average=average)
@@ -88,7 +88,7 @@ def _export_again(exported: Trained, out: Path, component: str, *, average: bool
     return f"{exported.text}: {out}"
 
 
-def _free(out: Path, files: Sequence[str] = _FILES) -> Path:
+def _free(out: Path, files: Sequence[str] = _FILES, *, number: int = 2) -> Path:
     """Return the place to write to. Raises ConfigError where something is there, or `files` do not end like it."""
     if out.suffix[1:].isalpha() and out.suffix not in files:  # not the end of policy_v1.2
         near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
@@ -98,7 +98,7 @@ def _free(out: Path, files: Sequence[str] = _FILES) -> Path:
     if not out.name:
         raise _wrong("OUT", "is not the name of a new folder or file", str(out), None, "my_policy")
     if out.exists():
-        others = (out.with_name(f"{out.stem}_{number}{out.suffix}") for number in itertools.count(2))
+        others = (out.with_name(f"{out.stem}_{n}{out.suffix}") for n in itertools.count(number))
         free = next(other for other in others if not other.exists())
         raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", str(free))
     return out

@@ -272,8 +272,8 @@ class TrainedLm(TrainedModel):
         counts = [is_cut(parameter) or ranks.counts for parameter in self._trained]
         self._counts = torch.tensor(counts, dtype=torch.float64, device=self.device)  # in the norm of all gradients
         in_parts = self.module.parallel.summed if self.module.parallel is not None else frozenset()
-        named = self.by_name(self._trained)
-        self._in_parts = [at for at, (name, _) in enumerate(named) if name in in_parts]  # of `_trained`
+        summed = {self._tensors[name] for name in in_parts}
+        self._in_parts = [at for at, parameter in enumerate(self._trained) if parameter in summed]
         self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
         for parameter in self._trained:
             if parameter.dtype != torch.float32:

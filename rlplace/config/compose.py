@@ -439,7 +439,7 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
 def _check_is_block(line: CommandLine) -> None:
     """Raise ConfigError for a config that is a list; what is no YAML is told elsewhere."""
     with contextlib.suppress(yaml.YAMLError):
-        if isinstance(yaml.load(line.text, Loader=yaml.BaseLoader), list):
+        if isinstance(yaml.compose(line.text), yaml.SequenceNode):
             why = "a config has keys with values, such as runner: {seed: 1}"
             fix = "defaults: [hybrid_ppo, _self_]        (and your keys below)"
             raise ConfigError.of("bad-config", line.file.name, "is a list, not a block of keys", None, why, fix)

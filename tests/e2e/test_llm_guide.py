@@ -42,7 +42,7 @@ def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFi
 
 
 def test_the_settings_are_read() -> None:
-    task, another, critic, judges = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
+    task, another, critic, judges, cut = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 1},
@@ -53,6 +53,10 @@ def test_the_settings_are_read() -> None:
     with_judges = read_config(rest | {"env": {"task": "arithmetic"}} | judges)
     rewards = [name for name in with_judges.placed if name.startswith("reward.")]
     assert [with_judges.reward_of(name).kind for name in rewards] == ["model", "function", "url"]
+    cut["cluster"]["component_placement"]["env"] = "cpu"
+    with_cut = read_config(rest | {"env": {"task": "arithmetic"}} | cut)
+    assert with_cut.placed == ("actor", "reference", "rollout", "env")
+    assert with_cut.cluster.component_placement["actor"] == {"placement": "0-7", "tensor_parallel_size": 2}
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]
     assert another["env"]["kwargs"] == task["env"]["kwargs"]
     config = read_config(task | rest)

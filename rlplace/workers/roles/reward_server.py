@@ -94,11 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--token-budget", type=int, default=8192, help="tokens of one pass")
     parser.add_argument("--api-key-env", help="environment variable with the bearer token to ask for")
     options = parser.parse_args(arguments)
-    if not options.folder.is_dir():
-        parser.exit(2, f"{no_folder(str(options.folder), 'folder').render()}\n")
     key = None if options.api_key_env is None else os.environ.get(options.api_key_env)
     if options.api_key_env is not None and not key:
         parser.error(f"--api-key-env: there is no environment variable {options.api_key_env}, or it is empty")
+    if not options.folder.is_dir():
+        parser.exit(2, f"{no_folder(str(options.folder), 'folder').render()}\n")
     with RewardServer(
         options.folder,
         address=(options.host, options.port),

@@ -17,7 +17,7 @@ from rlplace.errors import SimulatorError
 def played(name: str, *, episodes: int = 3, longest: int = 50, **kwargs: object) -> list[Played]:
     env = SimulatorEnvConfig(id=f"tests.gyms:{name}-v0", kwargs=kwargs)
 
-    def act(observations: NDArray[Any]) -> NDArray[Any]:
+    def act(observations: NDArray[Any], _begins: NDArray[np.bool_]) -> NDArray[Any]:
         return np.zeros(len(observations), np.int64)
 
     return play(env, describe(env), act, episodes=episodes, seed=0, longest=longest)

@@ -449,7 +449,8 @@ def _train(
         if "time/evaluate_s" not in numbers:  # it is as if it had not been
             observed.add(loop.log.iterations[-1], numbers)
         if simulated:
-            steps = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
+            decisions = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
+            steps = decisions * config.torch_rollout.action_chunk
             progress.add(numbers, steps)
             numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
             if progress.mean_return is not None and "env/return" in numbers:  # a new one

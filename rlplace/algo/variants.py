@@ -61,6 +61,7 @@ class Variant:
 
     def __init__(self, name: str, own: object) -> None:
         self.name, self._own = name, own
+        self._measured: tuple[str, ...] | None = None  # the names of its metrics, once they are known
 
     def has(self, method: str) -> bool:
         return hasattr(self._own, method)
@@ -90,14 +91,21 @@ class Variant:
 
     @torch.no_grad()
     def metrics(self, logprobs: Tensor, samples: StepSamples | TokenSamples) -> Mapping[str, Tensor]:
-        """Return [N] of each; none where it has no such method."""
+        """Return [N] of each, by name in alphabetical order, always the same names; none where it has no such method.
+
+        Ranks add up their metrics by place.
+        """
         if not self.has("metrics"):
             return {}
         found = self._call("metrics", logprobs.detach(), samples)
         if not isinstance(found, Mapping):
             raise self._wrong("metrics", found, "a dict of tensors by name")
-        shape = tuple(logprobs.shape)
-        return {f"own/{name}": self._shaped("metrics", each, shape).to(logprobs) for name, each in found.items()}
+        shape, names = tuple(logprobs.shape), tuple(sorted(found))
+        self._measured = names if self._measured is None else self._measured
+        if names != self._measured:
+            wanted = f"metrics of the same names each time, first {', '.join(self._measured)}"
+            raise self._wrong("metrics", found, wanted, got=", ".join(names) or "none")
+        return {f"own/{name}": self._shaped("metrics", found[name], shape).to(logprobs) for name in names}
 
     def _loss(self, method: str, trained: Tensor, *given: Any) -> Tensor:
         found = self._shaped(method, self._call(method, trained, *given), tuple(trained.shape))
@@ -115,8 +123,9 @@ class Variant:
             )
         return found
 
-    def _wrong(self, method: str, found: object, wanted: str) -> ConfigError:
-        got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    def _wrong(self, method: str, found: object, wanted: str, got: str | None = None) -> ConfigError:
+        if got is None:
+            got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         what, fix = f"{method} of {self.name} does not return what is learned from", f"return {wanted}"
         return ConfigError.of("bad-variant", "algorithm.variant", what, got, f"it is to be {wanted}", fix)
 

@@ -48,7 +48,7 @@ class Callbacks:
             name
             for name, callback in self._made
             if hasattr(callback, "on_iteration")
-            and self._call(name, callback.on_iteration, iteration, env_steps, dict(metrics)) is True
+            and _is_true(self._call(name, callback.on_iteration, iteration, env_steps, dict(metrics)))
         ]
         if asked:
             print(f"{', '.join(asked)} ends the run after iteration {iteration}", flush=True)
@@ -77,3 +77,8 @@ class Callbacks:
                 why=f"{type(error).__name__}: {error}".strip(),
                 fix=f"mend {place_of(error, name)}, and go on with resume=auto",
             ) from error
+
+
+def _is_true(answer: object) -> bool:
+    """Whether it is True, of Python or of a library: a comparison of NumPy is its own bool, in no class of Python's."""
+    return type(answer).__name__ in ("bool", "bool_") and bool(answer)

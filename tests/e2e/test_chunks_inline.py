@@ -33,6 +33,8 @@ def test_a_chunk_is_learned_and_played(tmp_path: Path, capsys: pytest.CaptureFix
     first = run.metrics()[0]
     assert first["env/return"] < 2.5  # by chance it is two of four
     assert (first["env/steps"], first["env/episode_length"], first["actor/samples"]) == (32 * 16 * 4, 4, 32 * 16)
+    assert first["env_steps"] == first["env/steps"]
+    assert first["env/steps_per_s"] == pytest.approx(first["env/steps"] / first["time/iteration_s"])
     assert run.summary()["return_last"] >= 3.8
     signs = np.array([[1, -1, -1, 1], [-1, 1, 1, 1]], np.float32)
     assert rlplace.load_policy(run.folder).act(signs).tolist() == [[1, 0, 0, 1], [0, 1, 1, 1]]

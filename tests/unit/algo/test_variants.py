@@ -99,3 +99,31 @@ def test_what_cannot_be_used_is_reported_before_a_run(variant: dict[str, object]
 
 def test_without_a_name_there_is_none() -> None:
     assert variant_of(algorithm()) is None
+
+
+class Uneven:
+    """Has other metrics where there is little to measure."""
+
+    def metrics(self, logprobs: Tensor, samples: object) -> dict[str, Tensor]:
+        by_name = {"moved": logprobs, "above": logprobs + 1.0}
+        return by_name if len(logprobs) > 1 else {"above": logprobs + 1.0, "other": logprobs}
+
+
+class Turned:
+    """Names its metrics in another order where there is little to measure."""
+
+    def metrics(self, logprobs: Tensor, samples: object) -> dict[str, Tensor]:
+        names = ["b", "a"] if len(logprobs) > 1 else ["a", "b"]
+        return {name: torch.full_like(logprobs, float(ord(name))) for name in names}
+
+
+def test_metrics_have_the_same_names_and_order_in_all_minibatches() -> None:
+    samples = minibatch(1)[3]
+    turned = Variant("own", Turned())
+    assert [*turned.metrics(torch.zeros(2), samples)] == [*turned.metrics(torch.zeros(1), samples)]
+    uneven = Variant("own", Uneven())
+    uneven.metrics(torch.zeros(2), samples)
+    with pytest.raises(ConfigError, match="bad-variant") as raised:
+        uneven.metrics(torch.zeros(1), samples)
+    assert "above, other" in str(raised.value)
+    assert "above, moved" in str(raised.value)

@@ -15,6 +15,9 @@ _OTHER = (
 )
 _LAST = re.compile(f"{_NAMED}|(?P<other>{_OTHER})|(?P<number>{_NUMBER})")
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[!,;:> ])|~|\$|\\\$")
+_MIXED = re.compile(  # 3\frac{1}{2} and 3 1/2: three and a half
+    r"(?<![\d.,])(\d{1,9})(?:\s*\\frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\}|\s+(\d{1,9})\s*/\s*(\d{1,9}))(?!\d)"
+)
 _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
@@ -66,7 +69,14 @@ def _plain(text: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    text = _MIXED.sub(_improper, text)
     return "".join(text.split()).rstrip(".")
+
+
+def _improper(found: re.Match[str]) -> str:
+    whole, *parts = (int(each) for each in found.groups() if each is not None)
+    above, below = parts
+    return f"{whole * below + above}/{below}" if above < below else found[0]  # else a product
 
 
 def last_boxed(text: str) -> str | None:
@@ -82,7 +92,7 @@ def last_boxed(text: str) -> str | None:
 
 def number(text: str) -> Decimal | None:
     r"""Read 1,234.50, 3/4 or \frac{3}{4} as a number; None if `text` is none."""
-    text = re.sub(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text).strip().strip("$")
+    text = re.sub(r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text).strip().strip("$")
     if not re.fullmatch(r"[^,]*|[-+]?\d{1,3}(?:,\d{3})+[^,]*", text):
         return None  # a list
     above, slash, below = text.replace(",", "").partition("/")

@@ -330,7 +330,7 @@ class Pass:
     def __init__(
         self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False, refills: int = 0
     ) -> None:
-        """`refills`: how often a group whose rewards are all equal gives way to one of another prompt."""
+        """`refills`: how often a group whose rewards are all equal, or unknown, gives way to another prompt."""
         self._worker, self._context, self._grader = worker, worker.context, worker.grader
         self._refills, self.refilled = refills, list[list[Sample]]()  # groups that have given way
         self._prompts, self._iteration, self._greedy = prompts, iteration, greedy
@@ -379,7 +379,8 @@ class Pass:
                 group, sampled = graded.group, whole[graded.group]
                 if len(sampled) < samples:
                     continue
-                if tried[group] < self._refills and len({sample.reward for sample in sampled}) == 1:
+                rewards = {sample.reward for sample in sampled if not sample.poisoned}  # of those that are learned
+                if tried[group] < self._refills and len(rewards) < 2:
                     self.refilled.append(sampled)
                     whole[group] = []
                     left.append((group, groups[group], tried[group] + 1))

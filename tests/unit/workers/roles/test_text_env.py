@@ -430,6 +430,18 @@ def test_a_group_of_equal_rewards_gives_way_to_another_prompt(folder: Path, env_
     assert sum(value(m, "env/episodes") for m in metrics) == 14
 
 
+def test_a_group_whose_rewards_are_equal_but_for_one_left_out_gives_way(folder: Path) -> None:
+    """What is learned of it has no signal: the reply to its other episode failed."""
+    algorithm, faults = LONG | {"name": "dapo", "refills": 1}, {"on_error": "skip"}
+    env = tools(odd="raises")
+    stage = TextStage(folder, lambda r, s: f"1{s}{r.turn}<eos>", env=env, prompts=1, algorithm=algorithm, faults=faults)
+    with stage:
+        metrics = stage.run()[0]
+        (group,) = stage.groups()
+    assert value(metrics, "env/groups_refilled") == 1
+    assert [sample.poisoned for sample in group] == [False, False]
+
+
 def test_groups_are_asked_once_where_other_components_reward_them(folder: Path) -> None:
     with TextStage(folder, lambda *_: "1<eos>", env=COUNTING, algorithm=LONG | {"name": "grpo"}) as stage:
         metrics = stage.run()

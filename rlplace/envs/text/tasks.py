@@ -7,6 +7,7 @@ import json
 import operator
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -332,7 +333,8 @@ class PromptSet:
 
     All other columns are facts too, by their names. `rows` takes a part, first to before last, such as the part that is
     held out. Relative paths count from where the run was started. Several data sets are a list of paths, or their paths
-    with how often each row is asked in an epoch: {a.jsonl: 1, b.jsonl: 0.5}; rows have the name as the fact `data_set`.
+    with how often each row is asked in an epoch: {a.jsonl: 1, b.jsonl: 0.5}; rows have the name of the file, with its
+    folder where two are alike, as the fact `data_set`.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -401,14 +403,25 @@ def mixed(
     if isinstance(path, str):
         return _part(path, rows, split)
     epoch: list[Row] = []
+    names = _names([*path])
     for one, weight in (path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)).items():
         if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
             what, why = "a data set has no such weight", "it is how often each of its rows is asked in an epoch"
             raise _no_data_set(what, f"{one}: {weight!r}", why, f"path: {{{one}: 1}}")
-        named = [({"data_set": Path(one).stem, **values}, place) for values, place in _part(one, rows, split)]
+        named = [({"data_set": names[one], **values}, place) for values, place in _part(one, rows, split)]
         whole, part = divmod(float(weight), 1.0)
         epoch += named * int(whole) + random.Random(f"{seed}/{one}").sample(named, round(part * len(named)))
     return epoch
+
+
+def _names(paths: Sequence[str]) -> dict[str, str]:
+    """Name each data set by its file, those whose files have one name by their folders too: gsm8k-train, math-train."""
+    found = {one: Path(one).stem for one in dict.fromkeys(paths)}
+    for parts in range(2, 1 + max((len(Path(one).parts) for one in paths), default=0)):
+        often = Counter(found.values())
+        alike = [one for one in found if often[found[one]] > 1]
+        found |= {one: "-".join([*Path(one).parts[-parts:-1], Path(one).stem]) for one in alike}
+    return found
 
 
 def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:

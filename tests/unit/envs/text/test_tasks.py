@@ -270,6 +270,14 @@ def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -
     assert PromptSet(seed=3, split="train", path=[one, other]).size == 8
 
 
+def test_data_sets_whose_files_have_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("gsm8k", "math"):
+        (tmp_path / folder).mkdir()
+    alike = [str(write_rows(tmp_path / folder / "test.json", [folder])) for folder in ("gsm8k", "math")]
+    task = PromptSet(seed=3, split="train", path=[*alike, str(write_rows(tmp_path / "other.json", ["o"]))])
+    assert [task.episode(n).facts()["data_set"] for n in range(3)] == ["gsm8k-test", "math-test", "other"]
+
+
 @pytest.mark.parametrize("weight", [0, -1, "much", 10**6])
 def test_a_weight_is_how_often(tmp_path: Path, weight: Any) -> None:
     one = str(write_rows(tmp_path / "one.json", ["a"]))

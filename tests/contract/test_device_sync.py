@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ MIXTURES = {
 }
 
 SHORT_S = 1.0  # where a deadline is to pass
+LONG_S = 5.0  # of a wait that outlives it
 
 
 class Weighing(LocalChannel):
@@ -209,6 +212,23 @@ def test_a_group_that_does_not_form_is_given_up_at_the_deadline(
                 assert "waited until the deadline for actor rank 0, rollout rank 0 to form a group" in str(error)
         blocks.set()
         sync(ends, 2, weights(2))
+
+
+def test_who_gives_up_on_a_group_waits_no_longer_for_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL asks the store for what the first rank writes there, and a connection answers one question at a time."""
+    channel, gone = Weighing(ChannelSpec(name="weights", capacity_items=64, timeout_s=SHORT_S)), threading.Event()
+
+    def waits(store: Any, **_: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            store.wait(["never"], timedelta(seconds=LONG_S))
+        gone.set()
+
+    with ends_of(Mixture(actors=1, hosts=(None,)), channel, tmp_path) as ends:
+        monkeypatch.setattr(device_sync, "device_group", waits)
+        pushes, pulls = ends.push(1, weights(1)), ends.pull(1, cloned)
+        for error in (push_error(pushes[0]), pulls[0].exception(PATIENCE_S)):
+            assert "to form a group" in str(error)
+        assert not gone.is_set()
 
 
 def test_a_group_of_gpus_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

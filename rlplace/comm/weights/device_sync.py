@@ -289,17 +289,20 @@ class Member:
             return
         if self._formed == _ALONE or len(set(words[: len(group)])) > 1:
             self.leave()
-            self._group = within(
-                deadline_s,
-                lambda: device_group(
-                    PrefixStore(f"group/{sync.round}", rendezvous.store),
+            left_s = max(1.0, deadline_s - time.monotonic())
+
+            def form() -> Any:
+                store = sync.store.connect(left_s)  # its own: a thread that waits has its connection to itself
+                return device_group(
+                    PrefixStore(f"weights/group/{sync.round}", store),
                     rank=group.index(self.name),
                     size=len(group),
                     device=self.device,
-                    timeout_s=max(1.0, deadline_s - time.monotonic()),
-                ),
-                f"{self.name} waited until the deadline for {', '.join(group)} to form a group",
-            )
+                    timeout_s=left_s,
+                )
+
+            late = f"{self.name} waited until the deadline for {', '.join(group)} to form a group"
+            self._group = within(deadline_s, form, late)
             self._formed = str(sync.round)
 
     def broadcast(self, bucket: Tensor, owner: int, deadline_s: float) -> None:

@@ -188,6 +188,7 @@ def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
 # state leaves the accelerators only where `*_offload` is set.
 
 _VERL = "actor_rollout_ref."
+_VERL_MODE = f"{_VERL}actor.policy_loss.loss_mode"
 _VERL_TENSOR = f"{_VERL}rollout.tensor_model_parallel_size"
 
 
@@ -219,6 +220,8 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         for ours, key in (("kl_target", "algorithm.kl_ctrl.target_kl"), ("kl_horizon", "algorithm.kl_ctrl.horizon")):
             value = draft.number(key, 0.1) if ours == "kl_target" else draft.count(key, 10000, 1)
             draft.derive(f"algorithm.{ours}", value, key)
+    if draft.value(_VERL_MODE) == "gspo":
+        draft.implied("there, the loss of gspo has no dual clip", f"{_VERL}actor.clip_ratio_c")
     draft.apply_rules()
     _set_verl_loss(draft)
     sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))
@@ -253,8 +256,8 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
 
 def _set_verl_loss(draft: Draft) -> None:
     """The mean of token losses, which is the same for every estimator there; of GSPO, over sequences."""
-    key, mode = f"{_VERL}actor.loss_agg_mode", f"{_VERL}actor.policy_loss.loss_mode"
-    if draft.value(mode) == "gspo":
+    key = f"{_VERL}actor.loss_agg_mode"
+    if draft.value(_VERL_MODE) == "gspo":
         draft.implied("there, the loss of gspo is the mean over sequences", key)
         draft.set("algorithm.loss", "sequence")
         return

@@ -519,6 +519,13 @@ def test_the_loss_is_the_mean_that_it_is_there(library: str, words: str, loss: s
     assert at(import_words(library, [words], 8), "algorithm.loss") == loss
 
 
+def test_the_dual_clip_is_that_of_the_loss_there() -> None:
+    gspo, written = "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor_rollout_ref.actor.clip_ratio_c=4.0"
+    assert at(import_words("verl", ["algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == 3.0
+    for words in ([gspo], [gspo, written]):
+        assert at(import_words("verl", [*words, "algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == {}
+
+
 def test_a_mean_that_is_none_of_ours_is_named() -> None:
     imported = import_words("verl", ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], 8)
     assert not at(imported, "algorithm.loss")

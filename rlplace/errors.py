@@ -184,10 +184,10 @@ class OutputError(_OneProblem):
 
 def _free_space(path: Path) -> str | None:
     """Describe the bytes left where `path` is or would be; None when that cannot be found out."""
-    there = next((p for p in (path, *path.parents) if p.exists()), None)
-    if there is None:
-        return None
     try:
+        there = next((p for p in (path, *path.parents) if p.exists()), None)
+        if there is None:
+            return None
         return f"{shutil.disk_usage(there).free:,} bytes are free in {there if there.is_dir() else there.parent}"
     except OSError:
         return None

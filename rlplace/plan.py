@@ -18,7 +18,7 @@ from rlplace.commands import answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.validate import config_schema
-from rlplace.errors import ConfigError, did_you_mean
+from rlplace.errors import ConfigError, did_you_mean, suggestion
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
@@ -33,6 +33,7 @@ FITS, DOES_NOT_FIT = 0, 3
 USAGE = Path(__file__).with_name("plan_usage.txt")
 
 FORMATS = ("text", "json", "svg", "html", "timeline")
+_COMMANDS = ("explain", "solve", "schema", "import")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,18 @@ def _answer(words: list[str]) -> int:
             raise _wrong("unknown-topic", "explain", "what?", None, "a component, an accelerator or an error code")
         case ["solve", *rest]:
             return _solve(rest)
+        case [word, *rest] if "=" not in word and (near := _misspelt_command(word)):
+            what, why = "no such config or command" + suggestion(near), "the first word is a config or one of these: "
+            raise _wrong("bad-option", "plan", what, word, why + ", ".join(_COMMANDS), shlex.join([near, *rest]))
         case _:
             return _plan(_request(words))
+
+
+def _misspelt_command(word: str) -> str | None:
+    """Return the command that a word misspells which names no config and is near to none."""
+    names = compose.config_names()
+    is_config = word in names or Path(word).suffix or Path(f"{word}.yaml").is_file() or did_you_mean(word, names)
+    return None if is_config else did_you_mean(word, _COMMANDS)
 
 
 def _request(words: Sequence[str]) -> Request:

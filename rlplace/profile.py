@@ -59,10 +59,11 @@ def _measure(argv: Sequence[str]) -> int:
         raise ConfigError.of("profile-run-failed", "profile", what, None, why, fix)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(job.config.runner.output_dir) / composed.name / f"profile_{stamp}"
-    file = Path(options.out) if options.out else folder / FILE
-    _write(file, "")  # what cannot be written is told before anything runs
+    file = folder / FILE if options.out is None else Path(options.out)
+    written = ("runner.output_dir", "a folder") if options.out is None else ("--out", "a file")
+    _write(file, "", *written)  # what cannot be written is told before anything runs
     profile = _run_all(valid, options.iterations)
-    _write(file, json.dumps(profile.record(), indent=1) + "\n")
+    _write(file, json.dumps(profile.record(), indent=1) + "\n", *written)
     print("\n" + table(profile))
     print(f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}")
     return DONE
@@ -88,12 +89,12 @@ def runs(variant: Variant) -> bool:
     return not (job.refused or job.not_run or alone)
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, key: str, place: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OutputError.of(file, error) from error
+        raise OutputError.of(file, error, key, place) from error
 
 
 def _run_all(found: Sequence[Variant], iterations: int) -> Profile:

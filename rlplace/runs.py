@@ -46,9 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options = parser.parse_args(argv)
-        found = [read(folder) for folder in sorted(folders(Path(options.folder)), key=lambda f: (f.name, f))]
+        why = f"a run has {CONFIG} and {LOCK}"
+        try:
+            found = [read(folder) for folder in sorted(folders(Path(options.folder)), key=lambda f: (f.name, f))]
+        except OSError as error:
+            found, why = [], f"it cannot be read: {error.strerror}"
         if not found:
-            what, why = "there is no run in this folder", f"a run has {CONFIG} and {LOCK}"
+            what = "there is no run in this folder"
             fix = "python -m rlplace.runs <runner.output_dir of a config>"
             raise ConfigError.of("not-a-run", "FOLDER", what, options.folder, why, fix)
         shown = [dataclasses.asdict(run) for run in found]
@@ -59,13 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the folders of runs, `place` itself or up to `depth` below it."""
-    if (place / CONFIG).is_file() and (place / LOCK).is_file():
+    """Yield the folders of runs, `place` itself or up to `depth` below it. Raises OSError for an unreadable `place`."""
+    try:
+        is_run = (place / CONFIG).is_file() and (place / LOCK).is_file()
+        below = [*place.iterdir()] if depth and not is_run and place.is_dir() else []
+    except OSError:
+        if depth == _DEEPEST:
+            raise
+        return
+    if is_run:
         yield place
-    elif depth and place.is_dir():
-        for inside in place.iterdir():
-            if not inside.is_symlink():  # what it leads to is listed where it is
-                yield from folders(inside, depth - 1)
+    for inside in below:
+        if not inside.is_symlink():  # what it leads to is listed where it is
+            yield from folders(inside, depth - 1)
 
 
 def read(folder: Path) -> Run:
@@ -75,21 +85,27 @@ def read(folder: Path) -> Run:
     over = (folder / SUMMARY).is_file() and _written(folder / SUMMARY) >= _written(folder / LOCK)  # not resumed since
     scores = [line[name] for line in lines for name in _SCORES if isinstance(line.get(name), int | float)]
     scores = [score for score in scores if math.isfinite(score)]
-    seconds = summary.get("wall_s", 0.0) if over else sum(line.get("time/iteration_s", 0.0) for line in lines)
+    seconds = _number(summary, "wall_s") if over else sum(_number(line, "time/iteration_s") for line in lines)
     return Run(
         folder=str(folder),
         config=folder.absolute().parent.name,
         state="running" if in_use(folder) else _ended(summary) if over else "failed" if lines else "not started",
-        iterations=int(lines[-1].get("iteration", 0)) if lines else int(summary.get("iterations", 0)),
+        iterations=int(_number(lines[-1], "iteration") if lines else _number(summary, "iterations")),
         best=max(scores, default=None),
         last=scores[-1] if scores else None,
-        seconds=float(seconds),
+        seconds=seconds,
     )
 
 
 def _ended(summary: Mapping[str, Any]) -> str:
     """Return the state; versions that did not write it named the policy of a run that finished."""
     return str(summary.get("state") or ("finished" if summary.get("policy") else "failed"))
+
+
+def _number(record: Mapping[str, Any], key: str) -> float:
+    """Return a finite number of a record; 0 for all else."""
+    value = record.get(key)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 def _written(file: Path) -> int:

@@ -1,12 +1,15 @@
 """`python -m rlplace.search --config-name hybrid_ppo`: the placement whose iterations take least.
 
-Exit codes: 0 a plan was found, 2 wrong usage, config, placement or profile, 3 no plan of the space holds.
+Exit codes: 0 a plan was found, 1 it cannot be written, 2 wrong usage, config, placement or profile, 3 no plan holds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import re
 import shlex
 import sys
 import time
@@ -17,7 +20,7 @@ from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.yaml_text import with_values
-from rlplace.errors import ConfigError, PlacementError, did_you_mean, suggestion
+from rlplace.errors import ConfigError, OutputError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
 from rlplace.foresight.known import LAST, foreign, measuring
 from rlplace.foresight.probe import Probe, probe
@@ -75,7 +78,7 @@ def _request(words: Sequence[str]) -> Request:
     parser = OptionParser(typed("search"), add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
-    parser.add_argument("--probe", default="0")
+    parser.add_argument("--probe", nargs="?", const="", default="0")
     options, rest = parser.parse_known_args(words)
     parser.refuse_misspelt(rest)
     if options.format not in FORMATS:
@@ -85,11 +88,17 @@ def _request(words: Sequence[str]) -> Request:
         raise _wrong(
             "--apply", "to which file?", None, "the config with the changed lines is written there", "--apply best.yaml"
         )
-    for word in rest:
+    for word, after in zip(rest, [*rest[1:], ""], strict=True):
         name, _, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in _WORDS:
             why = "it is a word of its own, without dashes"
+            value = value or after
+            if name == "objective" and value not in OBJECTIVES:
+                value = did_you_mean(value, OBJECTIVES) or OBJECTIVES[0]
             raise _wrong(word, "no such option", word, why, f"{name}={value or '<a value>'}")
+        if "=" in word and name not in _WORDS and (near := did_you_mean(name, _WORDS)):
+            why = "beside keys of the config, it takes " + ", ".join(_WORDS)
+            raise _wrong(name, "no such word" + suggestion(near), word, why, f"{near}={value}")
     own = {key: word.partition("=")[2] for word in rest if (key := word.partition("=")[0]) in _WORDS and "=" in word}
     objective = own.get("objective", OBJECTIVES[0])
     if objective not in OBJECTIVES:
@@ -105,7 +114,7 @@ def _request(words: Sequence[str]) -> Request:
         objective=objective,
         fixed=tuple(name.strip() for name in own.get("fix", "").split(",") if name.strip()),
         accelerators=tuple(
-            _whole(text, "accelerators", "how many accelerators a plan uses", "accelerators=4,8")
+            _whole(text, "accelerators", "how many accelerators a plan uses", f"accelerators={_counts(own)}")
             for text in own.get("accelerators", "").split(",")
             if text.strip()
         ),
@@ -115,9 +124,14 @@ def _request(words: Sequence[str]) -> Request:
 
 
 def _whole(text: str, key: str, why: str, fix: str) -> int:
-    if not text.strip().isdecimal():
+    if not (text.isascii() and text.strip().isdigit()):
         raise _wrong(key, "is no whole number", text, why, fix)
     return int(text)
+
+
+def _counts(own: Mapping[str, str]) -> str:
+    """Return the numbers of accelerators that are meant."""
+    return ",".join(re.findall(r"(?<![\d.])[1-9][0-9]*", own["accelerators"])) or "1"
 
 
 def _positive(text: str) -> float:
@@ -137,6 +151,8 @@ def _search(request: Request) -> int:
     job = prepare_composed(jobs[0])
     if job.not_run:
         print(planned_only(job.not_run), file=sys.stderr)
+    if request.apply is not None:
+        _check_writable(request.apply)  # before the search
     result = _found(request, job)
     if request.apply is not None:
         _apply(request, job, result)
@@ -235,13 +251,27 @@ def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None
     return " ".join([plan, *(compose.override(key, value) for key, value in changes.items())])
 
 
+def _check_writable(file: Path) -> None:
+    """Raise OutputError where the folder of a file can neither be made nor be written to."""
+    try:
+        there = next(folder for folder in file.absolute().parents if folder.exists())
+    except OSError as error:
+        raise OutputError.of(file, error, "--apply", "a file") from error
+    code = 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
+    if code := code if there.is_dir() else errno.ENOTDIR:
+        raise OutputError.of(file, OSError(code, os.strerror(code)), "--apply", "a file")
+
+
 def _apply(request: Request, job: Prepared, result: Result) -> None:
     """Write the config's own text with the changed lines, read it back, and say how to train with it."""
     assert request.apply is not None
     line, file = compose.CommandLine.of(request.words), request.apply.with_suffix(".yaml")
     changes = result.search.space.changes(result.best.layout)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(with_values(line.text, changes), encoding="utf-8")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(with_values(line.text, changes), encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(file, error, "--apply", "a file") from error
     kept = [word for word in line.overrides if not _overruled(word.partition("=")[0], changes)]
     words = ["--config-dir", str(file.parent), "--config-name", file.stem, *kept]
     (composed,) = compose.with_hydra(words)

@@ -21,9 +21,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import GrammarParseError, InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+)
 
-from rlplace.config.options import OptionParser
+from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.read import value_at, word_meant
 from rlplace.config.yaml_text import (
     line_sources,
@@ -42,7 +48,7 @@ _CHOICES = (
     (("env.kind", "env.id", "env.task"), re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")),
     (("actor.model.kind",), re.compile(r"actor\.model\.(?!kind\b)[^.\[]+")),
 )
-_DASHES = re.compile("[\u2010-\u2015\u2212]")
+_DASHES = re.compile(f"[{DASHES}]")
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
 
 
@@ -349,6 +355,8 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     """
     word, key, group = str(override.input_line), override.get_key_element(), override.key_or_group
     value = word.partition("=")[2]
+    if key == "profile" and override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not line.swept:
+        return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"  # files with commas between
     if override.is_sweep_override() and not line.swept:
         if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP:
             what, why = "is a sweep over several values", "range(), choice(), glob() and the like mean one run for each"
@@ -457,7 +465,8 @@ def _not_an_override(word: str) -> ConfigError:
             OverridesParser.create().parse_overrides([quoted])
             fix = shlex.quote(quoted)
     if "=" not in word:
-        why, fix = "an override is key=value, and the config is named already", f"{word}=<a value>"
+        why = "an override is key=value, and the config is named already"
+        fix = f"leave out {word}" if word in config_names() else f"{word}=<a value>"
         return ConfigError.of("bad-config", word, "is no override", word, why, fix)
     what, why = (
         "cannot read the override",
@@ -479,9 +488,15 @@ def _not_resolved(error: OmegaConfBaseException, written: object, sources: Mappi
         what, why = f"cannot read this: {message}", f"{why}, and its braces are closed"
     elif isinstance(error, InterpolationKeyError) and (match := re.search(r"'(.+)'", message)):
         block, _, word = match[1].rpartition(".")
-        near = did_you_mean(word, [p.rpartition(".")[2] for p in sources if p != key and p.rpartition(".")[0] == block])
-        near = near and f"{block}.{near}".removeprefix(".")
+        beside = key.rpartition(".")[0] if f"${{.{word}" in str(value) else block  # ${.word}: of the same block
+        names = [p.rpartition(".")[2] for p in sources if p != key and p.rpartition(".")[0] == beside]
+        near = did_you_mean(word, names)
+        near = f"{block}.{near}".removeprefix(".") if near else did_you_mean(match[1], [p for p in sources if p != key])
         what = f"the config has no key {match[1]!r}" + suggestion(near)
         fix = f"{leaf}: {value}".replace(match[1], near) if near and value else fix
+    elif isinstance(error, UnsupportedInterpolationType) and (match := re.search(r"type (\S+)", message)):
+        near = did_you_mean(match[1], ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "hydra"))
+        what = f"there is no {match[1]!r} that gives values" + suggestion(near)
+        fix = f"{leaf}: {value}".replace(match[1], near) if near else fix
     got = None if value is None else f"{leaf}: {value}"
     return ConfigError.of("bad-config", key, what, got, why, fix, source=source_of(key, sources))

@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 
 from rlplace.errors import ConfigError, did_you_mean, suggestion
 
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # that word processors and chats write for hyphens
+_NUMBERS = {"int": "is no whole number", "float": "is no number"}
+
 
 class OptionParser(argparse.ArgumentParser):
     """Raises ConfigError [bad-option] instead of leaving the program."""
@@ -25,6 +28,9 @@ class OptionParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.words = self.words or (sys.argv[1:] if args is None else [*args])
+        for word in self.words:
+            if word.startswith(tuple(DASHES)) and self._near(word):
+                raise self._unknown(word)
         return super().parse_known_args(args, namespace)
 
     def refuse_misspelt(self, rest: Sequence[str]) -> None:
@@ -35,7 +41,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError for what argparse says."""
-        if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+        if unknown := re.match(r"unrecognized arguments: (\S*)", message):
             raise self._unknown(unknown[1])
         if missing := re.match(r"the following arguments are required: (.*)", message):
             key = missing[1].partition(", ")[0]
@@ -45,23 +51,33 @@ class OptionParser(argparse.ArgumentParser):
             option = named[1].partition("/")[0]
             action = next((a for a in self._actions if option in (*a.option_strings, a.metavar)), None)
             example = f"{option} {self._example(action)}" if action is not None else "see --help"
-            if action is not None and action.choices and (got := re.search("invalid choice: '(.*?)'", named[2])):
-                near = did_you_mean(got[1], action.choices)
+            help_ = None if action is None else action.help
+            if (
+                action is not None
+                and action.choices
+                and (got := re.search("invalid choice: (['\"])(.*?)\\1 ", named[2]))
+            ):
+                near = did_you_mean(got[2], action.choices)
                 what, why = f"no such {option.lstrip('-')}" + suggestion(near), "one of " + ", ".join(action.choices)
-                raise _wrong(option, what, got[1], why, f"{option} {near or next(iter(action.choices))}")
+                raise _wrong(option, what, got[2], why, f"{option} {near or next(iter(action.choices))}")
+            if got := re.match("invalid (int|float) value: (['\"])(.*)\\2", named[2]):
+                raise _wrong(option, _NUMBERS[got[1]], got[3], help_, example)
+            if got := re.match("ignored explicit argument (['\"])(.*)\\1", named[2]):
+                raise _wrong(option, "takes no value", f"{option}={got[2]}", help_, option)
             what = "it has no value" if "expected" in named[2] else named[2]
-            raise _wrong(option, what, None, None if action is None else action.help, example)
+            raise _wrong(option, what, None, help_, example)
         raise _wrong(self.prog, message, None, self._takes(), "see --help")
 
     def _unknown(self, word: str) -> ConfigError:
-        name, _, value = word.lstrip("-").partition("=")
+        name, _, value = word.lstrip("-" + DASHES).partition("=")
         after = [*self.words, ""][[*self.words, word].index(word) + 1 :]
         got, following = word, after[0] if after and not after[0].startswith("-") else ""
         if not value and following:
             value, got = following, f"{word} {following}"
-        if not word.startswith("-"):
-            return _wrong(word, "is one word too many", " ".join(self.words), self._takes(), f"leave out {word}")
         near, option = self._near(word), word.partition("=")[0]
+        if not word.startswith(("-", *(DASHES if near else ""))):
+            shown = word or "''"
+            return _wrong(shown, "is one word too many", " ".join(self.words), self._takes(), f"leave out {shown}")
         if near is None and (meant := self._word_of(name.replace("-", "_"), value)) is not None:
             return _wrong(
                 option, "no such option; it is a key", got, "keys are written key=value, without dashes", meant
@@ -73,7 +89,7 @@ class OptionParser(argparse.ArgumentParser):
         option = word.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
         begun = (name for name in known if option.startswith("--") and len(option) > 2 and name.startswith(option))
-        return next(begun, None) or did_you_mean(f"--{option.lstrip('-')}", known)
+        return next(begun, None) or did_you_mean(f"--{option.lstrip('-' + DASHES)}", known)
 
     def _takes(self) -> str:
         options = [

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,9 +134,19 @@ class Found:
     ) -> None:
         got = got if value is _NOTHING else show(value)
         source = source_of(key, self.sources)
+        if fix is not None and source is not None and source.file.startswith("command line: "):
+            fix = _as_word(key, fix)
         problem = Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def _as_word(key: str, fix: str) -> str:
+    """Write the line `last part of the key: value` of a config as a word of a command line; other fixes as they are."""
+    whole = key.partition("[")[0]  # a list is given whole
+    name, _, value = fix.partition(": ")
+    line = "\n" not in fix and "        (" not in fix and name == whole.rpartition(".")[2]
+    return shlex.quote(f"{whole}={value}") if line and value else fix
 
 
 def _of_kind(

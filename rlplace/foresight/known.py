@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, did_you_mean
 from rlplace.foresight.observe import machine, subjects, versions
 from rlplace.foresight.profile import Profile, read_profile
 from rlplace.foresight.published import AS_PUBLISHED, published_profile
@@ -70,7 +70,8 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why, fix = f"{type(error).__name__}: {error}", f"profile={LAST}"
+        near = did_you_mean(str(file), (LAST, PUBLISHED)) or LAST
+        why, fix = f"{type(error).__name__}: {error}", f"profile={near}"
         raise ConfigError.of("not-a-profile", "profile", "cannot be read", str(file), why, fix) from error
 
 

@@ -5,6 +5,7 @@ Exit codes: 0 written, 1 it cannot be written or opened, 2 wrong usage or no run
 
 from __future__ import annotations
 
+import errno
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = render_report(run) if other is None else render_comparison(run, other)
         out = options.out or run.folder / ("report.html" if other is None else "diff.html")
         try:
+            if out.exists() and not out.is_file():  # as a folder, or a device that a file would take the place of
+                raise OSError(errno.EINVAL, "it is no file")
             write_whole(out, text)
         except OSError as error:
             raise OutputError.of(out, error, "--out", "a file") from error

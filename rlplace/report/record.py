@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
         plan_picture, timeline, plan_text = (_text(file) if file.is_file() else "" for file in pictures)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        runs = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{PLAN}"))
+        runs = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{SUMMARY}"))
         why, fix = f"a run has {CONFIG} and {PLAN}: {error}", str(runs[-1]) if runs else ""
         raise _wrong(key, "not-a-run", "is not the folder of a run", folder, why, fix) from error
     try:
@@ -155,7 +156,8 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-                iteration = float(record["iteration"])
+                if not math.isfinite(iteration := float(record["iteration"])):
+                    raise ValueError("its iteration is no finite number")
             except (ValueError, TypeError, KeyError) as error:
                 why = f"line {number} is no JSON object of an iteration: {type(error).__name__}: {error}"
                 fix = f"remove line {number}, or the file: the report does without"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rlplace import profile, runs, search
+from rlplace.config import compose
 from rlplace.config.options import OptionParser
+from rlplace.config.read import read_config
+from rlplace.config.schema import Config
+from rlplace.errors import ConfigError
 
 WRONG = {  # command line -> the fix
     "train hybrid_ppo --dry-run": "dry_run=true",
@@ -23,11 +29,20 @@ WRONG = {  # command line -> the fix
     "train hybrid_ppo --quickly": "leave out --quickly",
     "plan hybrid_ppo --simulatr": "--simulator",
     "plan hybrid_ppo --num_envs=8": "env.total_num_envs=8",
-    "search hybrid_ppo --objective gpus": "objective=<a value>",
+    "plan exlpain bad-option": "explain bad-option",
+    "search hybrid_ppo --objective gpus": "objective=seconds",
+    "search hybrid_ppo --seconds 9": "seconds=9",
+    "search hybrid_ppo objectve=seconds": "objective=seconds",
+    "search hybrid_ppo accelerators=2,x,3": "accelerators=2,3",
+    "search hybrid_ppo accelerators=\u00b2": "accelerators=1",
+    "search hybrid_ppo --probe": "--probe 4",
+    "search hybrid_ppo \u2014probe 2": "--probe 2",
     "search hybrid_ppo --accelerators=4": "accelerators=4",
     "search hybrid_ppo --probes 2": "--probe 2",
     "profile hybrid_ppo --iterations many": "--iterations 8",
+    "profile hybrid_ppo --iterations 2.5": "--iterations 8",
     "profile hybrid_ppo --iteration 4": "--iterations 4",
+    "profile hybrid_ppo \u2013-iterations 4": "--iterations 4",
     "evaluate a_run --episodes 3": "episodes=3",
     "evaluate a_run --video=play.gif": "video=play.gif",
     "evaluate a_run --format xml": "--format text",
@@ -37,11 +52,19 @@ WRONG = {  # command line -> the fix
     "report": "python -m rlplace.report <RUN>",
     "report a_run --dif another": "--diff another",
     "report a_run another": "leave out another",
+    "report a_run --open=yes": "--open",
+    "runs \u2013format json": "--format json",
     "runs --format jsn": "--format json",
     "runs runs more": "leave out more",
     "doctor --format yml": "--format text",
+    "doctor --format ''": "--format text",
     "doctor hybrid_ppo": "leave out hybrid_ppo",
 }
+
+
+def read(words: list[str]) -> Config:
+    (composed,) = compose.with_hydra(words)
+    return read_config(composed.mapping, composed.sources)
 
 
 @pytest.mark.parametrize("line", WRONG)
@@ -60,6 +83,7 @@ def test_a_wrong_option_is_refused_with_its_fix_before_anything_is_done(
     assert "[bad-option]" in said.err
     assert f"    fix: {WRONG[line]}\n" in said.err + "\n"
     assert "usage:" not in said.err
+    assert "invalid" not in said.err  # a word of argparse
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,3 +128,80 @@ def test_help_is_still_that_of_argparse(capsys: pytest.CaptureFixture[str]) -> N
         parser.parse_args(["--help"])
     assert left.value.code == 0
     assert "usage: rlplace runs [-h]" in capsys.readouterr().out
+
+
+def test_an_empty_word_is_one_too_many() -> None:
+    with pytest.raises(ConfigError) as caught:
+        OptionParser("doctor").parse_args([""])
+    assert caught.value.problems[0].fix == "leave out ''"
+
+
+def test_the_fix_of_a_value_on_the_command_line_is_a_word_for_it() -> None:
+    fixes = {
+        "runner.sinks=wandb": "runner.sinks=[wandb]",
+        "runner.sinks=[jsonl,wandbb]": "runner.sinks=[jsonl, wandb]",
+        "profile=5": 'profile="5"',
+        "cluster.launcher=inlin": "cluster.launcher=inline",
+        "cluster.component_placement=all": "cluster.component_placement={preset: colocate_all}",
+    }
+    for word, meant in fixes.items():
+        with pytest.raises(ConfigError) as caught:
+            read(["cartpole", word])
+        (fix,) = [problem.fix for problem in caught.value.problems]
+        assert fix is not None
+        assert shlex.split(fix) == [meant]
+        read(["cartpole", *shlex.split(fix)])
+
+
+def test_several_profiles_are_given_with_commas() -> None:
+    assert read(["cartpole", "profile=a.json,b.json"]).profile == "a.json,b.json"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("${runner.sed}", "${runner.seed}"), ("${runer.seed}", "${runner.seed}"), ("${.sed}", "${.seed}")]
+    + [("${oc.evn:HOME}", "${oc.env:HOME}")],
+)
+def test_a_misspelt_reference_is_named_with_its_line_and_the_right_one(
+    written: str, meant: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"defaults: [cartpole, _self_]\nrunner:\n  seed: 1\n  output_dir: {written}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read([str(file)])
+    (problem,) = caught.value.problems
+    assert (str(problem.source), problem.fix) == (f"{file}:4", f"output_dir: {meant}")
+
+
+def test_a_place_where_nothing_can_be_written_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module, work in ((profile, "_run_all"), (search, "_found")):
+        monkeypatch.setattr(module, work, lambda *_: pytest.fail("started"))
+    (tmp_path / "file").touch()
+    for main, words in (
+        (profile.main, ["--out", "file/x"]),
+        (profile.main, ["--out="]),
+        (search.main, ["--apply", "file/x"]),
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert main(["cartpole", *words]) == 1
+        said = capsys.readouterr().err
+        assert "[cannot-write]" in said
+        assert f"    fix: {words[0].rstrip('=')}=<a file" in said
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_damaged_numbers_of_a_run_count_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "run.lock").touch()
+    (tmp_path / "summary.json").write_text('{"iterations": "many", "wall_s": null}', encoding="utf-8")
+    for line in ('{"iteration": "two", "time/iteration_s": null}', '{"iteration": 1e999}', ""):
+        (tmp_path / "metrics.jsonl").write_text(line, encoding="utf-8")
+        found = runs.read(tmp_path)
+        assert (found.iterations, found.seconds) == (0, 0.0)
+
+
+def test_a_folder_of_runs_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runs.main(["r" * 5000]) == 2
+    assert "why: it cannot be read: File name too long" in capsys.readouterr().err

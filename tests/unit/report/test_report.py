@@ -254,6 +254,20 @@ def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.Ca
     assert "line 2 is no JSON object" in capsys.readouterr().err
     assert main([str(run.parent)]) == 2
     assert f"fix: {run}" in capsys.readouterr().err  # the newest run below
+    (odd / "checkpoints" / "000001").mkdir(parents=True)
+    (odd / "checkpoints" / "000001" / "plan.json").write_text("{}")
+    (cut / "metrics.jsonl").write_text('{"iteration": NaN, "x": 1}')
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    for words, status, text in (
+        ([odd], 2, "fix: the folder that a run names"),  # which a checkpoint of it is not
+        ([cut], 2, "its iteration is no finite number"),
+        ([run, "--out", folder], 1, "--out: cannot write: it is no file"),
+        ([run, "--out="], 1, "--out: cannot write: it is no file"),
+        ([run, "--out", "x" * 400], 1, "--out: cannot write: File name too long"),
+    ):
+        assert main([str(word) for word in words]) == status
+        assert text in capsys.readouterr().err
 
 
 def test_files_that_are_not_as_a_run_writes_them_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

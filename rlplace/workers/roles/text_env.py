@@ -162,6 +162,7 @@ class TextEnvWorker(EnvWorker):
     def answered(self, iteration: int, *, greedy: bool, each: int = 1) -> tuple[list[Sample], Stopwatch]:
         """Return this rank's held-out prompts with `each` answers, rewarded, and what that took."""
         self._require(Residency.FULL, "evaluate")
+        self.failures.begin()  # those of the iteration before are no concern of this one's budget
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
         return [sample for group in play.through(groups, each) for sample in group], play.watch

@@ -202,7 +202,7 @@ def _run(
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
         channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
         display.watch(loop, channels, progress.iterations)
-        policies, state, observed = dict[str, Path](), {"state": "failed"}, Observations(job.config, job.plan)
+        policies, state, observed = dict[str, Path](), _not_ended(progress), Observations(job.config, job.plan)
         patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         try:
             named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups.values())
@@ -227,6 +227,12 @@ def _run(
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
             _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
             callbacks.on_end(state["state"])
+
+
+def _not_ended(progress: Progress) -> dict[str, Any]:
+    """Return what the summary says of a run that begins here, should it not come to its end."""
+    before = {"iterations": progress.iterations, "train_s": progress.train_s}
+    return {"state": "failed"} | ({"before_resume": before} if progress.iterations else {})
 
 
 def _monitor(job: JobSpec) -> MemoryMonitor:

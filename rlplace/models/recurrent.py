@@ -87,7 +87,10 @@ class RecurrentNetwork(nn.Module):
 
 
 class StepByStep(nn.Module):
-    """A module of the user's own: `forward(observations, memory) -> outputs, values, memory` is one step."""
+    """A module of the user's own: `forward(observations, memory) -> outputs, values, memory` is one step.
+
+    It is given its memory in the dtype of its weights, as observations are.
+    """
 
     def __init__(self, own: nn.Module) -> None:
         super().__init__()
@@ -96,6 +99,7 @@ class StepByStep(nn.Module):
     def forward(
         self, observations: Observed, memory: Tensor, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        memory = memory.to(next((each.dtype for each in self.own.parameters()), memory.dtype))
         if begins is None:
             found: tuple[Tensor, Tensor, Tensor] = self.own(observations, memory)
             return found

@@ -37,7 +37,8 @@ _CURVES: Mapping[str, Sequence[str]] = {
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
 _TRANSFER = ("what", "from → to", ">one iteration", ">whole run", ">rate")
 _TRANSFERS = (
-    "The rate of weights is of all ranks while they are copied, that of channels an average of the whole training."
+    "The rate of weights is of all ranks while they are copied, that of channels an average of the training. What went"
+    " through channels is counted from the last resumption on."
 )
 _CHANNEL = ("channel", "from → to", ">items", ">most at once", ">taking waited", ">putting waited", ">oldest, versions")
 _SAMPLE = (">iteration", ">reward", ">tokens", "prompt", "answer")
@@ -300,10 +301,12 @@ def _weights(run: RunRecord) -> Rows:
 
 def _channel_bytes(summary: Mapping[str, Any]) -> Rows:
     """Yield channels between processes: between threads items pass by reference."""
+    earlier = summary.get("before_resume", {})  # channels are new where a run is resumed, and count from zero
+    iterations, train_s = (summary[name] - earlier.get(name, 0) for name in ("iterations", "train_s"))
     for name, seen in summary.get("waits", {}).items():
-        if (size := seen.get("bytes", 0)) and summary["train_s"]:
-            sent = (show_bytes(size // summary["iterations"]), show_bytes(size))
-            yield f"channel {name}", _ends(seen), *sent, _rate(size / summary["train_s"])
+        if (size := seen.get("bytes", 0)) and iterations > 0 and train_s > 0.0:
+            sent = (show_bytes(size // iterations), show_bytes(size))
+            yield f"channel {name}", _ends(seen), *sent, _rate(size / train_s)
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -30,7 +30,8 @@ _OF_SUMMARY = {
     **dict.fromkeys(("wall_s", "start_s", "train_s", "iterations"), _NUMBER),
     "seconds": (dict,),
     **dict.fromkeys(
-        ("predicted", "memory", "utilisation", "faults", "waits", "skipped", "machine", "versions"), (dict, NoneType)
+        ("predicted", "memory", "utilisation", "faults", "waits", "skipped", "machine", "versions", "before_resume"),
+        (dict, NoneType),
     ),
 }
 

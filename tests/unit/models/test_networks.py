@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from rlplace.config.policies import CnnConfig
 from rlplace.envs.contract import DiscreteActions, Part, Spaces, image_size
 from rlplace.models.networks import ImageNetwork, as_channels_first
+from rlplace.models.recurrent import StepByStep
 
 SMALL = CnnConfig(network="impala", channels=(4,), hidden=(8,))
 TWO = DiscreteActions(n=2)
@@ -48,3 +50,25 @@ def test_a_matrix_beside_an_image_is_numbers() -> None:
 def test_without_bytes_an_array_of_numbers_is_an_image() -> None:
     assert [part.shape for part in Spaces(observation_shape=(9, 7, 2), actions=TWO).images] == [(9, 7, 2)]
     assert not Spaces(observation_shape=(5,), actions=TWO).images
+
+
+class _Cell(nn.Module):
+    """A module with a memory as a user writes it, without a word of dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(3, 4), nn.Linear(4, 3)
+
+    def forward(self, observations: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        memory = self.cell(observations, memory)
+        outputs = self.head(memory)
+        return outputs[:, 1:], outputs[:, 0], memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_with_a_memory_gets_it_in_the_dtype_of_its_weights(dtype: torch.dtype) -> None:
+    network = StepByStep(_Cell()).to(dtype)
+    begins = torch.tensor([[False, False], [True, False]])
+    outputs, values, memory = network(torch.ones(4, 3, dtype=dtype), torch.ones(2, 4), begins)
+    assert (outputs.shape, values.shape, memory.shape, memory.dtype) == ((4, 2), (4,), (2, 4), dtype)
+    assert torch.equal(network(torch.ones(1, 3, dtype=dtype), torch.zeros(1, 4))[2][0], memory[0])

@@ -132,6 +132,12 @@ def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(tmp_path: Pa
     assert "url(" not in text
 
 
+def test_channels_of_a_resumed_run_are_told_by_what_was_trained_since(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", before_resume={"iterations": 1, "train_s": 4.0})
+    rows = Page(render_report(read_run(folder))).rows
+    assert ["channel actions", "rollout → env", "2 GiB", "4 GiB", "1 GiB/s"] in rows
+
+
 def test_a_curve_has_a_point_for_each_iteration_with_a_value(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run"))
     assert list(run.metrics["env/return"].iterations) == [2, 3]

@@ -71,6 +71,7 @@ CHECKS = (
     _tried("ipc", "a tensor lent to another process of the GPU", 120.0),
     _tried("weight-sync", "weights lent to a rank on the same GPU", 180.0),
     _tried("nccl", "a broadcast between two GPUs", 180.0),
+    _tried("cut-sync", "weights of two actor ranks into an engine over their two GPUs"),
     _tried("offload", "offload and onload against a pinned copy", 120.0),
     _tried("attention", "packed attention against one sequence at a time", 120.0),
     _tried("grpo", "a short GRPO run of a tiny model, and its memory"),

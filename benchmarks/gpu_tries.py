@@ -33,6 +33,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights.device_group import device_group, open_shared, share
+from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.placement.memory.formulas import GRAPHS_BYTES
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice, Device
@@ -174,6 +175,62 @@ def weight_sync() -> str:
     return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(moved)}"
 
 
+def cut_sync() -> str:
+    """From two actor ranks into an engine of vLLM over both their GPUs, which then says what it said before."""
+    from benchmarks.generation import small_model, stored_weights
+    from rlplace.comm.weights.device_sync import CutReceiver
+    from rlplace.config.schema import TextRolloutConfig
+    from rlplace.workers.engines.contract import EngineSettings
+    from rlplace.workers.engines.vllm import VllmEngine
+
+    _needs_two_gpus()
+    store, point = serve()
+    with JobFolder.create() as job, tempfile.TemporaryDirectory() as temporary, _processes(2) as pool:
+        folder, dtype = small_model(Path(temporary)), "fp32" if ON_CPU else "bf16"
+        rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=SIZE, enforce_eager=True)  # type: ignore[arg-type]  # one of them
+        settings = EngineSettings(rollout=rollout, model=folder, context=1024, tensor_parallel=2)
+        channel = SharedChannel.create(job.path, ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S))
+        engine = VllmEngine(settings, device=device(), owner="rollout rank 0")
+        engine.move(Residency.FULL)
+        engine.load(stored_weights(folder), 0)
+        before, versions = np.array(engine.logprobs(TOKENS)), range(1, REPETITIONS + 1)
+        pushed = [pool.submit(_push, rank, folder, job.path, point, versions) for rank in range(2)]
+        receiver, seconds = CutReceiver(channel, 0, load=engine.load_from), []
+        for version in versions:
+            began = time.perf_counter()
+            with receiver.pull(version) as received:
+                seconds.append(time.perf_counter() - began)
+        error = float(np.abs(np.array(engine.logprobs(TOKENS)) - before).max())
+        for push in pushed:
+            push.result(PATIENCE_S)
+        size = sum(weight.nbytes for weight in stored_weights(folder).values())
+        engine.close()
+        channel.destroy()
+    del store
+    if not error < 1e-3:
+        sys.exit(f"log-probabilities differ by {error:.2g} after the sync")
+    expect("speed, far above that of the host", size / GIB / min(seconds[1:]), least=5.0, unit=" GiB/s")
+    return f"{_gib(size)} in {min(seconds[1:]):.3f} s, by {', '.join(received.transports)}"
+
+
+def _push(rank: int, model: Path, folder: Path, point: StoreAddress, versions: Sequence[int]) -> None:
+    from benchmarks.generation import stored_weights
+
+    on = DEVICE if ON_CPU else torch.device("cuda", rank)
+    mixture = Mixture(actors=2, hosts=(0, 1), parts=(2,), bucket_bytes=SIZE // 16, window_bytes=SIZE // 4, device=on)
+    sender = mixture.sender(SharedChannel.attach(folder / "weights.channel"), rank, point, folder)
+    weights = {name: weight.to(on) for name, weight in stored_weights(model).items()}
+    for version in versions:
+        sender.push(version, held_by(rank, 2, weights))
+    sender.close()
+
+
+def _needs_two_gpus() -> None:
+    if not ON_CPU and (count := torch.cuda.device_count()) < 2:
+        print(f"two GPUs are needed, and there is {count}")
+        sys.exit(NOT_HERE)
+
+
 def _within(size: int, on: torch.device) -> float:
     """Seconds of a copy within the device."""
     target, source = torch.empty(2, size, dtype=torch.uint8, device=on)
@@ -194,9 +251,7 @@ def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapp
 
 
 def nccl() -> str:
-    if not ON_CPU and (count := torch.cuda.device_count()) < 2:
-        print(f"two GPUs are needed, and there is {count}")
-        sys.exit(NOT_HERE)
+    _needs_two_gpus()
     store, point = serve()
     with _processes(2) as pool:
         ends = [pool.submit(_broadcast, rank, point.port) for rank in range(2)]
@@ -342,6 +397,7 @@ TRIES: Mapping[str, Callable[[], str]] = {
     "ipc": ipc,
     "weight-sync": weight_sync,
     "nccl": nccl,
+    "cut-sync": cut_sync,
     "offload": offload,
     "attention": attention,
     "grpo": grpo,

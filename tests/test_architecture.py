@@ -81,7 +81,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "trackio": {"report.trackers"},
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.roles.reward"},
-    "vllm": {"workers.engines.vllm"},
+    "vllm": {"workers.engines.vllm", "workers.engines.vllm_loading"},
     "wandb": {"report.trackers"},
     "yaml": {"config.compose", "config.yaml_text", "imports.settings", "report.record", "resume", "run", "trained"},
     "zmq": {"comm.network"},

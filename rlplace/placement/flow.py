@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlplace.placement.language.slots import owner_of
 from rlplace.placement.language.spec import RankLocations
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
 BUCKET_BYTES = 16 << 20  # of weights on their way to a copy on another node
 CUT_BUCKET_BYTES = 64 << 20  # of weights on their way to the processes of an engine that cuts them
 SUMMED_AT_ONCE_BYTES = 1 << 20  # that a rank on a host sends at most to spare all a second exchange
+WINDOW_BYTES = 256 << 20  # of whole weights that an engine's process loads at a time; a larger weight has its own
 DEVICE_BUCKET_BYTES = 64 << 20  # between accelerators; large: the notes about a bucket should take little of its time
 
 
@@ -211,53 +213,91 @@ def deliver_by_node(placement: HybridComponentPlacement) -> tuple[Delivery, ...]
     return tuple(Delivery(readers=tuple(readers[node]), near=tuple(near[node])) for node in sorted(readers))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceDelivery(Delivery):
-    """A copy for each reader on its own accelerator: by CUDA IPC where an actor rank shares it, else by NCCL.
+class DeviceMember(NamedTuple):
+    """Who takes part in a sync between accelerators: a rank, or a process of an engine that has several of them."""
 
-    All actor ranks, and the readers without an owner, are one group; NCCL refuses two ranks on one accelerator.
-    """
-
-    owners: tuple[int | None, ...]  # by reader, the actor rank on its accelerator, which shares its memory with it
-    actors: int  # how many actor ranks there are
+    component: str
+    rank: int
+    part: int | None = None  # of the engine: its n-th accelerator, which that process has
 
     @property
-    def group(self) -> tuple[tuple[str, int], ...]:
-        """(component, rank) of those that broadcast to each other; alone, an actor rank broadcasts nothing."""
-        free = (reader for reader, owner in zip(self.readers, self.owners, strict=True) if owner is None)
-        return (*(("actor", rank) for rank in range(self.actors)), *(("rollout", rank) for rank in free))
-
-    def consumers(self, actor: int) -> tuple[int, ...]:
-        """Rollout ranks on the accelerator of an actor rank."""
-        return tuple(reader for reader, owner in zip(self.readers, self.owners, strict=True) if owner == actor)
-
-    def owner(self, reader: int) -> int | None:
-        return self.owners[self.readers.index(reader)]
+    def name(self) -> str:
+        """ "rollout rank 0 part 1"."""
+        return owner_of(self.component, self.rank) + ("" if self.part is None else f" part {self.part}")
 
 
-def deliver(placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
-    """One copy per rollout rank on its own accelerator where possible; one per node for the other ranks.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDelivery(Delivery):
+    """Weights on each accelerator of the readers: by CUDA IPC where an actor rank shares it, else by NCCL.
 
-    Possible where all ranks of the actor have one GPU each, for the first rollout rank of a GPU that has no other.
-    Ranks with several GPUs go through the host: an engine that cuts its weights takes them whole from there, and never
-    holds two copies.
+    A reader with one accelerator gets a copy there. One with several is an engine that cuts its weights: each of its
+    processes sees all weights go by and keeps its part of them. All actor ranks, and the takers without an owner, are
+    one group; NCCL refuses two ranks on one accelerator.
+    """
+
+    owners: tuple[int | None, ...]  # by taker, the actor rank on its accelerator, which shares its memory with it
+    actors: int  # how many actor ranks there are
+    parts: tuple[int, ...] = ()  # by reader, how many accelerators it has; (): one each
+
+    @property
+    def cut(self) -> bool:
+        """Whether a reader cuts its weights: it takes whole weights one after the other, wherever they come from."""
+        return any(parts > 1 for parts in self.parts)
+
+    @property
+    def takers(self) -> tuple[DeviceMember, ...]:
+        """One for each accelerator of the readers, in order."""
+        found: list[DeviceMember] = []
+        for reader, parts in zip(self.readers, self.parts or (1,) * len(self.readers), strict=True):
+            found += [DeviceMember("rollout", reader, part if parts > 1 else None) for part in range(parts)]
+        return tuple(found)
+
+    def takers_of(self, reader: int) -> tuple[DeviceMember, ...]:
+        return tuple(taker for taker in self.takers if taker.rank == reader)
+
+    @property
+    def group(self) -> tuple[DeviceMember, ...]:
+        """Those that broadcast to each other; alone, an actor rank broadcasts nothing."""
+        actors = (DeviceMember("actor", rank) for rank in range(self.actors))
+        return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
+
+    def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
+        """Takers on the accelerator of an actor rank."""
+        return tuple(taker for taker, owner in zip(self.takers, self.owners, strict=True) if owner == actor)
+
+    def owner(self, taker: DeviceMember) -> int | None:
+        return self.owners[self.takers.index(taker)]
+
+
+def deliver(placement: HybridComponentPlacement, *, cut: bool = False) -> tuple[Delivery, ...]:
+    """Weights on the accelerators of each rollout rank where possible; one copy per node for the other ranks.
+
+    Possible where all ranks of the actor have one GPU each, for a rollout rank that is the first on its GPUs. `cut`:
+    ranks of several GPUs are engines that cut their weights; others go through the host.
     """
     actors, rollouts = placement.locations("actor"), placement.locations("rollout")
     kinds = [node.kind for node in placement.topology.nodes]
-    alone: dict[int, int] = {}  # by accelerator, the first of its rollout ranks
+    taken: set[int] = set()  # accelerators of the ranks before
+    able: dict[int, tuple[int, ...]] = {}  # accelerators by rollout rank
     for rank, (node, first, count) in enumerate(zip(rollouts.node, rollouts.first, rollouts.count, strict=True)):
-        if kinds[node] == "cuda" and count == 1:
-            alone.setdefault(first, rank)
+        if kinds[node] == "cuda" and (count == 1 or (cut and count)):
+            own = tuple(range(first, first + count))
+            if taken.isdisjoint(own):
+                able[rank] = own
+                taken.update(own)
     owners = {first: rank for rank, first in enumerate(actors.first)}
-    able = dict.fromkeys(alone.values())  # a set in order
     apart = len(owners) == len(actors.first) and all(
         kinds[node] == "cuda" and count == 1 for node, count in zip(actors.node, actors.count, strict=True)
     )
     by_node = deliver_by_node(placement)
     if not able or not apart:
         return by_node
+    parts = tuple(len(own) for own in able.values())
     device = DeviceDelivery(
-        readers=tuple(able), owners=tuple(owners.get(rollouts.first[rank]) for rank in able), actors=len(actors.first)
+        readers=tuple(able),
+        owners=tuple(owners.get(accelerator) for own in able.values() for accelerator in own),
+        actors=len(actors.first),
+        parts=parts if max(parts) > 1 else (),
     )
     rest = [dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in able)) for d in by_node]
     return (device, *(delivery for delivery in rest if delivery.readers))

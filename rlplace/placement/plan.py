@@ -82,7 +82,8 @@ def make_plan(config: Config, topology: Topology, sources: Mapping[str, Source] 
     sync = config.actor.sync
     # A version stays in host memory until engines that generate ahead of the actor load it.
     on_devices = sync.mode == "all" and sync.through_host is not True and config.algorithm.max_staleness == 0
-    deliveries = deliver(placement) if on_devices else deliver_by_node(placement)
+    cut = config.kind == "causal_lm" and config.text_rollout.engine == "vllm"
+    deliveries = deliver(placement, cut=cut) if on_devices else deliver_by_node(placement)
     if config.kind == "mlp":
         envs, groups = config.simulator_env.total_num_envs, config.torch_rollout.pipeline_stage_num
         routes = derive_routes(placement, envs, groups)

@@ -85,7 +85,7 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 
 def _delivered(plan: Plan) -> Transfer:
     """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
-    on_device = sum(len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
+    on_device = sum(len(d.takers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
     on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
     amounts = [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")] if on_nodes else []
     if on_device:
@@ -101,7 +101,7 @@ def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
     if not isinstance(delivery, DeviceDelivery):
         return Counter({Transport.SAME_NODE: len(delivery.near), Transport.NETWORK: actors - len(delivery.near)})
     consumers = sum(owner is not None for owner in delivery.owners)
-    free = [r for r, owner in zip(delivery.readers, delivery.owners, strict=True) if owner is None]
+    free = [taker.rank for taker in delivery.takers if delivery.owner(taker) is None]
     sources, nodes = Counter(plan.placement.locations("actor").node), plan.placement.locations("rollout").node
     near = sum(sources[nodes[reader]] for reader in free)
     return Counter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,11 +20,19 @@ import torch.distributed as dist
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights import device_sync
-from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender, StoreAddress
+from rlplace.comm.weights.device_sync import (
+    CutReceiver,
+    DevicePush,
+    DeviceReceiver,
+    DeviceSender,
+    LoadedParts,
+    PartTaker,
+)
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
+from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.comm.weights.version import WeightReceiver
 from rlplace.placement.flow import Delivery, DeviceDelivery
-from tests.contract.weight_ends import PATIENCE_S, Weights, held_by
+from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
 
 HOST = torch.device("cpu")
 
@@ -33,9 +42,11 @@ class Mixture:
     """What takes part; sizes that leave buckets of several tensors and tensors of several buckets."""
 
     actors: int
-    hosts: tuple[int | None, ...] = ()  # of readers 0, 1, ... on accelerators
+    hosts: tuple[int | None, ...] = ()  # of takers 0, 1, ... on accelerators
+    parts: tuple[int, ...] = ()  # by reader on accelerators, how many takers it has; (): one each
     on_host: tuple[int, ...] = ()  # readers through the host
     bucket_bytes: int = 999
+    window_bytes: int = 2000
     verify_every: int = 0
     device: torch.device = HOST
 
@@ -43,14 +54,15 @@ class Mixture:
     def deliveries(self) -> tuple[Delivery, ...]:
         found: list[Delivery] = []
         if self.hosts:
-            found.append(DeviceDelivery(readers=tuple(range(len(self.hosts))), owners=self.hosts, actors=self.actors))
+            readers = tuple(range(len(self.parts or self.hosts)))
+            found.append(DeviceDelivery(readers=readers, owners=self.hosts, actors=self.actors, parts=self.parts))
         if self.on_host:
             found.append(Delivery(readers=self.on_host, near=tuple(range(self.actors))))
         return tuple(found)
 
     @property
     def readers(self) -> tuple[int, ...]:
-        return (*range(len(self.hosts)), *self.on_host)
+        return (*range(len(self.parts or self.hosts)), *self.on_host)
 
     def sender(self, channel: Channel, rank: int, point: StoreAddress, folder: Path | None) -> WeightSender:
         channel = channel.named(f"actor rank {rank}")
@@ -60,13 +72,22 @@ class Mixture:
             deliveries=self.deliveries,
             folder=folder,
             verify_every=self.verify_every,
-            device=DeviceSender(channel, rank=rank, device=self.device, store=point, bucket_bytes=self.bucket_bytes),
+            device=DeviceSender(
+                channel,
+                rank=rank,
+                device=self.device,
+                store=point,
+                bucket_bytes=self.bucket_bytes,
+                window_bytes=self.window_bytes,
+            ),
         )
 
     def receiver(self, channel: Channel, rank: int, folder: Path | None) -> WeightReceiver:
         channel = channel.named(f"rollout rank {rank}")
         if rank in self.on_host:
             return CopyReceiver(channel, rank, folder=folder)
+        if self.parts and self.parts[rank] > 1:
+            return CutReceiver(channel, rank, load=CutEngine(self.parts[rank], self.device).load_from)
         return DeviceReceiver(channel, rank, device=self.device)
 
 
@@ -76,6 +97,36 @@ def serve() -> tuple[Any, StoreAddress]:
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S)
     )
     return store, StoreAddress(host="127.0.0.1", port=store.port)
+
+
+class CutEngine:
+    """Stands for an engine over several accelerators: its processes are threads, and each keeps a copy of all it sees.
+
+    A test finds that of the first among what came along.
+    """
+
+    def __init__(self, parts: int, device: torch.device) -> None:
+        self._takers: list[PartTaker] = []
+        self._threads, self._device = [ThreadPoolExecutor(1) for _ in range(parts)], device
+
+    def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
+        if not self._takers:
+            for part in range(len(self._threads)):
+                self._takers.append(PartTaker(rank, part, device=self._device, timeout_s=PATIENCE_S))
+        each = zip(self._threads, self._takers, strict=True)
+        taken = [thread.submit(self._take, taker, sync, deadline_s) for thread, taker in each]
+        first, *others = [future.result() for future in taken]
+        for other in others:
+            assert_equal_to_the_bit(other, first)
+        size = sum(spec.size_bytes for spec in sync.assembly.layout.tensors)
+        moved = sum((Counter({taker.transport(sync): size}) for taker in self._takers), Counter[str]())
+        return LoadedParts(transports=moved, others=first)
+
+    def _take(self, taker: PartTaker, sync: DevicePush, deadline_s: float) -> Weights:
+        found: Weights = {}
+        for window in taker.take(sync, deadline_s):
+            found |= {name: tensor.clone() for name, tensor in window.items()}
+        return found
 
 
 class Ends:

@@ -25,8 +25,8 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_sync
-from rlplace.comm.weights.device_sync import StoreAddress
-from rlplace.errors import ChannelTimeout, WeightSyncError
+from rlplace.comm.weights.rendezvous import StoreAddress
+from rlplace.errors import ChannelTimeout, NotResident, WeightSyncError
 from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, lagging, serve
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
 
@@ -37,6 +37,10 @@ MIXTURES = {
     "consumers of all": Mixture(actors=3, hosts=(0, 1, 2)),
     "some shared, some free": Mixture(actors=3, hosts=(1, 2, None)),
     "by every transport at once": Mixture(actors=2, hosts=(1, None), on_host=(2, 3), verify_every=1),
+    "an engine that cuts, on owners": Mixture(actors=2, hosts=(0, 1), parts=(2,)),
+    "an engine that cuts, free": Mixture(actors=2, hosts=(None, None), parts=(2,), verify_every=1),
+    "one that cuts, half of it on owners, beside whole ones": Mixture(actors=3, hosts=(1, 2, None, 0), parts=(1, 2, 1)),
+    "one window": Mixture(actors=2, hosts=(0, None), parts=(2,), window_bytes=1 << 20),
     "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
 }
 
@@ -157,7 +161,8 @@ def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_
 def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ends_of(Mixture(actors=2, hosts=(None, 0), verify_every=1), channel_of(), tmp_path) as ends:
         sync(ends, 1, weights(1))
-        spoil_next_broadcast_of(ends, monkeypatch, owner=1)
+        member = ends.receivers[0]._member  # type: ignore[attr-defined]
+        spoil_next_broadcast_of(member, monkeypatch, owner=1)
         pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
         damaged = pulls[0].exception(PATIENCE_S)
         assert isinstance(damaged, WeightSyncError)
@@ -167,6 +172,44 @@ def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, mo
         assert_equal_to_the_bit(pulls[1].result(PATIENCE_S)[0], weights(2))
         assert [push.exception(PATIENCE_S) for push in pushes] == [None, None]
         sync(ends, 3, weights(3))
+
+
+@pytest.mark.usefixtures("groups")
+def test_an_engine_that_cuts_and_whose_process_gets_damage_has_no_weights_until_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ends_of(Mixture(actors=2, hosts=(0, None), parts=(2,), verify_every=1), channel_of(), tmp_path) as ends:
+        sync(ends, 1, weights(1))
+        takers = ends.receivers[0]._load.__self__._takers  # type: ignore[attr-defined]
+        spoil_next_broadcast_of(takers[1]._member, monkeypatch, owner=1)
+        pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
+        damaged = pulls[0].exception(PATIENCE_S)
+        assert isinstance(damaged, WeightSyncError)
+        assert str(damaged).startswith("rollout rank 0 part 1: what actor rank 1 wrote of version 2 is damaged")
+        emptied = (
+            "without version 2 now: rollout rank 0; engines over several accelerators may have no weights until the"
+        )
+        assert emptied in str(damaged)
+        assert [push.exception(PATIENCE_S) for push in pushes] == [None, None]
+        sync(ends, 3, weights(3))
+
+
+def test_nobody_waits_for_the_processes_of_an_engine_whose_rank_does_not_take_part(tmp_path: Path) -> None:
+    """It wants another version, or its engine cannot begin."""
+    with ends_of(Mixture(actors=2, hosts=(0, None), parts=(2,)), channel_of(), tmp_path) as ends:
+        for version, asked, why in ((7, 8, "asked for version 8, not 7"), (8, 8, "could not begin")):
+            receiver: Any = ends.receivers[0]
+            with pytest.MonkeyPatch.context() as asleep:
+                asleep.setattr(receiver, "_load", refuse)
+                pushes, pulls = ends.push(version, weights(7)), ends.pull(asked, cloned)
+                assert isinstance(pulls[0].exception(PATIENCE_S), WeightSyncError | NotResident)
+            for error in map(push_error, pushes):
+                assert f"the sync did not take place: rollout rank 0 {why}" in str(error)
+        sync(ends, 9, weights(9))
+
+
+def refuse(*_: object) -> None:
+    raise NotResident.about("not-resident", "rollout rank 0", "asleep", why="it is a test")
 
 
 def test_a_broadcast_that_never_ends_is_given_up_at_the_deadline_and_the_next_version_arrives(tmp_path: Path) -> None:
@@ -263,9 +306,8 @@ def test_a_group_of_gpus_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
 
 
-def spoil_next_broadcast_of(ends: Ends, monkeypatch: pytest.MonkeyPatch, *, owner: int) -> None:
-    """As reader 0 gets it."""
-    member = ends.receivers[0]._member  # type: ignore[attr-defined]
+def spoil_next_broadcast_of(member: Any, monkeypatch: pytest.MonkeyPatch, *, owner: int) -> None:
+    """As `member` gets it."""
     broadcast = member.broadcast
 
     def spoiled(bucket: torch.Tensor, source: int, deadline_s: float) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -16,16 +19,25 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.ends import LocalChannel
+from rlplace.comm.weights.device_sync import CutReceiver
 from rlplace.config.schema import TextRolloutConfig
+from rlplace.errors import WeightSyncError
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
-from rlplace.workers.engines import vllm
+from rlplace.workers.engines import vllm_loading
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS
 from rlplace.workers.engines.weights import in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
+from tests.contract.device_sync import Mixture, serve
+from tests.contract.weight_ends import held_by
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of, tiny_model
+
+if TYPE_CHECKING:
+    from rlplace.workers.engines.vllm import VllmEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -169,9 +181,58 @@ def test_an_engine_over_two_processes_is_the_same_engine(
     assert difference(engine, expected) < 1e-3
     assert len(answer(engine)) == 8
     assert engine.move(OFF) == 0
-    engine.move(FULL)
-    engine.load(weights, 2)
-    assert difference(engine, expected) < 1e-3
+    with syncs_to(engine) as sync:
+        engine.move(WEIGHTS_ONLY)
+        wrong = {name: 2 * weight for name, weight in weights.items()}
+        assert sync(2, wrong) == {"shared_tensor": size, "gloo": size}
+        engine.move(FULL)
+        assert difference(engine, expected) > 0.1
+        with pytest.raises(WeightSyncError, match="engines over several accelerators may have no weights"):
+            sync(3, weights, fails_at=15)
+        assert engine.version is None
+        sync(4, weights)
+        assert engine.version == 4
+        assert difference(engine, expected) < 1e-3
+
+
+@contextlib.contextmanager
+def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
+    """From two actor ranks past the host: the first shares with one process of the engine, the other is in a group."""
+    mixture = Mixture(actors=2, hosts=(0, None), parts=(2,), bucket_bytes=20_000, window_bytes=50_000)
+    channel = LocalChannel(ChannelSpec(name="weights", capacity_items=64, timeout_s=20.0))
+    store, point = serve()
+    senders = [mixture.sender(channel, rank, point, None) for rank in range(mixture.actors)]
+    receiver = CutReceiver(channel, 0, load=engine.load_from)
+    failing = senders[1]._device._member  # type: ignore[union-attr]
+
+    def sync(version: int, weights: Mapping[str, Tensor], fails_at: int | None = None) -> Mapping[str, int]:
+        calls, broadcast = itertools.count(), failing.broadcast
+
+        def broken(*arguments: Any) -> None:
+            if next(calls) == fails_at:
+                raise RuntimeError("its GPU fell off the bus")
+            broadcast(*arguments)
+
+        with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(2) as threads:
+            patched.setattr(failing, "broadcast", broken)
+            pushes = [
+                threads.submit(sender.push, version, held_by(rank, mixture.actors, {**weights}))
+                for rank, sender in enumerate(senders)
+            ]
+            with receiver.pull(version) as received:
+                assert received.loaded
+                moved = received.transports
+            for push in pushes:
+                push.result()
+        return moved
+
+    try:
+        yield sync
+    finally:
+        receiver.close()
+        for sender in senders:
+            sender.close()
+        del store
 
 
 LARGE = {"hidden": 512, "layers": 12}  # 82 MiB
@@ -192,7 +253,7 @@ def test_a_sync_into_an_engine_over_two_processes_holds_two_buckets_beside_the_m
     folder = tiny_model(tmp_path, "llama", **LARGE)
     stored = load_file(folder / "model.safetensors")
     weights = {name: weight.clone() for name, weight in stored.items()}  # in memory, not in files
-    monkeypatch.setattr(vllm, "in_buckets", partial(in_buckets, size_bytes=BUCKET))
+    monkeypatch.setattr(vllm_loading, "in_buckets", partial(in_buckets, size_bytes=BUCKET))
     rollout = TextRolloutConfig(
         dtype="fp32", kv_cache_memory=CACHE_BYTES, step_tokens=64, step_sequences=4, enforce_eager=True
     )

@@ -164,14 +164,16 @@ def test_each_rollout_rank_gets_its_weights_once_and_from_its_own_accelerator_wh
     actors, rollouts = (plan.placement.slots(c) for c in ("actor", "rollout"))
     gpus = dataclasses.replace(plan.topology, nodes=[dataclasses.replace(n, kind="cuda") for n in plan.topology.nodes])
     on_gpus = HybridComponentPlacement({"component_placement": plan.placement.canonical()}, gpus)
-    for deliveries in (plan.deliveries, deliver(on_gpus)):
+    for deliveries in (plan.deliveries, deliver(on_gpus), deliver(on_gpus, cut=True)):
         assert sorted(r for d in deliveries for r in d.readers) == list(range(len(rollouts)))
         for device in (d for d in deliveries if isinstance(d, DeviceDelivery)):
             held = [a.accelerators for a in actors]
-            for reader, host in zip(device.readers, device.owners, strict=True):
-                assert len(own := rollouts[reader].accelerators) == 1
+            for taker, host in zip(device.takers, device.owners, strict=True):
+                own = rollouts[taker.rank].accelerators[taker.part or 0 :][:1]
+                assert (taker.part is None) == (len(rollouts[taker.rank].accelerators) == 1)
                 assert (held[host] == own) if host is not None else own not in held
-            members = [{"actor": actors, "rollout": rollouts}[c][rank].accelerators for c, rank in device.group]
+            slots = {"actor": actors, "rollout": rollouts}
+            members = [slots[m.component][m.rank].accelerators[m.part or 0] for m in device.group]
             assert len(set(members)) == len(members)
     assert not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)  # of emulated accelerators
 

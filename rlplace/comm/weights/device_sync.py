@@ -1,14 +1,18 @@
-"""A sync from accelerator to accelerator, in which all actor ranks and all readers on accelerators take part.
+"""A sync from accelerator to accelerator, in which all actor ranks and all takers on accelerators take part.
 
 ::
 
-    bucket by bucket, in one order for all      owner fills ─▶ broadcast in the group ─▶ readers without an owner take
+    bucket by bucket, in one order for all      owner fills ─▶ broadcast in the group ─▶ takers without an owner take
                                                                         └─▶ actor ranks share it ─▶ their consumers take
 
-A reader on the accelerator of an actor rank is a consumer of that rank: it copies out of the rank's memory (CUDA IPC).
-All other members form one group: NCCL refuses two ranks of a group on one accelerator. Each byte comes to each reader
-once; no member but a reader ever holds more than two buckets. On each reader's accelerator a second copy of the weights
-grows, and is handed over when it is whole.
+A taker on the accelerator of an actor rank is a consumer of that rank: it copies out of the rank's memory (CUDA IPC).
+All other members form one group: NCCL refuses two ranks of a group on one accelerator. Each byte comes to each taker
+once; no actor rank ever holds more than two buckets.
+
+A rollout rank with one accelerator is a taker. A second copy of the weights grows there, and is handed over when it is
+whole. Of an engine that cuts its weights each process is a taker. It gathers a window, some whole weights, loads its
+part of them, and goes on to the next: there is no second copy, and after a sync that broke off such an engine has no
+weights until the next one.
 """
 
 from __future__ import annotations
@@ -16,22 +20,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # `torch.distributed` has them, its types do not
+from torch._C._distributed_c10d import PrefixStore  # `torch.distributed` has it, its types do not
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.device_group import device_group, mark, open_shared, share, within
+from rlplace.comm.weights.rendezvous import StoreAddress, SyncRendezvous
 from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, tensors_in, write_piece
-from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, failed_sync
-from rlplace.errors import ChannelTimeout, WeightSyncError
-from rlplace.placement.flow import DEVICE_BUCKET_BYTES, DeviceDelivery
+from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, damaged_sync, failed_sync
+from rlplace.errors import WeightSyncError
+from rlplace.placement.flow import DEVICE_BUCKET_BYTES, WINDOW_BYTES, DeviceDelivery, DeviceMember
 from rlplace.placement.language.slots import owner_of
 
 _ALIGNMENT = 16
@@ -41,121 +44,7 @@ _AGAIN = b"again"  # note of an owner about a bucket in memory that the consumer
 _COPIED = b"copied"  # note of a consumer about a bucket
 _BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
-_GO = "go"
-_LEAST_S = 0.001
 _LOOK_S = 0.00005  # between two looks at a device: a bucket takes some hundred microseconds
-
-
-# ── the store where the members meet ──────────────────────────────────────────────────────────────────────────────────
-#
-#   each member    here ─▶ waits for the others ─▶ verdict: the first to write it decides, "go" or which are missing
-#   later          notes between members: what is shared, what has been taken, which version each has
-#
-# It has no password: what is read from it is parsed as text, numbers and handles of CUDA, and never unpickled.
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAddress:
-    """Address of a TCPStore that a member, or a process that outlives them, serves."""
-
-    host: str
-    port: int
-
-    def connect(self, timeout_s: float) -> Store:
-        """Open a store of this member's own: a wait of one member blocks no other. RuntimeError if none listens."""
-        return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
-
-
-class SyncRendezvous:
-    """One member's end; used by one thread."""
-
-    def __init__(self, store: Store, me: str) -> None:
-        self.me = me
-        self.store: Any = PrefixStore("weights", store)  # its types know no bytes
-        self._round = -1
-        self._notes: list[list[str]] = [[], [], []]  # keys of this round, the one before, the one before that
-
-    def join(self, round: int, word: str, members: Sequence[str], *, deadline_s: float) -> list[str]:
-        """Return the words of all members, in their order, once all are here.
-
-        Raises ChannelTimeout with the members that did not come, WeightSyncError with the reason of another member;
-        then no member goes on.
-        """
-        began = time.monotonic()
-        self._enter(round)
-        self.note(f"here/{self.me}", word.encode())
-        keys = [self._key(f"here/{member}") for member in members]
-        absent = ""
-        if not self._come(keys, deadline_s):
-            absent = ", ".join(m for m in members if not self.store.check([self._key(f"here/{m}")]))
-        verdict = self._decide(f"{absent} did not come" if absent else _GO)
-        if absent and verdict != _GO:
-            raise ChannelTimeout.about(
-                "channel-timeout",
-                "weights",
-                f"{self.me} waited {time.monotonic() - began:.1f} s for {absent} to take part in the sync",
-                why="device tensors go to all ranks at once, so no rank went on; the weights in use are unchanged",
-                fix="find out why they stopped, or raise the deadline if they are really this slow",
-            )
-        if verdict != _GO:
-            raise failed_sync("incomplete-weights", self.me, f"the sync did not take place: {verdict}")
-        return [found.decode() for found in self.store.multi_get(keys)]
-
-    def refuse(self, round: int, why: str) -> None:
-        """Keep the round from going on, unless it does already."""
-        self._enter(round)
-        self._decide(f"{self.me} {why}")
-        self.note(f"here/{self.me}", b"")  # after the verdict: no member needs to wait for this one
-
-    def note(self, about: str, what: bytes) -> None:
-        key = self._key(about)
-        self._notes[0].append(key)
-        self.store.set(key, what)
-
-    def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
-        """Wait for the note of `source`; ChannelTimeout names it."""
-        began, key = time.monotonic(), self._key(about)
-        if not self._come([key], deadline_s):
-            what = f"{self.me} waited {time.monotonic() - began:.1f} s for {source}: {about}"
-            why = f"{source} stopped or died in the middle of a sync; the weights in use are unchanged"
-            raise ChannelTimeout.about("channel-timeout", "weights", what, why=why)
-        found: bytes = self.store.get(key)
-        return found
-
-    def version_of(self, member: str) -> int:
-        """Return the newest version that a member has; -1 before the first."""
-        key = f"has/{member}"
-        return int(self.store.get(key)) if self.store.check([key]) else -1
-
-    def set_version(self, version: int) -> None:
-        self.store.set(f"has/{self.me}", str(version))
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _enter(self, round: int) -> None:
-        if round != self._round:
-            self._round = round
-            for key in self._notes.pop():
-                self.store.delete_key(key)
-            self._notes.insert(0, [])
-
-    def _key(self, about: str) -> str:
-        return f"{self._round}/{about}"
-
-    def _decide(self, verdict: str) -> str:
-        key = self._key("verdict")
-        self._notes[0].append(key)
-        found: bytes = self.store.compare_set(key, "", verdict)
-        return found.decode()
-
-    def _come(self, keys: list[str], deadline_s: float) -> bool:
-        """Wait for all of them; False at the deadline."""
-        left = timedelta(seconds=max(_LEAST_S, deadline_s - time.monotonic()))
-        try:
-            self.store.wait(keys, left)
-        except dist.DistStoreError:
-            return False
-        return True
 
 
 # ── buckets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,10 +77,11 @@ class DeviceBucket:
         if checked:
             _sum_of(bucket).copy_(_summed(bucket))
 
-    def copy_into(self, copy: Tensor, bucket: Tensor) -> None:
-        """Put the pieces where they lie in a whole copy."""
+    def copy_into(self, copy: Tensor, bucket: Tensor, first: int = 0) -> None:
+        """Put the pieces where they lie in a copy, which begins at byte `first` of a whole one."""
         for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
-            copy[self.layout.bytes_of(piece)].copy_(bucket[run])
+            whole = self.layout.bytes_of(piece)
+            copy[whole.start - first : whole.stop - first].copy_(bucket[run])
 
     @staticmethod
     def is_whole(bucket: Tensor) -> bool:
@@ -209,6 +99,15 @@ def _summed(bucket: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Neighbouring whole tensors, and the buckets that bring them; they begin at byte `first` of a whole copy."""
+
+    layout: Layout
+    first: int
+    buckets: tuple[DeviceBucket, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePush:
     """Announces a device sync to its readers, over the weights channel."""
 
@@ -216,6 +115,7 @@ class DevicePush:
     round: int
     assembly: Assembly
     bucket_bytes: int
+    window_bytes: int
     store: StoreAddress
 
     @property
@@ -223,12 +123,34 @@ class DevicePush:
         assert isinstance(self.assembly.delivery, DeviceDelivery), "others are not announced like this"
         return self.assembly.delivery
 
+    def windows(self) -> Iterator[Window]:
+        """Yield all windows, in the order in which every member handles their buckets; one where no reader cuts."""
+        layout, first = self.assembly.layout, 0
+        for stop in self._ends():
+            cut = Layout.of(layout.tensors[first:stop])
+            own = [[piece for piece in pieces if first <= piece.tensor < stop] for pieces in self.assembly.pieces]
+            buckets = tuple(
+                DeviceBucket(owner=owner, pieces=pieces, layout=layout)
+                for owner, held in enumerate(own)
+                for pieces in layout.buckets(held, self.bucket_bytes)
+            )
+            yield Window(layout=cut, first=layout.offsets[first] if cut.tensors else 0, buckets=buckets)
+            first = stop
+
+    def _ends(self) -> Iterator[int]:
+        """Yield the number of tensors before the end of each window."""
+        tensors, size = self.assembly.layout.tensors, 0
+        for number, tensor in enumerate(tensors):
+            if size and size + tensor.size_bytes > self.window_bytes and self.delivery.cut:
+                yield number
+                size = 0
+            size += tensor.size_bytes
+        yield len(tensors)
+
     def buckets(self) -> Iterator[DeviceBucket]:
         """Yield all buckets of the push, in the order in which every member handles them."""
-        layout = self.assembly.layout
-        for owner, own in enumerate(self.assembly.pieces):
-            for pieces in layout.buckets(own, self.bucket_bytes):
-                yield DeviceBucket(owner=owner, pieces=pieces, layout=layout)
+        for window in self.windows():
+            yield from window.buckets
 
     def slots(self, device: torch.device) -> Sequence[Tensor]:
         """Make memory for any two neighbouring buckets: bucket n lies at the beginning of slot n modulo 2."""
@@ -276,14 +198,17 @@ class Member:
                 yield rendezvous
             except RuntimeError as error:
                 what, lacking = f"version {version} broke off: {error}", self.lacking(sync)
-                raise failed_sync("incomplete-weights", self.name, what, version=version, lacking=lacking) from error
+                emptied = sync.delivery.cut
+                raise failed_sync(
+                    "incomplete-weights", self.name, what, version=version, lacking=lacking, emptied=emptied
+                ) from error
             failed.pop_all()
 
     def _join(self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float) -> None:
         """Return when all members are here and those of the group are in it."""
         delivery = sync.delivery
-        group = [owner_of(*member) for member in delivery.group]
-        consumers = [owner_of("rollout", r) for r in delivery.readers if delivery.owner(r) is not None]
+        group = [member.name for member in delivery.group]
+        consumers = [taker.name for taker in delivery.takers if delivery.owner(taker) is not None]
         words = rendezvous.join(sync.round, self._formed, [*group, *consumers], deadline_s=deadline_s)
         if len(group) == 1 or self.name not in group:
             return
@@ -357,11 +282,12 @@ class DeviceSender:
         device: torch.device,
         store: StoreAddress,
         bucket_bytes: int = DEVICE_BUCKET_BYTES,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._channel = channel
         self._rank = rank
         self._store = store
-        self._bucket_bytes = bucket_bytes
+        self._sizes = {"bucket_bytes": bucket_bytes, "window_bytes": window_bytes}
         self._member = Member(owner_of("actor", rank), device, timeout_s=channel.spec.timeout_s)
         self._round = 0
 
@@ -372,9 +298,7 @@ class DeviceSender:
         what they had.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
-        sync = DevicePush(
-            push=push, round=self._round, assembly=assembly, bucket_bytes=self._bucket_bytes, store=self._store
-        )
+        sync = DevicePush(push=push, round=self._round, assembly=assembly, store=self._store, **self._sizes)
         self._round += 1
         for reader in sync.delivery.readers if self._rank == 0 else ():
             self._channel.put(sync, key=str(reader))
@@ -414,9 +338,9 @@ class _Shares:
     At the end of the block every consumer has taken every bucket, or finds a note that there are no more.
     """
 
-    def __init__(self, rendezvous: SyncRendezvous, consumers: Sequence[int], deadline_s: float) -> None:
+    def __init__(self, rendezvous: SyncRendezvous, consumers: Sequence[DeviceMember], deadline_s: float) -> None:
         self._rendezvous = rendezvous
-        self._consumers = [owner_of("rollout", consumer) for consumer in consumers]
+        self._consumers = [consumer.name for consumer in consumers]
         self._deadline_s = deadline_s
         self._shared: deque[int] = deque()
         self._next = 0
@@ -463,8 +387,64 @@ def _taken(bucket: int, consumer: str) -> str:
     return f"bucket {bucket} taken by {consumer}"
 
 
-class DeviceReceiver(WeightReceiver):
-    """Pulls onto `device`."""
+class _Taking:
+    """The buckets of a sync as one taker takes them, all and in order.
+
+    Damage is noticed and the rest is taken even so: others wait for this taker.
+    """
+
+    def __init__(
+        self, member: Member, sync: DevicePush, owner: int | None, rendezvous: SyncRendezvous, deadline_s: float
+    ) -> None:
+        self._member, self._sync, self._rendezvous, self._deadline_s = member, sync, rendezvous, deadline_s
+        self._owner = None if owner is None else owner_of("actor", owner)
+        self._slots: list[Tensor] = []  # of the owner, once they are opened; else its own
+        self._number, self._all = 0, sum(1 for _ in sync.buckets())
+        self.damaged: int | None = None  # the actor rank whose bucket it was
+
+    def take(self, bucket: DeviceBucket, copy: Tensor, first: int = 0) -> None:
+        """Wait for the next bucket, and copy it to where it lies in `copy`, which begins at byte `first` of all."""
+        member, number, slots = self._member, self._number, self._slots
+        if self._owner is None:
+            slots[:] = slots or self._sync.slots(member.device)
+        else:
+            self._open(self._owner)
+        data = slots[number % _SHARED][: bucket.size_bytes]
+        if self._owner is None:
+            member.broadcast(data, bucket.owner, self._deadline_s)
+        bucket.copy_into(copy, data, first)
+        member.synchronize(self._deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}")
+        if self._sync.push.checked and not bucket.is_whole(data):
+            self.damaged = bucket.owner
+        self._number += 1
+        if self._owner is not None:
+            if self._number == self._all:  # the owner is about to give its memory back
+                del data
+                slots.clear()
+            self._rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
+
+    def _open(self, owner: str) -> None:
+        """Wait for the next bucket; open the slot in the owner's memory that it lies in, the first time.
+
+        Raises RuntimeError if there are no more, WeightSyncError.
+        """
+        rendezvous, number = self._rendezvous, self._number
+        note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=self._deadline_s)
+        if note == _BROKE_OFF:
+            raise RuntimeError(f"{owner} could not go on")
+        if note == _AGAIN and len(self._slots) == _SHARED:
+            return
+        try:
+            self._slots.append(open_shared(note))
+        except (KeyError, OSError, TypeError, ValueError, WeightSyncError) as error:
+            rendezvous.note(_taken(number, rendezvous.me), b"not opened")
+            if isinstance(error, WeightSyncError):
+                raise
+            raise RuntimeError(f"the note of {owner} about its memory is damaged: {error!r}") from error
+
+
+class DeviceEnd(WeightReceiver):
+    """The end of a rollout rank to which syncs between accelerators are announced."""
 
     def __init__(self, channel: Channel, rank: int, *, device: torch.device) -> None:
         super().__init__(channel, rank)
@@ -473,38 +453,47 @@ class DeviceReceiver(WeightReceiver):
     def close(self) -> None:
         self._member.leave()
 
+    def _announcement(self, version: int, deadline_s: float) -> DevicePush:
+        while True:
+            sync = self._next(deadline_s)
+            if not isinstance(sync, DevicePush):
+                raise self._unexpected("a push of device tensors", sync)
+            arrived = sync.push.version
+            if arrived == version:
+                return sync
+            self._refuse(sync, f"asked for version {version}, not {arrived}")
+            if arrived > self._given_up:
+                raise self._other_version(arrived, version)
+
+    def _refuse(self, sync: DevicePush, why: str) -> None:
+        absent = [taker.name for taker in sync.delivery.takers_of(self._rank)]
+        self._member.rendezvous_at(sync.store).refuse(sync.round, why, absent)
+
+    def _has(self, sync: DevicePush) -> None:
+        self._member.rendezvous_at(sync.store).set_version(sync.push.version)
+
+
+class DeviceReceiver(DeviceEnd):
+    """Pulls onto `device`."""
+
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
         sync, member = self._announcement(version, deadline_s), self._member
-        layout, owner, damaged = sync.assembly.layout, sync.delivery.owner(self._rank), None
-        slots: list[Tensor] = []  # of the owner, once they are opened; else its own
+        layout, delivery = sync.assembly.layout, sync.delivery
+        (taker,) = delivery.takers_of(self._rank)
+        owner = delivery.owner(taker)
         with member.sync(sync, deadline_s) as rendezvous:
+            taking = _Taking(member, sync, owner, rendezvous, deadline_s)
             copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
-            buckets = [*sync.buckets()]
-            for number, bucket in enumerate(buckets):
-                if owner is None:
-                    slots = slots or [*sync.slots(member.device)]
-                    data = slots[number % _SHARED][: bucket.size_bytes]
-                    member.broadcast(data, bucket.owner, deadline_s)
-                else:
-                    self._open(rendezvous, number, owner_of("actor", owner), deadline_s, slots)
-                    data = slots[number % _SHARED][: bucket.size_bytes]
-                bucket.copy_into(copy, data)
-                member.synchronize(deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}")
-                if sync.push.checked and not bucket.is_whole(data):
-                    damaged = bucket.owner  # the rest is taken even so: others wait for this rank
-                if owner is not None:
-                    if number == len(buckets) - 1:  # the owner is about to give its memory back
-                        del data
-                        slots.clear()
-                    rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
-        if damaged is not None:
-            raise self._damaged(version, damaged, member.lacking(sync))
+            for bucket in sync.buckets():
+                taking.take(bucket, copy)
+        if taking.damaged is not None:
+            raise self._damaged(version, taking.damaged, member.lacking(sync))
         tensors: dict[str, Any] = tensors_in(copy, layout)
 
         def give_back(loaded: bool) -> None:
             tensors.clear()  # the memory goes with them
             if loaded:
-                member.rendezvous_at(sync.store).set_version(version)
+                self._has(sync)
             member.free_memory()
 
         return ReceivedWeights(
@@ -515,34 +504,70 @@ class DeviceReceiver(WeightReceiver):
             give_back=give_back,
         )
 
-    def _announcement(self, version: int, deadline_s: float) -> DevicePush:
-        while True:
-            sync = self._next(deadline_s)
-            if not isinstance(sync, DevicePush):
-                raise self._unexpected("a push of device tensors", sync)
-            arrived = sync.push.version
-            if arrived == version:
-                return sync
-            self._member.rendezvous_at(sync.store).refuse(sync.round, f"asked for version {version}, not {arrived}")
-            if arrived > self._given_up:
-                raise self._other_version(arrived, version)
 
-    def _open(
-        self, rendezvous: SyncRendezvous, number: int, owner: str, deadline_s: float, slots: list[Tensor]
-    ) -> None:
-        """Wait for the next bucket; open the slot in the owner's memory that it lies in, the first time.
+# ── to an engine that cuts its weights ────────────────────────────────────────────────────────────────────────────────
+#
+#   rollout rank   announcement ─▶ engine.load_from: a call of each of its processes ─▶ all have loaded it
+#   each process   joins the sync ─▶ window by window: gathers it on its accelerator, loads its part
 
-        Raises RuntimeError if there are no more, WeightSyncError.
+
+class PartTaker:
+    """Takes part for one process of an engine, `part` of rollout rank `rank`, with an accelerator of its own."""
+
+    def __init__(self, rank: int, part: int, *, device: torch.device, timeout_s: float) -> None:
+        self._me = DeviceMember("rollout", rank, part)
+        self._member = Member(self._me.name, device, timeout_s=timeout_s)
+
+    def take(self, sync: DevicePush, deadline_s: float) -> Iterator[dict[str, Tensor]]:
+        """Yield all weights, some whole ones at a time, on the device; they stay as long as any of them is held.
+
+        Weights that follow damaged ones are not given. Raises WeightSyncError, ChannelTimeout.
         """
-        note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=deadline_s)
-        if note == _BROKE_OFF:
-            raise RuntimeError(f"{owner} could not go on")
-        if note == _AGAIN and len(slots) == _SHARED:
-            return
+        member, owner = self._member, sync.delivery.owner(self._me)
         try:
-            slots.append(open_shared(note))
-        except (KeyError, OSError, TypeError, ValueError, WeightSyncError) as error:
-            rendezvous.note(_taken(number, rendezvous.me), b"not opened")
-            if isinstance(error, WeightSyncError):
-                raise
-            raise RuntimeError(f"the note of {owner} about its memory is damaged: {error!r}") from error
+            with member.sync(sync, deadline_s) as rendezvous:
+                taking = _Taking(member, sync, owner, rendezvous, deadline_s)
+                for window in sync.windows():
+                    gathered = torch.empty(window.layout.size_bytes, dtype=torch.uint8, device=member.device)
+                    for bucket in window.buckets:
+                        taking.take(bucket, gathered, window.first)
+                    if taking.damaged is None:
+                        yield tensors_in(gathered, window.layout)
+            if taking.damaged is not None:
+                raise damaged_sync(member.name, sync.push.version, taking.damaged, member.lacking(sync), emptied=True)
+        finally:
+            member.free_memory()
+
+    def transport(self, sync: DevicePush) -> str:
+        return self._member.transports[sync.delivery.owner(self._me) is None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedParts:
+    """What an engine has loaded: bytes by transport, over its processes, and what came along that is no weight."""
+
+    transports: Mapping[str, int]
+    others: dict[str, Tensor]
+
+
+LoadFrom = Callable[[DevicePush, int, float], LoadedParts]  # of a rollout rank, until a deadline: see VllmEngine
+
+
+class CutReceiver(DeviceEnd):
+    """Has the engine of a rollout rank load a version while its processes take it."""
+
+    def __init__(self, channel: Channel, rank: int, *, load: LoadFrom) -> None:
+        super().__init__(channel, rank, device=torch.device("cpu"))  # this process itself takes nothing
+        self._load = load
+
+    def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
+        sync = self._announcement(version, deadline_s)
+        try:
+            loaded = self._load(sync, self._rank, deadline_s)
+        except Exception:
+            self._refuse(sync, "could not begin")  # decides nothing where the sync has begun
+            raise
+        self._has(sync)
+        return ReceivedWeights(
+            version=version, tensors=loaded.others, partial=False, transports=loaded.transports, loaded=True
+        )

@@ -26,7 +26,7 @@ import torch
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
-from rlplace.comm.weights.device_sync import DeviceReceiver, DeviceSender
+from rlplace.comm.weights.device_sync import CutReceiver, DeviceReceiver, DeviceSender, LoadFrom
 from rlplace.comm.weights.shards import (
     Assembly,
     Bytes,
@@ -176,12 +176,22 @@ class WeightSender:
 
 
 def receiver_of(
-    channel: Channel, rank: int, *, deliveries: Sequence[Delivery], folder: Path | None, device: torch.device
+    channel: Channel,
+    rank: int,
+    *,
+    deliveries: Sequence[Delivery],
+    folder: Path | None,
+    device: torch.device,
+    load: LoadFrom | None = None,
 ) -> WeightReceiver:
-    """Make the end of rollout rank `rank` in the planned deliveries."""
-    if any(rank in delivery.readers for delivery in deliveries if isinstance(delivery, DeviceDelivery)):
+    """Make the end of rollout rank `rank` in the planned deliveries; `load`: of an engine that cuts its weights."""
+    found = next((d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers), None)
+    if found is None:
+        return CopyReceiver(channel, rank, folder=folder)
+    if len(found.takers_of(rank)) == 1:
         return DeviceReceiver(channel, rank, device=device)
-    return CopyReceiver(channel, rank, folder=folder)
+    assert load is not None, "the engine is of one that cuts its weights"
+    return CutReceiver(channel, rank, load=load)
 
 
 @dataclasses.dataclass(slots=True)

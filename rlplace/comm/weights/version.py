@@ -90,6 +90,7 @@ class ReceivedWeights:
     partial: bool  # only some of the weights; the others stay as they are
     transports: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
     give_back: Callable[[bool], None] = lambda loaded: None  # memory of the receiver alone is not given back
+    loaded: bool = False  # by the processes of an engine, while it came: the tensors are those that are no weights
 
     def release(self, *, loaded: bool = True) -> None:
         """Let a later version overwrite the memory. Idempotent. `loaded`: this rank has the version now."""
@@ -154,17 +155,38 @@ class WeightReceiver(abc.ABC):
         return failed_sync("incomplete-weights", self._owner, what)
 
     def _damaged(self, version: int, writer: int, lacking: Sequence[int]) -> WeightSyncError:
-        what = f"what {owner_of('actor', writer)} wrote of version {version} is damaged"
-        return failed_sync("checksum-mismatch", self._owner, what, version=version, lacking=lacking)
+        return damaged_sync(self._owner, version, writer, lacking)
 
 
 def failed_sync(
-    code: str, key: str, what: str, *, why: str | None = None, version: int = -1, lacking: Sequence[int] = ()
+    code: str,
+    key: str,
+    what: str,
+    *,
+    why: str | None = None,
+    version: int = -1,
+    lacking: Sequence[int] = (),
+    emptied: bool = False,
 ) -> WeightSyncError:
-    """Describe a sync that failed at `key`; `lacking`: the rollout ranks without `version`."""
+    """Describe a sync that failed at `key`.
+
+    `lacking`: the rollout ranks without `version`. `emptied`: engines that cut their weights had begun to load them.
+    """
     without = f"without version {version} now: {ranks('rollout', lacking)}" if lacking else None
-    reasons = [reason for reason in (why, without, "the weights in use are unchanged") if reason]
+    left = "the weights in use are unchanged"
+    if emptied:
+        left = (
+            "engines over several accelerators may have no weights until the next sync, those of others are unchanged"
+        )
+    reasons = [reason for reason in (why, without, left) if reason]
     return WeightSyncError.about(code, key, what, why="; ".join(reasons))
+
+
+def damaged_sync(
+    key: str, version: int, writer: int, lacking: Sequence[int], *, emptied: bool = False
+) -> WeightSyncError:
+    what = f"what {owner_of('actor', writer)} wrote of version {version} is damaged"
+    return failed_sync("checksum-mismatch", key, what, version=version, lacking=lacking, emptied=emptied)
 
 
 def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:

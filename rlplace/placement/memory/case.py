@@ -212,7 +212,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 model=model,
                 block=engine,
                 sequence_length=length,
-                sync=DeviceSync.receiving(plan.deliveries),
+                sync=DeviceSync.receiving(plan.deliveries, config.actor.compute),
                 answers=-(-answers // plan.placement.world_size(component)) or None,
             )
         case TrainedConfig() as trained if config.kind == "mlp":
@@ -384,7 +384,7 @@ def _count_nccl(plan: Plan) -> Counter[int]:
     ]
     for delivery in plan.deliveries:
         if isinstance(delivery, DeviceDelivery) and len(delivery.group) > 1:
-            members += [at[component].node[rank] for component, rank in delivery.group]
+            members += [at[member.component].node[member.rank] for member in delivery.group]
     for node in members:
         if plan.topology.nodes[node].kind == "cuda":
             by_node[node] += nccl_shared()

@@ -173,7 +173,9 @@ class DeviceSync:
 
     buckets: bool = False  # two of them
     copy: bool = False  # of the weights, whole before it replaces those in use
+    windows: bool = False  # whole weights, of which an engine that cuts them loads its part
     group: bool = False  # a communicator with the others who broadcast, from the first sync on
+    number: int = _FLOAT32  # bytes of a number on its way
 
     @classmethod
     def sending(cls, deliveries: Iterable[Delivery]) -> DeviceSync:
@@ -181,21 +183,24 @@ class DeviceSync:
         return cls(buckets=bool(found), group=any(len(d.group) > 1 for d in found))
 
     @classmethod
-    def receiving(cls, deliveries: Iterable[Delivery]) -> DeviceSync:
-        """As the fullest rank does: one without an owner has buckets of its own, a consumer uses its owner's."""
+    def receiving(cls, deliveries: Iterable[Delivery], dtype: Dtype = "fp32") -> DeviceSync:
+        """As the fullest taker does: one without an owner has buckets of its own, a consumer uses its owner's."""
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(owner is None for d in found for owner in d.owners)
-        return cls(buckets=free, copy=bool(found), group=free)
+        whole = any(taker.part is None for d in found for taker in d.takers)
+        cut = any(d.cut for d in found)
+        return cls(buckets=free, copy=whole, windows=cut, group=free, number=DTYPE_BYTES[dtype])
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:
         """What a process costs by being there, with the communicator of the sync."""
         group = {Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0) + formulas.communicator(1)} if self.group else {}
         return {**process, **group}
 
-    def working(self, weights_bytes: int, loading: int = 0) -> int:
-        """During the sync of so many bytes; `loading`: what loading takes, when the buckets are gone."""
+    def working(self, weights_bytes: int, loading: int = 0, windows: int = 0) -> int:
+        """During the sync of so many bytes; `loading`: what loading takes, when the buckets are gone or beside them."""
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
-        return max(buckets, loading) + (weights_bytes if self.copy else 0)
+        beside = buckets + windows + loading if self.windows else 0
+        return max(buckets, loading, beside) + (weights_bytes if self.copy else 0)
 
     def stages(self, weights_bytes: int) -> dict[str, Bytes]:
         """What works in which stage, where that is anything."""
@@ -443,13 +448,13 @@ class EngineDemand:
         parts = model.parts(parallel) if block.sleep_level == 1 else []
         copies = [(part * number, layers * placed.accelerators_per_rank) for part, layers in parts]
         host = host_copies(placed, HostPart.SLEEP, off=copies)
-        if placed.accelerators_per_rank > 1:
+        if placed.accelerators_per_rank > 1 and not self.sync.windows:
             way = {HostPart.BUCKETS: formulas.cut_buckets(model)}
             host = {at: kept if at is _OFF else {**kept, **way} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
-                "sync": {Part.SYNC: self.sync.working(weights, anew)},
+                "sync": {Part.SYNC: self.sync.working(weights, anew, formulas.sync_windows(model, self.sync.number))},
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rlplace.checkpoints import MODEL_FILE_BYTES, STATE_FILE_BYTES
 from rlplace.config.schema import FrozenConfig, TrainedConfig
-from rlplace.placement.flow import CUT_BUCKET_BYTES, DEVICE_BUCKET_BYTES, SUMMED_AT_ONCE_BYTES
+from rlplace.placement.flow import CUT_BUCKET_BYTES, DEVICE_BUCKET_BYTES, SUMMED_AT_ONCE_BYTES, WINDOW_BYTES
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -205,6 +205,14 @@ def sync_buckets(weights: int) -> int:
     Accuracy: exact past the host, upper bound through it; readers past the host hold a second copy.
     """
     return 2 * min(weights, DEVICE_BUCKET_BYTES)
+
+
+def sync_windows(model: ModelShape, number: int) -> int:
+    """2 windows of whole weights, of 256 MiB or the largest weight: one comes, modules lack a part of the other.
+    Source: rlplace.comm.weights.device_sync.
+    Accuracy: upper bound.
+    """
+    return 2 * max(WINDOW_BYTES, model.largest_weight_elements * number)
 
 
 def cut_buckets(model: ModelShape) -> int:

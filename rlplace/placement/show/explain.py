@@ -177,10 +177,11 @@ def _delivered(plan: Plan, writer: int, reader: int) -> str:
     """Write how the part of the weights that one actor rank holds comes to one rollout rank."""
     delivery = next(d for d in plan.deliveries if reader in d.readers)
     if isinstance(delivery, DeviceDelivery):
-        owner = delivery.owner(reader)
-        if owner is None:
-            return "its part, broadcast to all"
-        return "all parts, shared on the accelerator" if owner == writer else f"its part, by way of actor rank {owner}"
+        owners = [delivery.owner(taker) for taker in delivery.takers_of(reader)]
+        if writer in owners:
+            return "all parts, shared on the accelerator"
+        ways = [f"by way of actor rank {owner}" for owner in owners if owner is not None]
+        return ", ".join(["its part", *ways, *["broadcast to all"][: None in owners]])
     node = plan.placement.locations("rollout").node[reader]
     if writer in delivery.near:
         return f"its part, written into the copy of node {node}"

@@ -297,7 +297,10 @@ def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
     """Return the routes, by name where each has one."""
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
-    copies = [_fields(d, "readers", "owners" if isinstance(d, DeviceDelivery) else "near") for d in plan.deliveries]
+    copies = [
+        _fields(d, "readers", *(("owners", "parts")[: 1 + d.cut] if isinstance(d, DeviceDelivery) else ("near",)))
+        for d in plan.deliveries
+    ]
     weights = {"source": "actor", "target": "rollout", "copies": copies}
     return {route.name: _fields(route, *_ROUTE) for route in plan.routes} | {"weights": weights}
 

@@ -49,10 +49,13 @@ from rlplace.workers.engines.contract import (
     require,
     vllm_problem,
 )
-from rlplace.workers.engines.weights import ExpectedWeights, SharedBucket, check_fit, in_buckets, merged
+from rlplace.workers.engines.vllm_loading import NothingLoaded, load_from, load_shards
+from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, check_fit, merged
+from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.devices import CudaDevice, Room
 
 if TYPE_CHECKING:
+    from rlplace.comm.weights.device_sync import DevicePush, LoadedParts
     from rlplace.workers.launch.devices import Device
 
 WEIGHTS, KV_CACHE = "engine weights", "KV cache"  # labels of the device's account
@@ -126,22 +129,35 @@ class VllmEngine:
         self.version = None  # until all are copied, this is no version
         items = merged(named, factors, self._adds_on)
         if self._settings.tensor_parallel > 1:
-            self._load_shards(items)
+            load_shards(self._vllm, items)
         else:
             self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
+        self._loaded(version)
+
+    def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
+        """Have each worker take part in a sync, for rollout rank `rank`, and load what is its own while it comes.
+
+        What comes along and is no weight is returned. Raises as `load`; WeightSyncError, ChannelTimeout.
+        """
+        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
+        shapes = {name: spec for spec in sync.assembly.layout.tensors for name in spec.names}
+        others = {name: shapes.pop(name) for name in (PROBE,) if name in shapes}
+        version, named = sync.push.version, self._expected.complete(shapes)
+        check_fit(named, self._expected.shapes, owner=self._owner, version=version)
+        again = {EMBEDDING: HEAD} if HEAD in named and HEAD not in shapes else {}
+        before, self.version = self.version, None  # until all are copied, this is no version
+        try:
+            loaded = load_from(self._vllm, sync, rank, deadline_s, again, [*others])
+        except NothingLoaded as error:
+            self.version = before
+            raise error.why from None
+        self._loaded(version)
+        return loaded
+
+    def _loaded(self, version: int) -> None:
         self._vllm.reset_prefix_cache(reset_running_requests=True)  # what was computed by the old weights is wrong now
         self._vllm.set_weight_version(str(version))
         self.version = version
-
-    def _load_shards(self, items: Iterable[tuple[str, Tensor]]) -> None:
-        """Have each worker, a process of its own, load its shards; never is the whole model on its way.
-
-        A call with the weights themselves would have vLLM pickle all of them, and each worker receive them all.
-        """
-        self._vllm.collective_rpc(_begin_reload)
-        for bucket in in_buckets(items):
-            self._vllm.collective_rpc(_reload, args=(bucket,))
-        self._vllm.collective_rpc(_end_reload)
 
     def submit(self, request: Request) -> None:
         require(self, self._owner, "generate", needs=Residency.FULL)
@@ -437,32 +453,6 @@ class CudaMemory(EngineMemory):
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _begin_reload(worker: Any) -> None:
-    """Begin what vLLM's `reload_weights` does at once: the steps of its own engines that take weights in parts."""
-    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-    initialize_layerwise_reload(worker.model_runner.get_model())
-
-
-def _reload(worker: Any, bucket: SharedBucket) -> None:
-    from vllm.config import set_current_vllm_config
-
-    with set_current_vllm_config(worker.vllm_config):
-        worker.model_runner.get_model().load_weights(bucket.open())
-
-
-def _end_reload(worker: Any) -> None:
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-    runner = worker.model_runner
-    with set_current_vllm_config(worker.vllm_config):
-        finalize_layerwise_reload(runner.get_model(), runner.model_config)
-    runner.reset_lora_state()
-    runner.reset_encoder_cache()
-    runner.reset_mm_cache()
 
 
 def _resize_cache(worker: Any, full: bool) -> None:

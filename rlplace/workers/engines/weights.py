@@ -19,6 +19,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, TextEngine, Weights
 
+Each = TypeVar("Each")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which every model computes for itself
 
@@ -115,7 +117,7 @@ class ExpectedWeights:
         """Number of weights, a tied one counted once."""
         return sum(math.prod(shape) for name, shape in self.shapes.items() if not (self.tied and name == HEAD))
 
-    def complete(self, weights: Weights) -> Weights:
+    def complete(self, weights: Mapping[str, Each]) -> Mapping[str, Each]:
         """Add a tied head under its own name: an engine that packs its head does not see that it is the embedding."""
         if self.tied and HEAD not in weights and EMBEDDING in weights:
             return {**weights, HEAD: weights[EMBEDDING]}
@@ -188,7 +190,16 @@ def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Ten
     return torch.frombuffer(pages, dtype=kind, count=math.prod(shape), offset=first).view(shape)
 
 
-def check_fit(given: Weights, expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int) -> None:
+class Shaped(Protocol):
+    """A tensor, or what describes one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_fit(
+    given: Mapping[str, Shaped], expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int
+) -> None:
     """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [f"{name} is not the model's" for name in sorted(given.keys() - expected.keys())]

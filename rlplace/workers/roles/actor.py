@@ -68,8 +68,9 @@ class Actor(TrainedWorker):
         """
         import torch
 
-        from rlplace.comm.weights.device_sync import DeviceSender, StoreAddress
+        from rlplace.comm.weights.device_sync import DeviceSender
         from rlplace.comm.weights.host_sync import WeightSender
+        from rlplace.comm.weights.rendezvous import StoreAddress
 
         context, sync = self.context, self.config.config.actor.sync
         deliveries = (context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"])

@@ -71,6 +71,7 @@ class RolloutWorker(RoleWorker):
             deliveries=self.config.deliveries if context.folder else (),  # else all ranks are threads without GPUs
             folder=context.folder,
             device=torch.device(context.device.torch_name),
+            load=getattr(engine, "load_from", None),
         )
         self._opened.callback(self._receiver.close)
         scale = actor.lora_alpha / actor.lora_rank if actor.sync.mode == "lora" and actor.lora_rank else None
@@ -93,7 +94,8 @@ class RolloutWorker(RoleWorker):
             self._probe.take(received.tensors)
         with self._kept.completed(received) as (weights, factors):
             pulled = time.perf_counter()
-            self.engine.load(weights, version, factors)
+            if not received.loaded:
+                self.engine.load(weights, version, factors)
         loaded, pulled_bytes = time.perf_counter(), sum(received.transports.values())
         return {
             "rollout/pull_s": Metric(loaded - began, "max"),

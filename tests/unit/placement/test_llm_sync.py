@@ -67,7 +67,15 @@ def test_the_other_transports_go_over_a_buffer_of_the_node(kind: str, sync: dict
     assert in_sync(ledger, 3, "rollout") == EMBEDDING
 
 
-def test_engines_ahead_and_engines_of_several_gpus_take_their_weights_from_the_host() -> None:
+def test_an_engine_over_several_gpus_takes_windows_and_never_a_second_copy() -> None:
+    layout, ledger = planned(config(rollout="0-3:0-1"))
+    assert layout.deliveries == (DeviceDelivery(readers=(0, 1), owners=(0, 1, None, None), actors=2, parts=(2, 2)),)
+    anew = EMBEDDING // 2  # of what the engine makes anew
+    assert in_sync(ledger, 1, "rollout") == in_sync(ledger, 3, "rollout") == BUCKETS + 2 * EMBEDDING + anew
+    assert not any(HostPart.BUCKETS in kept for f in ledger.footprints["rollout"] for kept in f.host.values())
+
+
+def test_engines_ahead_take_their_weights_from_the_host() -> None:
     written = config()
     ahead = dataclasses.replace(
         written,
@@ -76,8 +84,7 @@ def test_engines_ahead_and_engines_of_several_gpus_take_their_weights_from_the_h
         ),
         algorithm=dataclasses.replace(written.algorithm, max_staleness=1),
     )
-    for asked in (ahead, config(rollout="0-3:0-1")):
-        assert planned(asked)[0].deliveries == (Delivery(readers=(0, 1), near=(0, 1)),)
+    assert planned(ahead)[0].deliveries == (Delivery(readers=(0, 1), near=(0, 1)),)
 
 
 def test_factors_have_a_buffer_of_their_own_and_need_no_merging() -> None:

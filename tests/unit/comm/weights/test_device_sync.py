@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 
 from rlplace.comm.weights.device_group import open_shared, share
-from rlplace.comm.weights.device_sync import SyncRendezvous
+from rlplace.comm.weights.rendezvous import SyncRendezvous
 from rlplace.errors import ChannelTimeout, WeightSyncError
 
 PATIENCE_S = 60.0

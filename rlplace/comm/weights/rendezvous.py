@@ -1,0 +1,131 @@
+"""The store where the members of a sync between accelerators meet.
+
+::
+
+    each member    here ─▶ waits for the others ─▶ verdict: the first to write it decides, "go" or which are missing
+    later          notes between members: what is shared, what has been taken, which version each has
+
+It has no password: what is read from it is parsed as text, numbers and handles of CUDA, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # `torch.distributed` has them, its types do not
+
+from rlplace.comm.weights.version import failed_sync
+from rlplace.errors import ChannelTimeout
+
+_GO = "go"
+_LEAST_S = 0.001
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAddress:
+    """Address of a TCPStore that a member, or a process that outlives them, serves."""
+
+    host: str
+    port: int
+
+    def connect(self, timeout_s: float) -> Store:
+        """Open a store of this member's own: a wait of one member blocks no other. RuntimeError if none listens."""
+        return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+class SyncRendezvous:
+    """One member's end; used by one thread."""
+
+    def __init__(self, store: Store, me: str) -> None:
+        self.me = me
+        self.store: Any = PrefixStore("weights", store)  # its types know no bytes
+        self._round = -1
+        self._notes: list[list[str]] = [[], [], []]  # keys of this round, the one before, the one before that
+
+    def join(self, round: int, word: str, members: Sequence[str], *, deadline_s: float) -> list[str]:
+        """Return the words of all members, in their order, once all are here.
+
+        Raises ChannelTimeout with the members that did not come, WeightSyncError with the reason of another member;
+        then no member goes on.
+        """
+        began = time.monotonic()
+        self._enter(round)
+        self.note(f"here/{self.me}", word.encode())
+        keys = [self._key(f"here/{member}") for member in members]
+        absent = ""
+        if not self._come(keys, deadline_s):
+            absent = ", ".join(m for m in members if not self.store.check([self._key(f"here/{m}")]))
+        verdict = self._decide(f"{absent} did not come" if absent else _GO)
+        if absent and verdict != _GO:
+            raise ChannelTimeout.about(
+                "channel-timeout",
+                "weights",
+                f"{self.me} waited {time.monotonic() - began:.1f} s for {absent} to take part in the sync",
+                why="device tensors go to all ranks at once, so no rank went on; the weights in use are unchanged",
+                fix="find out why they stopped, or raise the deadline if they are really this slow",
+            )
+        if verdict != _GO:
+            raise failed_sync("incomplete-weights", self.me, f"the sync did not take place: {verdict}")
+        return [found.decode() for found in self.store.multi_get(keys)]
+
+    def refuse(self, round: int, why: str, absent: Sequence[str]) -> None:
+        """Keep the round from going on, unless it does already; none of its members waits for those that are absent."""
+        self._enter(round)
+        verdict = f"{self.me} {why}"
+        for member in absent if self._decide(verdict) == verdict else ():
+            self.note(f"here/{member}", b"")
+
+    def note(self, about: str, what: bytes) -> None:
+        key = self._key(about)
+        self._notes[0].append(key)
+        self.store.set(key, what)
+
+    def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
+        """Wait for the note of `source`; ChannelTimeout names it."""
+        began, key = time.monotonic(), self._key(about)
+        if not self._come([key], deadline_s):
+            what = f"{self.me} waited {time.monotonic() - began:.1f} s for {source}: {about}"
+            why = f"{source} stopped or died in the middle of a sync; the weights in use are unchanged"
+            raise ChannelTimeout.about("channel-timeout", "weights", what, why=why)
+        found: bytes = self.store.get(key)
+        return found
+
+    def version_of(self, member: str) -> int:
+        """Return the newest version that a member has; -1 before the first."""
+        key = f"has/{member}"
+        return int(self.store.get(key)) if self.store.check([key]) else -1
+
+    def set_version(self, version: int) -> None:
+        self.store.set(f"has/{self.me}", str(version))
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _enter(self, round: int) -> None:
+        if round != self._round:
+            self._round = round
+            for key in self._notes.pop():
+                self.store.delete_key(key)
+            self._notes.insert(0, [])
+
+    def _key(self, about: str) -> str:
+        return f"{self._round}/{about}"
+
+    def _decide(self, verdict: str) -> str:
+        key = self._key("verdict")
+        self._notes[0].append(key)
+        found: bytes = self.store.compare_set(key, "", verdict)
+        return found.decode()
+
+    def _come(self, keys: list[str], deadline_s: float) -> bool:
+        """Wait for all of them; False at the deadline."""
+        left = timedelta(seconds=max(_LEAST_S, deadline_s - time.monotonic()))
+        try:
+            self.store.wait(keys, left)
+        except dist.DistStoreError:
+            return False
+        return True

@@ -1,0 +1,126 @@
+"""Weights into the workers of a vLLM engine that are processes of their own: each loads its part, by vLLM's own steps.
+
+::
+
+    from the host           engine writes a bucket ─▶ every worker loads its part of it ─▶ the next bucket
+    from actor ranks        every worker takes part in the sync, window by window, on its own accelerator
+
+Functions whose first argument is `worker` run in each worker, through `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rlplace.comm.weights.device_sync import DevicePush, LoadedParts, PartTaker
+from rlplace.workers.engines.weights import SharedBucket, in_buckets
+
+
+def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
+    """Have each worker load its shards; never is the whole model on its way.
+
+    A call with the weights themselves would have vLLM pickle all of them, and each worker receive them all.
+    """
+    engine.collective_rpc(_begin_reload)
+    for bucket in in_buckets(items):
+        engine.collective_rpc(_reload, args=(bucket,))
+    engine.collective_rpc(_end_reload)
+
+
+class NothingLoaded(Exception):
+    """A sync failed before any worker had begun to load: they have what they had."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+def load_from(
+    engine: Any, sync: DevicePush, rank: int, deadline_s: float, again: Mapping[str, str], others: Sequence[str]
+) -> LoadedParts:
+    """Have each worker take part in a sync, for rollout rank `rank`, and load its part.
+
+    `again`: further names of weights; `others`: tensors that are no weights. Raises NothingLoaded; WeightSyncError or
+    ChannelTimeout where a worker had begun.
+    """
+    parts: list[_PartLoaded] = engine.collective_rpc(_take_part, args=(sync, rank, deadline_s, again, others))
+    if errors := [part.error for part in parts if part.error is not None]:
+        raise errors[0] if any(part.begun for part in parts) else NothingLoaded(errors[0])
+    size = sum(spec.size_bytes for spec in sync.assembly.layout.tensors)
+    moved = collections.Counter[str]()
+    for part in parts:
+        moved[part.transport] += size
+    return LoadedParts(transports=moved, others=parts[0].others)
+
+
+# ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _begin_reload(worker: Any) -> None:
+    """Begin what vLLM's `reload_weights` does at once: the steps of its own engines that take weights in parts."""
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    initialize_layerwise_reload(worker.model_runner.get_model())
+
+
+def _reload(worker: Any, bucket: SharedBucket) -> None:
+    _load_some(worker, bucket.open())
+
+
+def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(worker.vllm_config):
+        worker.model_runner.get_model().load_weights(weights)
+
+
+class _PartLoaded(NamedTuple):
+    """What came of a sync in one worker. An error is returned: after one that is raised, vLLM mixes up its answers."""
+
+    transport: str
+    begun: bool  # what it had before is gone
+    others: dict[str, Tensor]
+    error: Exception | None = None
+
+
+def _take_part(
+    worker: Any, sync: DevicePush, rank: int, deadline_s: float, again: Mapping[str, str], others: Sequence[str]
+) -> _PartLoaded:
+    if not hasattr(worker, "part_taker"):
+        left_s = max(1.0, deadline_s - time.monotonic())
+        worker.part_taker = PartTaker(rank, worker.rank, device=worker.device, timeout_s=left_s)
+    found: dict[str, Tensor] = {}
+    begun, error = False, None
+    with contextlib.closing(worker.part_taker.take(sync, deadline_s)) as windows:
+        try:
+            for window in windows:
+                if not begun:
+                    _begin_reload(worker)
+                    begun = True
+                found |= {name: window.pop(name).cpu() for name in others if name in window}
+                _load_some(worker, [*window.items(), *((again[n], w) for n, w in window.items() if n in again)])
+            if begun:
+                _end_reload(worker)
+        except Exception as raised:  # noqa: BLE001  # raised by the engine
+            error = raised
+    if begun and error is not None:
+        _end_reload(worker)  # the next one begins anew
+    return _PartLoaded(worker.part_taker.transport(sync), begun, found, error)
+
+
+def _end_reload(worker: Any) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    runner = worker.model_runner
+    with set_current_vllm_config(worker.vllm_config):
+        finalize_layerwise_reload(runner.get_model(), runner.model_config)
+    runner.reset_lora_state()
+    runner.reset_encoder_cache()
+    runner.reset_mm_cache()

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import errno
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Self
 
 _NEAR = 0.75  # how like each other a misspelt part of a name and the right one are, of 1
 _JOINED = 0.9  # the same of names with other numbers of parts
+COMMAND_LINE = "command line: "  # begins the source of what is no file's, before the word
+_FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}\(.*\))?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,38 @@ class Problem:
             got += f"     ({self.source})" if self.source else ""
             start, end = self.span or (0, 0)
             got += "" if self.span is None else "\n" + " " * start + "^" * max(1, end - start)
-        rows = (("got", got), (" at", at), ("why", self.why), ("fix", self.fix))
+        rows = (("got", got), (" at", at), ("why", self.why), ("fix", self.pasted))
         below = [f"    {label}: " + text.replace("\n", "\n" + " " * 9) for label, text in rows if text is not None]
         return "\n".join([f"{f'{self.key}: {self.what}':<74} [{self.code}]", *below])
+
+    @property
+    def pasted(self) -> str | None:
+        """The fix as it can be pasted: lines of a config, or words of the command line where it gave the value."""
+        if self.fix is None or self.source is None or not self.source.file.startswith(COMMAND_LINE):
+            return self.fix
+        return "\n".join(_as_word(self.key, line) for line in self.fix.split("\n"))
+
+
+def _as_word(key: str, line: str) -> str:
+    """Write a line of a config, `last part of the key: value` or `path: value`, as a word of a command line.
+
+    Other lines stay as they are; so does a line of the config that is no YAML for one key.
+    """
+    whole = key.partition("[")[0]  # a list is given whole
+    match = _FIX.fullmatch(line)
+    if match is None:
+        return line
+    lead, name, value, remark = match.groups("")
+    path = whole if f".{whole}".endswith(f".{name}") else name
+    plain = value[0] not in "[{\"'<"
+    if ("." not in path and path != whole) or (plain and ": " in value):
+        return line
+    if "<" in value or "..." in value:  # to be filled in
+        return f"{lead}{path}={value}{remark}"
+    if plain and not re.fullmatch(r"[\w/.:+%*@ -]+", value):
+        value = f'"{value}"'
+    remark = "" if "a line without indent" in remark else remark
+    return f"{lead}{shlex.quote(f'{path}={value}')}{remark}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

@@ -21,7 +21,8 @@ from typing import Any
 from rlplace.checkpoints import write_whole
 from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
-from rlplace.config.validate import MOST_WHOLE, SWITCHES
+from rlplace.config.read import MOST_WHOLE
+from rlplace.config.validate import SWITCHES
 from rlplace.errors import ConfigError, OutputError, did_you_mean, suggestion
 from rlplace.trained import Trained, find_trained
 

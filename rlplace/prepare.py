@@ -8,6 +8,7 @@ Modules that need numpy or torch are imported inside functions: a plan is checke
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import os
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.compose import Composed
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.model_folder import no_folder
-from rlplace.config.read import read_config, with_folder
+from rlplace.config.read import TAGS, try_config, value_at, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job
-from rlplace.errors import ConfigError, Problem, ProblemsError, Source, source_of
+from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
 from rlplace.models.families import why_not_trained
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of
@@ -36,6 +38,7 @@ from rlplace.workers.roles.checks import check_scorers, check_variant, critic_pr
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
 _JOBS_FOLDERS = "working_dir_files"  # where Ray puts what a job is submitted with
+_NOT_PLACING = ("env", "rollout", "actor", "runner", "checkpoint", "faults", "memory")  # blocks that place nothing
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
 
 
@@ -81,7 +84,10 @@ def prepare(
     ConfigError, PlacementError or ClusterError with every problem.
     """
     places = sources or {}
-    config = with_folder(read_config(mapping, places), places)
+    read, wrong = try_config(mapping, places)
+    if read is None or wrong:
+        raise ConfigError([*wrong, *_misplaced(mapping, wrong, places)])
+    config = with_folder(read, places)
     topology = declared_topology(config.cluster, places)
     problems = check_env(config, places)
     try:
@@ -109,6 +115,31 @@ def prepare(
         words=words,
         not_run=tuple(problems),
     )
+
+
+def _misplaced(
+    mapping: Mapping[str, Any], wrong: Sequence[Problem], sources: Mapping[str, Source]
+) -> Iterator[Problem]:
+    """Report wrong texts of the placement too, where what is wrong in the config has no say in it."""
+    left: dict[str, Any] = copy.deepcopy(dict(mapping))
+    for problem in wrong:
+        key = problem.key.partition("[")[0]
+        above, _, name = key.rpartition(".")
+        apart = key.partition(".")[0] in _NOT_PLACING if above else "did you mean" not in problem.what
+        placing = key in TAGS or "cluster." in (problem.fix or "")
+        block = value_at(left, above) if above else left
+        if placing or not apart or not isinstance(block, dict) or name not in block:
+            return
+        del block[name]
+    config, more = try_config(left, sources)
+    if config is None or more:
+        return
+    try:
+        make_plan(config, declared_topology(config.cluster, sources), sources)
+    except PlacementError as error:
+        yield from (problem for problem in error.problems if problem.key.startswith(f"{PLACEMENT}."))
+    except (ConfigError, ClusterError):
+        return
 
 
 def _errors(problems: Sequence[Problem]) -> list[Problem]:

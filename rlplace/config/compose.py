@@ -29,6 +29,7 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
+from rlplace.config.keys import takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.read import value_at, word_meant
 from rlplace.config.yaml_text import (
@@ -40,7 +41,7 @@ from rlplace.config.yaml_text import (
     scalars,
     show,
 )
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of, suggestion
+from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()  # in a clone, a link to the folder beside the package
 # Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
@@ -157,7 +158,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
                 parsed = OverridesParser.create().parse_overrides(overrides)
                 (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
             flags = [word for word in argv if word not in (*line.overrides, "-m", "--multirun")]
-            found = [_composed(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
+            found = [_composed_anyhow(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
             given = [[w for w in job if not w.startswith("hydra.")] if line.swept else line.overrides for job in jobs]
             return [dataclasses.replace(c, words=(*flags, *g)) for c, g in zip(found, given, strict=True)]
     except ConfigError:
@@ -182,6 +183,19 @@ def with_defaults(file: Path) -> Composed | None:
         return None
 
 
+def _composed_anyhow(name: str | None, overrides: list[str]) -> Composed:
+    """Compose a config even where an override puts a block in place of a list: the reader explains it."""
+    try:
+        return _composed(name, overrides)
+    except HydraException as error:
+        match = re.match(r"Error merging override \+\+([\w.]+)=", str(error))
+        word = next((word for word in overrides if match and word.startswith(f"++{match[1]}=")), None)
+        if match is None or word is None:
+            raise
+        at = overrides.index(word)
+        return _composed_anyhow(name, [*overrides[:at], f"~{match[1]}", word, *overrides[at + 1 :]])
+
+
 def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -> Composed:
     assert name is not None, "checked above"
     config = compose(name, overrides, return_hydra_config=True)
@@ -199,7 +213,7 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
     for key, override in zip(given, run.overrides.task, strict=True):
         if key not in parts:
             sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
-            sources[key] = source = Source(file=f"command line: {override.removeprefix('++')}")
+            sources[key] = source = Source(file=COMMAND_LINE + override.removeprefix("++"))
             while key := key.rpartition(".")[0]:
                 sources.setdefault(key, source)
     try:
@@ -362,8 +376,11 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
             what, why = "is a sweep over several values", "range(), choice(), glob() and the like mean one run for each"
             raise ConfigError.of("override-is-sweep", key, what, word, why, "add --multirun, or write one value")
         what = "a comma on the command line means a sweep over several values"
-        why = "Hydra splits at the comma; write a list to mean one value with several pieces"
-        raise ConfigError.of("override-is-sweep", key, what, word, why, f"{key}=[{value}]")
+        why, fix = "Hydra splits at the comma, and each value is a run of its own", f"-m {word}"
+        if takes_list(key):
+            why = "Hydra splits at the comma; write a list to mean one value with several pieces"
+            fix = f"{key}=[{value}]"
+        raise ConfigError.of("override-is-sweep", key, what, word, why, fix)
     if key == MODEL:
         why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
         fix = f"model@actor.model={value}"
@@ -399,7 +416,7 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     """Convert an error of Hydra or OmegaConf to the standard format."""
     if isinstance(error, OverrideParseException):
-        return _not_an_override(error.override)
+        return _not_an_override(error.override, line.overrides)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_part(error, line)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
@@ -453,12 +470,17 @@ def _check_is_block(line: CommandLine) -> None:
             raise ConfigError.of("bad-config", line.file.name, "is a list, not a block of keys", None, why, fix)
 
 
-def _not_an_override(word: str) -> ConfigError:
+def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     """Explain an override that Hydra's grammar does not read; quote lists of numbers, such as 0-3,5-7 in braces."""
     quoted = re.sub(r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word)
     if word != (plain := _DASHES.sub("-", word)):
         why = "it has a dash where a hyphen is meant, as word processors and chats write it"
         return ConfigError.of("bad-config", word.partition("=")[0], "cannot read the override", word, why, plain)
+    rest = words[words.index(word) :] if word in words else [word]
+    joined = next((text for n in range(2, len(rest) + 1) if _closes(text := " ".join(rest[:n]))), None)
+    if not _closes(word) and joined is not None:
+        what, why = "the shell has split it at a blank", "what has blanks is quoted there"
+        return ConfigError.of("bad-config", word.partition("=")[0], what, word, why, shlex.quote(joined))
     fix = "quote text with commas, and close brackets and braces"
     if quoted != word:
         with contextlib.suppress(OverrideParseException):
@@ -473,6 +495,10 @@ def _not_an_override(word: str) -> ConfigError:
         "inside braces, commas separate entries; a value with a comma is quoted there",
     )
     return ConfigError.of("bad-config", word.partition("=")[0].lstrip("+~"), what, word, why, fix)
+
+
+def _closes(text: str) -> bool:
+    return all(text.count(a) == text.count(b) for a, b in ("{}", "[]"))
 
 
 def _not_resolved(error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]) -> ConfigError:

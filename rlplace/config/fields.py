@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 ModelKind = Literal["mlp", "causal_lm"]  # what the actor trains
@@ -72,3 +73,23 @@ def block_in(hint: object) -> type | None:
 def tag_of(block: type) -> str:
     """Return the `kind` that tells a block from its alternatives."""
     return str(next(f.default for f in dataclasses.fields(block) if f.name == "kind"))
+
+
+def block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
+    """Return the block of a path of keys; behind a key of several blocks, "<kind>" says which it is."""
+    others: tuple[type, ...] = ()
+    for step in path:
+        if str(step).startswith("<"):
+            block = next((other for other in others if f"<{tag_of(other)}>" == step), block)
+            continue
+        fields = fields_of(block, kind)
+        below = blocks_in(fields[step][1]) if isinstance(step, str) and step in fields else ()
+        others = below if len(below) > 1 else ()
+        block = next(iter(below), block)
+    return block
+
+
+def block_below(block: type, kind: ModelKind, step: int | str) -> type:
+    """Return the block of a key; an index or a name of the user's own leads to a block of the same type."""
+    fields = fields_of(block, kind)
+    return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block

@@ -13,21 +13,31 @@ import json
 import math
 import os
 import re
-import shlex
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rlplace.config.fields import Field, ModelKind, block_in, blocks_in, default_of, fields_of, tag_of
+from rlplace.config.fields import (
+    Field,
+    ModelKind,
+    block_at,
+    block_below,
+    block_in,
+    blocks_in,
+    default_of,
+    fields_of,
+    tag_of,
+)
+from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
 from rlplace.config.model_folder import GET, model_folder, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
 from rlplace.config.own import block_of_name
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
-from rlplace.errors import ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
+from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -45,9 +55,8 @@ TAGS: Mapping[str, Mapping[str, ModelKind]] = {
     "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
 }
 MODEL_KEYS = ("path", "model_type")  # either is in every language model
-_PLACEMENT = "cluster.component_placement"
-_KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
 _OWN = "package.module:Class"  # an adapter of the user's
+MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
 _CHANGES_TRAINING = ("lora_rank", "lora_alpha", "lora_targets")  # a policy of simulators is trained whole
 _ENV_STEPS = "runner.total_env_steps"
 
@@ -134,19 +143,9 @@ class Found:
     ) -> None:
         got = got if value is _NOTHING else show(value)
         source = source_of(key, self.sources)
-        if fix is not None and source is not None and source.file.startswith("command line: "):
-            fix = _as_word(key, fix)
         problem = Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)
         if problem not in self.problems:
             self.problems.append(problem)
-
-
-def _as_word(key: str, fix: str) -> str:
-    """Write the line `last part of the key: value` of a config as a word of a command line; other fixes as they are."""
-    whole = key.partition("[")[0]  # a list is given whole
-    name, _, value = fix.partition(": ")
-    line = "\n" not in fix and "        (" not in fix and name == whole.rpartition(".")[2]
-    return shlex.quote(f"{whole}={value}") if line and value else fix
 
 
 def _of_kind(
@@ -197,15 +196,17 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
     path = [step for step in wrong["loc"] if not str(step).startswith("<")]  # without the alternatives of a type
     key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".") or "config"
     leaf, value = key.rpartition(".")[2], wrong["input"]
-    above = _block_at(block, kind, wrong["loc"][:-1])
+    above = block_at(block, kind, wrong["loc"][:-1])
     if wrong["type"] == "missing":
         field, _ = fields_of(above, kind)[str(path[-1])]
-        fix = "defaults: [hybrid_ppo, _self_]        (or your own block)" if leaf == "component_placement" else None
+        fix = f"{leaf}: <a value>"
+        if leaf == "component_placement":
+            fix = "defaults: [hybrid_ppo, _self_]        (or your own block)"
         found.reject("missing-key", key, "is required", why=field.metadata.get("doc"), fix=fix)
     elif wrong["type"] in ("extra_forbidden", "invalid_key"):  # invalid: a number, or a word that YAML reads as one
         _unknown(leaf, value, key, fields_of(above, kind), _place_of(key, fields_of(above, kind), kind), written, found)
     elif wrong["type"] == "model_type":
-        below = _block_below(above, kind, path[-1]) if path else above
+        below = block_below(above, kind, path[-1]) if path else above
         if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, kind):
             beside = functools.reduce(lambda of, step: of[step], path[:-1], written)
             names = [name for name in beside if name not in fields_of(below, kind)]
@@ -219,10 +220,28 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
             found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
     else:
         context = wrong["ctx"]
-        fits = None if context["fix"] is None else f"{leaf}: {context['fix']}"
-        if fits is not None and isinstance(path[-1], int):  # the line has the whole list
-            fits = _whole_list(path, context["fix"], written)
+        item = isinstance(path[-1], int)  # the line has the whole list
+        text = context["fix"] or _such_as(above, kind, wrong["loc"], context)
+        fits = text and (_whole_list(path, text, written) if item else f"{leaf}: {text}")
         found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
+
+
+def _such_as(block: type, kind: ModelKind, path: Sequence[int | str], wrong: Mapping[str, Any]) -> str | None:
+    """Say in <...> what a key takes, with its usual value where it has one: nobody knows which is meant."""
+    name = str(next(step for step in reversed(path) if isinstance(step, str) and not step.startswith("<")))
+    if name not in (fields := fields_of(block, kind)):
+        return None
+    what, why = wrong["what"].removeprefix("expected "), wrong["why"] or ""
+    if wrong["what"].startswith("must be "):
+        what = "a value " + what.removeprefix("must be ").partition(f" and <= {MOST_WHOLE}")[0]
+    elif why.startswith("choices: "):
+        return f"<one of {why.removeprefix('choices: ')}>"
+    elif what == wrong["what"]:
+        what = "a value"
+    field, _ = fields[name]
+    usual = "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, kind)
+    plain = isinstance(usual, (int, float, str)) and not isinstance(usual, bool) and usual != ""
+    return f"<{what}, such as {quote(usual)}>" if plain else f"<{what}>"
 
 
 def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
@@ -231,32 +250,12 @@ def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
     return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
 
 
-def _block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
-    """Return the block of a path of keys; behind a key of several blocks, "<kind>" says which it is."""
-    others: tuple[type, ...] = ()
-    for step in path:
-        if str(step).startswith("<"):
-            block = next((other for other in others if f"<{tag_of(other)}>" == step), block)
-            continue
-        fields = fields_of(block, kind)
-        below = blocks_in(fields[step][1]) if isinstance(step, str) and step in fields else ()
-        others = below if len(below) > 1 else ()
-        block = next(iter(below), block)
-    return block
-
-
-def _block_below(block: type, kind: ModelKind, step: int | str) -> type:
-    """Return the block of a key; an index or a name of the user's own leads to a block of the same type."""
-    fields = fields_of(block, kind)
-    return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block
-
-
 def _unknown(
     name: str, value: object, key: str, fields: Mapping[str, Field], place: str | None, written: Any, found: Found
 ) -> None:
     """Report an unknown key. `place`: the path of the key that is meant, None where that is not known."""
     above, why = key.rpartition(".")[0], "known keys here: " + ", ".join(fields)
-    meant = fix = None
+    meant, fix = None, f"one of the known keys in place of {name}, or leave it out"
     if place is not None:
         block, _, near = place.rpartition(".")
         meant, fix = place.removeprefix(f"{above}."), f"{near}: {show(value)}"
@@ -264,13 +263,13 @@ def _unknown(
             fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
         elif block != above or _stands(written, place):
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
-        if str(found.sources.get(key, "")).startswith("command line"):
+        if str(found.sources.get(key, "")).startswith(COMMAND_LINE):
             fix = f"{place}={show(value)}"
     elif name in TENSOR_PARALLEL and (line := _with_slices(above, value, written)) is not None:
         why, fix = "it says where a component is, so it stands in component_placement", line
     elif re.split("_", name)[0] in SPLITS:
-        why = NO_SUCH
-    elif places := [place for place in _places(name) if place != key]:
+        why, fix = NO_SUCH, f"leave out {name}"
+    elif places := [place for place in places_of(name) if place != key]:
         why = f"there are {', '.join(places)}"
     elif name in KEYS:
         why = f"it may be {KEYS[name].lstrip('.')}"
@@ -286,14 +285,15 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
     ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
     if ours is not None:
         place = role + ours if ours.startswith(".") else ours
-        if place in _all_places(kind):
+        if place in all_places(kind):
             return place
-    if (near := did_you_mean(name, fields)) is not None:
+    begun = [field for field in fields if field.startswith(name)]
+    if (near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)) is not None:
         return f"{above}.{near}".removeprefix(".")
-    same = [place for place in _all_places(kind) if place.rpartition(".")[2] == name and place != key]
+    same = [place for place in all_places(kind) if place.rpartition(".")[2] == name and place != key]
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
-        below = {p.rpartition(".")[2]: p for p in _all_places(kind) if p.startswith(f"{above}.")}
+        below = {p.rpartition(".")[2]: p for p in all_places(kind) if p.startswith(f"{above}.")}
         beside = [below[near]] if above and (near := did_you_mean(name, below)) is not None else []
     return beside[0] if len(beside) == 1 else None
 
@@ -301,8 +301,8 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
 @functools.cache
 def word_meant(name: str, value: str) -> str | None:
     """Return key=value for a name that may be a key's whole path, its last part or another name of it."""
-    for kind in _KINDS:
-        places = _all_places(kind)
+    for kind in KINDS:
+        places = all_places(kind)
         found = name if name in places else _place_of(name, fields_of(Config, kind), kind)
         if found is not None and not any(place.startswith(f"{found}.") for place in places):  # no block
             above, _, last = found.rpartition(".")
@@ -311,39 +311,23 @@ def word_meant(name: str, value: str) -> str | None:
     return None
 
 
-def _all_places(kind: ModelKind) -> tuple[str, ...]:
-    """Return the path of every key of a config."""
-
-    def inside(block: type, above: str) -> Iterator[str]:
-        for name, (_, hint) in fields_of(block, kind).items():
-            yield f"{above}{name}"
-            for below in blocks_in(hint):
-                yield from inside(below, f"{above}{name}.")
-
-    return tuple(dict.fromkeys(inside(Config, "")))
-
-
-def _places(name: str) -> list[str]:
-    return list(dict.fromkeys(p for kind in _KINDS for p in _all_places(kind) if p.rpartition(".")[2] == name))
-
-
 def _with_slices(component: str, size: object, written: Any) -> str | None:
     """Return the line that places a component so that each copy of its model has `size` accelerators."""
-    placed = value_at(written, f"{_PLACEMENT}.{component}")
+    placed = value_at(written, f"{PLACEMENT}.{component}")
     if placed is None or not isinstance(size, int):
         return None
     block = {**(placed if isinstance(placed, Mapping) else {"placement": placed}), "tensor_parallel_size": size}
-    return f"{_PLACEMENT}.{component}: {show(block)}        (a line without indent, in place of {component}.*)"
+    return f"{PLACEMENT}.{component}: {show(block)}        (a line without indent, in place of {component}.*)"
 
 
 def _spread(mapping: dict[str, Any]) -> None:
     """Give `actor.micro_batch: 4` at the top its place in the blocks; it counts as an override does."""
     for path in [
-        path for path in mapping if "." in str(path) and str(path).partition(".")[0] in _all_places("causal_lm")
+        path for path in mapping if "." in str(path) and str(path).partition(".")[0] in all_places("causal_lm")
     ]:
         value, keys = mapping.pop(path), mapping
-        above, _, component = path.partition(f"{_PLACEMENT}.")
-        steps = [*_PLACEMENT.split("."), component] if component and not above else path.split(".")
+        above, _, component = path.partition(f"{PLACEMENT}.")
+        steps = [*PLACEMENT.split("."), component] if component and not above else path.split(".")
         for step in steps[:-1]:
             keys[step] = keys = keys[step] if isinstance(keys.get(step), dict) else {}
         old = keys.get(steps[-1])
@@ -415,7 +399,7 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
 
 def _has_text_keys(mapping: Mapping[str, object]) -> bool:
     """Whether a block has keys that only jobs with a language model have."""
-    only = {*_all_places("causal_lm")} - {*_all_places("mlp")}
+    only = {*all_places("causal_lm")} - {*all_places("mlp")}
     blocks = {name: block for name, block in mapping.items() if isinstance(block, Mapping)}
     return any(f"{name}.{key}" in only for name, block in blocks.items() for key in block)
 
@@ -464,6 +448,7 @@ def _drop(mapping: Mapping[str, object], path: str) -> None:
 def _replace_renamed(new: dict[str, Any], found: Found) -> None:
     """Write new keys for old ones; each is a problem."""
     written: dict[str, object] = {}
+    meant: dict[str, object] = {}
     doubled: dict[str, str] = {}
     joined = {old for old in moved() if old.endswith(".adam") and isinstance(value_at(new, moved()[old][0]), dict)}
     for old, (path, _) in moved().items():
@@ -475,6 +460,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 value = _iterations(value, new)
             elif old == "model":
                 value = {"kind": "causal_lm"} | (value if isinstance(value, dict) else {})
+            meant[old] = value
             if ".optimizer." in path:
                 _drop(new, path)  # the line of the fix has the whole block, with this value
             elif not isinstance(value_at(new, path), (dict, NoneType)):
@@ -486,6 +472,8 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         name = key.rpartition(".")[2] if "." in old else key
         beside = " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
         fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
+        if (source := source_of(old, found.sources)) is not None and source.file.startswith(COMMAND_LINE):
+            fix = f"{path}: {show(meant[old])}"  # a block joins the one of the file
         found.reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
     algorithm = new.get("algorithm")
     if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from rlplace.config.fields import ModelKind, default_of, fields_of, tag_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
-from rlplace.config.read import MODEL_KEYS, TAGS
+from rlplace.config.read import MODEL_KEYS, MOST_WHOLE, TAGS
 from rlplace.config.schema import AlgorithmName, Config
 from rlplace.config.yaml_text import show
 from rlplace.errors import suggestion
@@ -43,7 +43,6 @@ SWITCHES = {
 _PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
 _RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
 SHARE_OR_BYTES = "share or bytes"
-MOST_WHOLE = (1 << 63) - 1
 MOST_SIZE = 1 << 60  # of anything here; a larger one is a mistake
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
 _BOUNDS = {  # rule of a field -> its annotation, its sign, the error of pydantic
@@ -190,6 +189,8 @@ def _listed(item: Any, value: object) -> object:
             near = [meant for word in named if (meant := meant_word(word, words))]
             fix = f"[{', '.join(near)}]" if len(near) == len(named) else None
             raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
+        if words and isinstance(value, Mapping) and all(isinstance(word, str) for word in value):  # names with settings
+            raise _error("wrong-type", "expected a list", show(list(value)), "each is a name, without settings")
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
         fix = f"[{block_of_name(item, value)}]" if block else f"[{show(value)}]"
         if isinstance(value, str) and "," in value:
@@ -265,7 +266,7 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
         line, about = (f"{{path: {value}}}", None) if folder else (None, rules.get("doc"))
         return _error("wrong-type", "expected a block of keys", line, about)
     if of is str:
-        return _error("wrong-type", "expected text", f'"{show(value)}"')
+        return _error("wrong-type", "expected text", None if value is None else f'"{show(value)}"')
     if of is bool:
         meant = SWITCHES.get(str(value).strip().lower())
         return _error("wrong-type", "expected true or false", meant, None if meant else "it is a switch")

@@ -31,6 +31,16 @@ def problem_codes(text: str) -> list[str]:
         (["--config-name", "hybrid_ppo", "=3"], ["bad-config"]),
         (["--config-name", "hybrid_ppo", "actor.model.hiden=[8]"], ["unknown-override"]),
         (["--config-name", "hybrid_ppo", "zzz=1"], ["unknown-key"]),
+        (
+            ["--config-name", "hybrid_ppo", "zzz=1", "runner.seeed=2", "cluster.component_placement.env=0-8"],
+            ["unknown-key", "unknown-key", "accelerator-out-of-range"],
+        ),
+        # what is wrong may say where components are: the placement is read when that is right
+        (
+            ["--config-name", "hybrid_ppo", "clutser.num_nodes=2", "cluster.component_placement.env=0-8"],
+            ["unknown-key"],
+        ),
+        (["--config-name", "hybrid_ppo", "runner.num_nodes=2", "cluster.component_placement.env=0-8"], ["unknown-key"]),
         (["--config-name", "hybrid_ppo", "++cluster=3"], ["bad-config"]),
         (["--config-name", "hybrid_ppo", "cluster.component_placement.actor=0-1,4-5"], ["override-is-sweep"]),
         (["--config-name", "hybrid_ppo", "actor.enable_offload=false"], ["residents-clash"]),
@@ -46,9 +56,8 @@ def test_wrong_input_is_explained_and_nothing_starts(
     assert train.main(words) == 2
     err = capsys.readouterr().err
     assert problem_codes(err) == codes
-    helps = ("    fix: ", "    why: choices: ", "    why: known keys here: ")
     for problem in re.split(r"\n(?=\S)", err)[: len(codes)]:
-        assert any(text in problem for text in helps), "a fix, or the words to choose from"
+        assert "    fix: " in problem
     assert "nothing was started" in err
 
 
@@ -149,6 +158,10 @@ def test_an_override_changes_or_adds_a_key(word: str, path: str, value: object, 
         ("hydra.foo=1", "unknown-override", "remove hydra.foo=1"),
         ("runner.seed=range(1,3)", "override-is-sweep", "add --multirun, or write one value"),
         ("runner.seed=glob(*)", "override-is-sweep", "add --multirun, or write one value"),
+        ("runner.seed=1,2", "override-is-sweep", "-m runner.seed=1,2"),
+        ("runner.sinks=console,jsonl", "override-is-sweep", "runner.sinks=[console,jsonl]"),
+        ("cluster.component_placement.env=0,2", "override-is-sweep", "cluster.component_placement.env=[0,2]"),
+        ("cluster.component_placement.env=0-2", "accelerator-out-of-range", "cluster.component_placement.env=0-1"),
     ],
 )
 def test_an_override_of_an_unknown_key_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import pickle
 from pathlib import Path
@@ -44,6 +45,30 @@ def test_a_problem_has_only_the_lines_that_are_known() -> None:
 def test_the_caret_marks_the_piece(span: tuple[int, int], carets: str) -> None:
     text = Problem(code="c", key="k", what="w", got="0-8", span=span).render()
     assert text.splitlines()[2] == " " * len("    got: ") + carets
+
+
+@pytest.mark.parametrize(
+    ("fix", "pasted"),
+    [
+        ("actor: 0-7        (or: actor: all)", "a.b.actor=0-7        (or: actor: all)"),
+        ("actor: part 1/2 of 8", "'a.b.actor=part 1/2 of 8'"),
+        ("actor: 0-3,5-7", "'a.b.actor=\"0-3,5-7\"'"),
+        ("actor: {same_as: env}", "'a.b.actor={same_as: env}'"),
+        ("one of\nactor: 1\nactor: 2", "one of\na.b.actor=1\na.b.actor=2"),
+        ("c.actor: true        (a line without indent, in place of x)", "c.actor=true"),
+        ("or: c.actor: true", "or: c.actor=true"),
+        ("actor: <a number, such as 1>", "a.b.actor=<a number, such as 1>"),
+        ("sibling: 3", "sibling: 3"),  # of which block is not known
+        ("actor: 3, and env: 4", "actor: 3, and env: 4"),
+        ("remove actor", "remove actor"),
+    ],
+)
+def test_a_fix_of_what_the_command_line_gave_is_a_word_for_it(fix: str, pasted: str) -> None:
+    problem = Problem(code="c", key="a.b.actor", what="w", fix=fix, source=Source(file="command line: a.b.actor=9"))
+    assert problem.pasted == pasted
+    assert problem.render().endswith("    fix: " + pasted.replace("\n", "\n" + " " * 9))
+    assert dataclasses.replace(problem, source=Source(file="a.yaml", line=1)).pasted == fix
+    assert dataclasses.replace(problem, key="a.b.actor[1]").pasted == pasted
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,16 @@ def test_the_fix_of_a_value_on_the_command_line_is_a_word_for_it() -> None:
         "profile=5": 'profile="5"',
         "cluster.launcher=inlin": "cluster.launcher=inline",
         "cluster.component_placement=all": "cluster.component_placement={preset: colocate_all}",
+        "runner.sinks={wandb: 1}": "runner.sinks=[wandb]",
+        "runner.callbacks={name: 'a:B'}": "runner.callbacks=[{name: a:B}]",
+        "actor.optimizer.l=0.1": "actor.optimizer.lr=0.1",
+        "actor.adam.lr=0.1": "actor.optimizer={lr: 0.1}",
+        "runner.total_env_steps=8192": "runner.total_iterations=2",
     }
     for word, meant in fixes.items():
         with pytest.raises(ConfigError) as caught:
             read(["cartpole", word])
-        (fix,) = [problem.fix for problem in caught.value.problems]
+        (fix,) = [problem.pasted for problem in caught.value.problems]
         assert fix is not None
         assert shlex.split(fix) == [meant]
         read(["cartpole", *shlex.split(fix)])

@@ -95,6 +95,28 @@ def test_sizes_have_units(text: object, size: int) -> None:
     assert read(inner={"name": "n", "size": text}).inner.size == size
 
 
+def proposed(found: Problem) -> str | None:
+    """The line of a fix; None where it says what is to be filled in, since nobody knows what is meant."""
+    assert found.fix is not None
+    return None if "<" in found.fix else found.fix
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ({"count": "three"}, "count: <a whole number, such as 1>"),
+        ({"count": 9}, "count: <a value >= 1 and <= 8, such as 1>"),
+        ({"level": 4}, "level: <one of 1, 2, 3>"),
+        ({"rate": "half"}, "rate: <a number, such as 0.5>"),
+        ({"inner": {"name": "n", "size": "lots"}}, "size: <a size, such as 16GiB>"),
+        ({"sizes": [1, "a"]}, "sizes: [1, <a whole number>]"),
+        ({"inner": {}}, "name: <a value>"),
+    ],
+)
+def test_what_is_to_be_filled_in_is_said_with_the_usual_value(value: dict[str, Any], fix: str) -> None:
+    assert problem(**value).fix == fix
+
+
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
@@ -114,7 +136,7 @@ def test_sizes_have_units(text: object, size: int) -> None:
 )
 def test_what_is_no_size(text: object, fix: str | None) -> None:
     found = problem(inner={"name": "n", "size": text})
-    assert (found.code, found.key, found.fix) == ("bad-size", "inner.size", fix and f"size: {fix}")
+    assert (found.code, found.key, proposed(found)) == ("bad-size", "inner.size", fix and f"size: {fix}")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +174,7 @@ def test_what_is_no_size(text: object, fix: str | None) -> None:
 )
 def test_a_wrong_value_is_named(key: str, value: object, code: str, fix: str | None) -> None:
     found = problem(**{key: value})
-    assert (found.code, found.key, found.got, found.fix) == (code, key, show(value), fix)
+    assert (found.code, found.key, found.got, proposed(found)) == (code, key, show(value), fix)
 
 
 def test_items_bounds_and_texts() -> None:
@@ -174,7 +196,8 @@ def test_an_unknown_key_is_met_with_the_near_one() -> None:
 
 
 def test_of_an_unknown_key_without_a_near_one_nobody_knows_what_is_meant() -> None:
-    assert (problem(xyzzy=1).what, problem(xyzzy=1).fix) == ("unknown key", None)
+    assert problem(xyzzy=1).what == "unknown key"
+    assert problem(xyzzy=1).fix == "one of the known keys in place of xyzzy, or leave it out"
     _, problems = read_block(Outer, {"inner": {"name": "n"}, 7: 1})
     assert [p.key for p in problems] == ["7"]  # keys need not be text
 

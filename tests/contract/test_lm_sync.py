@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.roles.rollout import TextRolloutWorker
+from rlplace.workers.training import trained_model
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_worker
 from tests.rollout_stage import Ledger
@@ -140,18 +142,24 @@ def test_past_the_host_they_agree_too(pair_of: Callable[..., Pair], host: int | 
         assert pair.generate()["sync/verify_max_diff"].value < 1e-4
 
 
-def test_only_factors_travel_and_rounding_does_not_add_up(pair_of: Callable[..., Pair], root: Path) -> None:
+def test_only_factors_travel_and_rounding_does_not_add_up(
+    pair_of: Callable[..., Pair], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from safetensors.torch import load_file
 
     pair = pair_of(**LORA, sync={"mode": "lora"})
     first, _ = pair.sync(0)
     stored = load_file(root / "qwen3" / "model.safetensors")
-    factors = sum(3 * sum(w.shape) * 4 for name, w in stored.items() if "q_proj" in name or "down_proj" in name)
+    adapted = [weight for name, weight in stored.items() if "q_proj" in name or "down_proj" in name]
+    factors = sum(3 * sum(weight.shape) * 4 for weight in adapted)
     assert first["actor/pushed_bytes"].value == sum(w.nbytes for w in stored.values()) + factors
     for version in range(1, 6):
         pair.learn(version - 1)
-        pushed, pulled = pair.sync(version)
+        with monkeypatch.context() as patched:
+            patched.setattr(trained_model, "by_rows", prepared := Mock(side_effect=trained_model.by_rows))
+            pushed, pulled = pair.sync(version)
         assert pushed["actor/pushed_bytes"].value == pulled["rollout/pull_bytes"].value == factors
+        assert prepared.call_count == 2 * len(adapted), "ranks that cut a copy would exchange what is frozen as well"
     engine = {name: weight.clone() for name, weight in pair.engine._tensors.items()}
     pair.actor.move(FULL)
     for name, weight in dict(pair.actor._model.whole_weights()).items():

@@ -17,7 +17,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +79,6 @@ class Shard(TensorSpec):
 
     blocks: tuple[Block, ...]  # by actor rank
     data: Tensor  # this rank's block, in any type and shape, on any device
-    trained: bool = True  # training changes it; False for a frozen parameter
 
     @property
     def spec(self) -> TensorSpec:
@@ -185,18 +183,6 @@ def _split(spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]) -> l
         cuts = [start + (stop - start) * i // len(holders) for i in range(len(holders) + 1)]
         parts += [(rank, Block(*cut)) for rank, cut in zip(holders, itertools.pairwise(cuts), strict=True)]
     return parts
-
-
-def select(mode: str, shards: Iterable[Shard]) -> tuple[Shard, ...]:
-    """Pick the shards that a sync of `actor.sync.mode` carries once every receiver has had all of them.
-
-    `trainable` leaves out frozen parameters; `lora` carries adapters alone (Hu et al. 2021, arXiv:2106.09685).
-    """
-    if mode == "trainable":
-        return tuple(shard for shard in shards if shard.trained)
-    if mode == "lora":
-        return tuple(shard for shard in shards if any(fnmatchcase(name, "*lora_*") for name in shard.names))
-    return tuple(shards)
 
 
 # ── bytes of a copy ───────────────────────────────────────────────────────────────────────────────────────────────────

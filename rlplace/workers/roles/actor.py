@@ -98,15 +98,13 @@ class Actor(TrainedWorker):
 
         The first push is of all weights, whatever the selection.
         """
-        from rlplace.comm.weights.shards import select
-
         self._require(Residency.WEIGHTS, "push_weights")
-        mode = self.config.config.actor.sync.mode
+        mode, again = self.config.config.actor.sync.mode, self._pushes > 0
         with self._working("sync"):
-            shards = self._model.unmerged_shards() if mode == "lora" else self._model.shards()
-            picked = select(mode, shards) if self._pushes else shards
+            shards = self._model.shards(mode, again=again)
             enclosed, began = self._enclosed(), time.perf_counter()
-            pushed = self._sender.push(version, (*picked, *enclosed), partial=len(picked) < len(shards))
+            partial = again and self._model.leaves_out(mode)
+            pushed = self._sender.push(version, (*shards, *enclosed), partial=partial)
         seconds, pushed_bytes = time.perf_counter() - began, sum(pushed.values())
         self._pushes += 1
         return {

@@ -99,20 +99,32 @@ class TrainedModel(abc.ABC):
 
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self, mode: str = "all", *, again: bool = False) -> tuple[Shard, ...]:
         """Return this rank's weights and buffers, to be sent in the dtype of the forward pass; valid until a step.
 
-        They are not copied, unless they are merged with factors or cut by columns: then in new memory, a collective.
+        `mode`: of `actor.sync`. By `lora`, factors stand beside the frozen weights, else they are merged with them.
+        `again`: every receiver has had all, so only what the mode carries from then on: by `trainable` no frozen
+        parameter, by `lora` the factors alone. Tensors are not copied, unless they are merged or cut by columns: then
+        in new memory, a collective.
         """
+        merging = mode != "lora"
         return tuple(
-            self._shard(names, tensor, self._merged(names[0], tensor, own))
+            self._shard(names, tensor, self._merged(names[0], tensor, own) if merging else None)
             for names, tensor in self._named()
-            if not is_factor(names[0])
+            if not (merging and is_factor(names[0])) and not (again and self._stays(mode, names[0], tensor))
         )
 
-    def unmerged_shards(self) -> tuple[Shard, ...]:
-        """Return the factors beside the frozen weights, nothing copied."""
-        return tuple(self._shard(names, tensor) for names, tensor in self._named())
+    def leaves_out(self, mode: str) -> bool:
+        """Return whether syncs of this mode leave something out once every receiver has had all."""
+        return any(self._stays(mode, name, tensor) for (name, *_), tensor in self._named())
+
+    @staticmethod
+    def _stays(mode: str, name: str, tensor: Tensor) -> bool:
+        """Return whether a sync of this mode never changes it."""
+        if mode == "lora":
+            return not is_factor(name)
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and factors_of(name) is None
+        return mode == "trainable" and frozen
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield one weight after the other, gathered and merged, in the optimizer's dtype; tied ones once.
@@ -165,7 +177,6 @@ class TrainedModel(abc.ABC):
             shape=tuple(tensor.shape),
             blocks=self._blocks(tensor, placements),
             data=part,
-            trained=tensor.requires_grad or not parameter or data is not None,
         )
 
     def _blocks(self, tensor: Tensor, placements: Sequence[Placement]) -> tuple[Block, ...]:

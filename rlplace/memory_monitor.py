@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
+from rlplace.placement.language.slots import owner_of
 from rlplace.placement.memory.demands import Part
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
 from rlplace.placement.memory.solve import find_remedies, proposals
@@ -34,10 +35,23 @@ class Resident(NamedTuple):
     size_bytes: int  # measured
     predicted_bytes: int
 
+    @property
+    def owner(self) -> str:
+        return owner_of(self.component, self.rank)
+
     def __str__(self) -> str:
         more = self.size_bytes > self.predicted_bytes
         predicted = f", predicted {exact_bytes(self.predicted_bytes)}" if more else ""
-        return f"{self.component} rank {self.rank}: {self.residency.word} {exact_bytes(self.size_bytes)}{predicted}"
+        return f"{self.owner}: {self.residency.word} {exact_bytes(self.size_bytes)}{predicted}"
+
+
+class _Beyond(NamedTuple):
+    """More on an accelerator than the proof counts: of all residents together, or of one beside others with less."""
+
+    problem: Problem
+    worst: Resident
+    size_bytes: int
+    together: bool
 
 
 class MemoryMonitor:
@@ -50,9 +64,9 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`verify`: whether more than predicted is told, once for each component and residency, or ends the run."""
+        """`verify`: whether more than is proved for an accelerator is told, once each, or ends the run."""
         self._case, self._placement = case, case.placement
-        self._verify, self._tell, self._told = verify, tell, set[tuple[str, Residency]]()
+        self._verify, self._tell, self._told = verify, tell, set[tuple[str, Residency, bool]]()
         self._now: dict[str, Sequence[MoveReport]] = {}  # component -> of each rank
         self._seen: dict[tuple[str, Residency], list[int]] = {}  # bytes of each rank, the most there ever was
 
@@ -71,36 +85,52 @@ class MemoryMonitor:
         self._compare(component, reports)
 
     def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """Find an accelerator of ranks that hold more than predicted where the residents' excess is not bearable.
+        """Compare what is on the accelerators of these ranks with what the proof counts for it.
 
-        The reserve bears it, or rounding, a twentieth of what is predicted; and what the proof counts for the process
-        of an engine. Raises AcceleratorOutOfMemory, or tells.
+        The reserve bears more, or rounding, a twentieth of what is predicted; and what the proof counts for the process
+        of an engine. Raises AcceleratorOutOfMemory, or tells, where all residents of an accelerator hold more together.
+        One that holds more while the others hold less is told: together they fit.
         """
         if component not in self._case.demands and component not in self._case.measured:
             return  # nothing is predicted
         for slot, report in zip(self._placement.slots(component), reports, strict=True):
-            told = component, report.residency
-            if told in self._told or report.accelerator_bytes <= self._ledger.bytes(component, report.residency):
-                continue
-            for accelerator in slot.accelerators:
-                residents, account = self.on(accelerator), self._ledger.account(accelerator)
-                beyond = sum(max(0, r.size_bytes - r.predicted_bytes) for r in residents)
-                bearable = max(account.reserve_bytes, _ROUNDING * sum(r.predicted_bytes for r in residents))
-                if beyond <= bearable + sum(self._kept(r) for r in residents):
-                    continue
-                problem = Problem(
-                    code="memory-beyond-plan",
-                    key=component,
-                    what=f"accelerator {accelerator} holds {exact_bytes(beyond)} more than the memory proof counts",
-                    got=f"{slot.owner} is {report.residency.word}: {exact_bytes(report.accelerator_bytes)}",
-                    why="\n".join(["the reserve has no room for that; resident are", *map(str, residents)]),
-                    fix=f"memory.reserve: {beyond}        (the plan then counts with it)",
-                )
-                if self._verify == "stop":
-                    raise AcceleratorOutOfMemory(problem, accelerator, beyond)
-                self._told.add(told)
-                self._tell(problem)
-                break
+            for accelerator in slot.accelerators if report.accelerator_bytes else ():
+                residents = self.on(accelerator)
+                mine = [r for r in residents if (r.component, r.rank) == (component, slot.rank)]
+                problem = self._beyond(accelerator, residents, residents) or self._beyond(accelerator, residents, mine)
+                if problem is not None:
+                    self._report(problem, accelerator)
+
+    def _report(self, found: _Beyond, accelerator: int) -> None:
+        if self._verify == "stop" and found.together:
+            raise AcceleratorOutOfMemory(found.problem, accelerator, found.size_bytes)
+        told = found.worst.component, found.worst.residency, found.together
+        if told not in self._told:
+            self._told.add(told)
+            self._tell(found.problem)
+
+    def _beyond(self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]) -> _Beyond | None:
+        """Find more than is bearable that those `among` all residents hold together."""
+        measured, predicted = (
+            sum(sizes) for sizes in ([r.size_bytes for r in among], [r.predicted_bytes for r in among])
+        )
+        beyond, reserve = measured - predicted, self._ledger.account(accelerator).reserve_bytes
+        if beyond <= max(reserve, _ROUNDING * predicted) + sum(self._kept(r) for r in among):
+            return None
+        worst, together = max(among, key=lambda r: r.size_bytes - r.predicted_bytes), among is residents
+        holder = (
+            f"accelerator {accelerator} holds" if together else f"{worst.owner} holds, on accelerator {accelerator},"
+        )
+        why = f"memory.reserve leaves {exact_bytes(reserve)} for that" if together else "the others hold less: all fits"
+        problem = Problem(
+            code="memory-beyond-plan",
+            key=worst.component,
+            what=f"{holder} {exact_bytes(beyond)} more than the memory proof counts",
+            got=f"{exact_bytes(measured)}, predicted {exact_bytes(predicted)}",
+            why="\n".join([f"{why}; resident are", *map(str, residents)]),
+            fix=f"memory.reserve: {beyond}        (the plan then counts with it)",
+        )
+        return _Beyond(problem, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
         """Return what the proof counts for the process of an engine, which measures it with what it holds."""

@@ -375,7 +375,8 @@ class MemoryConfig:
         unit="share or bytes",
     )
     verify: Literal["warn", "stop"] = knob(
-        "more is measured after a move than the proof counts and the reserve leaves: say it, or end the run", "warn"
+        "an accelerator holds more after a move than the proof counts and the reserve leaves: say it, or end the run",
+        "warn",
     )
 
 

@@ -73,7 +73,8 @@ def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run(
     (problem,) = told
     assert (problem.code, problem.key) == ("memory-beyond-plan", "actor")
     assert problem.what.startswith("accelerator 6 holds 4.5 GiB (4831838208) more than the memory proof counts")
-    assert str(problem.got).startswith("actor rank 6 is off: 1.5 GiB")
+    assert str(problem.got).startswith("4.5 GiB (4831838208), predicted 0")
+    assert str(problem.why).startswith("memory.reserve leaves 4 GiB (4294967296) for that; resident are")
     assert "reward rank 6: off 1.5 GiB" in str(problem.why)
     assert str(problem.fix).startswith(f"memory.reserve: {4.5 * GIB:.0f} ")
     fixed = MemoryMonitor(dataclasses.replace(case, reserve=int(4.5 * GIB)), verify="stop")
@@ -81,6 +82,23 @@ def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run(
         moved(each, "actor", Residency.OFF, 4.0)
         with pytest.raises(AcceleratorOutOfMemory, match="memory-beyond-plan") if verify else nullcontext():
             moved(each, "actor", Residency.OFF, 4.5)
+
+
+def test_a_resident_with_more_beside_others_with_less_is_told_and_ends_no_run() -> None:
+    case, told = dataclasses.replace(colocated_8b(), reserve=4 * GIB), list[Problem]()
+    memory = MemoryMonitor(case, verify="stop", tell=told.append)
+    awake = memory._ledger.bytes("rollout", Residency.FULL) / GIB
+    moved(memory, "rollout", Residency.FULL, awake - 7)
+    moved(memory, "actor", Residency.OFF, 8.0)
+    moved(memory, "actor", Residency.OFF, 8.0)
+    (problem,) = told
+    assert problem.what.startswith("actor rank 0 holds, on accelerator 0, 8 GiB (8589934592) more than the memory")
+    assert str(problem.why).startswith("the others hold less: all fits; resident are")
+    moved(memory, "rollout", Residency.FULL, awake - 5)
+    with pytest.raises(AcceleratorOutOfMemory) as stopped:  # by what is measured as predicted, beside what was told
+        moved(memory, "rollout", Residency.FULL, awake)
+    assert stopped.value.problem.key == "actor"
+    assert stopped.value.problem.what.startswith("accelerator 0 holds 8 GiB (8589934592) more than the memory proof")
 
 
 def failure(cause: BaseException, *, stage: str = "learn 2", method: str = "learn") -> WorkerError:

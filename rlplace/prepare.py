@@ -292,7 +292,10 @@ def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         spec = plan.placement.spec(component)
         each = {segment.accelerators_per_rank for segment in spec.segments}
         declared, most = spec.parallel.tensor_parallel_size, max(each, default=1)
-        if component == "rollout" and declared > 1 and each != {declared}:
+        if component == "rollout" and spec.parallel.context_parallel_size > 1:
+            what, why = "engines do not have the tokens of a prompt between them", "each computes all of its prompts"
+            fix = f"no context_parallel_size        (or accelerators_per_rank: {spec.parallel.context_parallel_size})"
+        elif component == "rollout" and declared > 1 and each != {declared}:
             what = f"{declared} ranks for one engine are planned, not run"
             why = "in a run one rank drives each engine, on all of its accelerators"
             fix = f"accelerators_per_rank: {declared}        (instead of tensor_parallel_size)"
@@ -304,7 +307,7 @@ def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             what = f"{most} accelerators for one rank of this model are planned, not run"
             why = "in a run each rank of it computes on one accelerator; several ranks can have a copy between them"
             fix = f"tensor_parallel_size: {most}        (instead of accelerators_per_rank)"
-        elif role_of(component) not in ("rollout", "env", "agent") and declared > 1:
+        elif role_of(component) not in ("rollout", "env", "agent") and spec.parallel.ranks > 1:
             yield from cut_problems(config, spec)
             continue
         else:

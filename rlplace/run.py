@@ -96,7 +96,7 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
             ranks=ranks,
             deliveries=plan.deliveries,
             working=working,
-            tensor_parallel={c: placement.spec(c).parallel.tensor_parallel_size for c in placement.components},
+            parallel={c: placement.spec(c).parallel for c in placement.components},
             copies_checkpoints=case.copies_checkpoints,
         )
     else:

@@ -17,6 +17,7 @@ from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.config.read import read_config
 from rlplace.metrics import Metric
 from rlplace.placement.flow import Delivery
+from rlplace.placement.language.spec import Parallel
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, WorkerArguments, samples_for, scores_of
@@ -41,6 +42,7 @@ class LmScenario:
     component: str = "actor"
     ranks: int = 1
     tensor_parallel: int = 1
+    context_parallel: int = 1
     iterations: int = 1
     algorithm: Block = dataclasses.field(default_factory=dict)
     trained: Block = dataclasses.field(default_factory=dict)  # of the component
@@ -71,12 +73,13 @@ class LmScenario:
             }
         )
         deliveries = self.deliveries or (Delivery(readers=everyone, near=everyone),)
+        parallel = Parallel(tensor_parallel_size=self.tensor_parallel, context_parallel_size=self.context_parallel)
         return WorkerArguments(
             config=config,
             ranks=ranks,
             deliveries=deliveries,
             working={self.component: WORKING},
-            tensor_parallel={self.component: self.tensor_parallel},
+            parallel={self.component: parallel},
         )
 
 

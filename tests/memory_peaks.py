@@ -81,30 +81,18 @@ def freed_in_time() -> None:
 
     Gloo's own thread holds a finished exchange for a moment longer, and what it frees is not recorded.
     """
-    exchange, gather, gather_parts = dist.all_to_all_single, DTensor.full_tensor, dist.all_gather_into_tensor
-    reduce = dist.all_reduce
 
-    def exchange_and_wait(*arguments: Any, **settings: Any) -> None:
-        exchange(*arguments, **settings)
-        time.sleep(0.01)
+    def waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call_and_wait(*arguments: Any, **settings: Any) -> Any:
+            found = collective(*arguments, **settings)
+            time.sleep(0.01)
+            return found
 
-    def gather_and_wait(tensor: DTensor) -> Any:
-        found = gather(tensor)
-        time.sleep(0.01)
-        return found
+        return call_and_wait
 
-    def gather_parts_and_wait(*arguments: Any, **settings: Any) -> None:
-        gather_parts(*arguments, **settings)
-        time.sleep(0.01)
-
-    def reduce_and_wait(*arguments: Any, **settings: Any) -> None:
-        reduce(*arguments, **settings)
-        time.sleep(0.01)
-
-    dist.all_reduce = reduce_and_wait
-    dist.all_to_all_single = exchange_and_wait
-    dist.all_gather_into_tensor = gather_parts_and_wait
-    DTensor.full_tensor = gather_and_wait
+    for name in ("all_reduce", "all_to_all_single", "all_gather_single", "reduce_scatter_single"):
+        setattr(dist, name, waiting(getattr(dist, name)))
+    DTensor.full_tensor = waiting(DTensor.full_tensor)  # type: ignore[method-assign]
 
 
 def language_model(folder: Path, **config: Any) -> Path:
@@ -150,6 +138,7 @@ class LmJob:
     component: str = "actor"
     ranks: int = 1
     tensor_parallel: int = 1
+    context_parallel: int = 1
     prompts: int = 1  # of four samples
     value_head: bool = False
     refreshes: bool = False  # a reference
@@ -161,7 +150,8 @@ class LmJob:
         critic = self.component == "critic"
         name = "ppo" if critic or self.value_head else "grpo"
         everywhere = f"0-{self.ranks - 1}"
-        cut = {self.component: {"placement": everywhere, "tensor_parallel_size": self.tensor_parallel}}
+        sizes = {"tensor_parallel_size": self.tensor_parallel, "context_parallel_size": self.context_parallel}
+        cut = {self.component: {"placement": everywhere, **sizes}}
         components = ["actor", "env", "rollout", *(["critic"] if critic else [])]
         blocks: dict[str, Any] = {
             "actor": {"model": {**json.loads((self.model / "config.json").read_text()), "path": str(self.model)}}
@@ -214,6 +204,13 @@ def lm_cases(model: Path) -> dict[str, LmJob]:
         "cut between two ranks": cut(trained=longer),
         "cut, computed in bfloat16": cut(trained={**longer, **bf16}),
         "cut, low-rank factors": cut(trained={**longer, "lora_rank": 8, **bf16}),
+        "tokens between two ranks": job(ranks=2, context_parallel=2, trained=longer),
+        "tokens between two ranks, factors": job(
+            ranks=2, context_parallel=2, trained={**longer, "lora_rank": 8, **bf16}
+        ),
+        "tokens between two ranks, nothing recomputed": job(
+            ranks=2, context_parallel=2, trained={"checkpointing": False}
+        ),
         "cut, a critic, nothing recomputed": cut(component="critic", trained={"checkpointing": False}),
         "value head": job(value_head=True),
         "critic": job(component="critic"),

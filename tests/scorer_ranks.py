@@ -17,6 +17,7 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.config.read import read_config
 from rlplace.envs.text import Transcript
 from rlplace.metrics import Metrics
+from rlplace.placement.language.spec import Parallel
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
@@ -42,6 +43,7 @@ class ScorerScenario:
     faults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     tensor_parallel: int = 1
+    context_parallel: int = 1
     temperature: float = 1.0
     timeout_s: float = TIMEOUT_S  # of channels
 
@@ -61,11 +63,12 @@ class ScorerScenario:
             }
         )
         components = ("actor", "env", "rollout", self.component)
+        parallel = Parallel(tensor_parallel_size=self.tensor_parallel, context_parallel_size=self.context_parallel)
         return WorkerArguments(
             config=config,
             ranks=dict.fromkeys(components, 1),
             working={self.component: WORKING},
-            tensor_parallel={self.component: self.tensor_parallel},
+            parallel={self.component: parallel},
         )
 
     @property

@@ -54,10 +54,13 @@ BELOW: Mapping[str, Mapping[str, str]] = {  # names that mean this in one block 
     "rollout": {"name": "rollout.engine"},
     "env": {"name": "env.id"},
 }
-TENSOR_PARALLEL = ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp_size", "tp")
+_TENSOR = ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp_size", "tp")
+_CONTEXT = ("context_parallel_size", "context_parallel", "ulysses_sequence_parallel_size", "ring_attn_size", "cp")
+PARALLEL = dict.fromkeys(_TENSOR, _TENSOR[0]) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
 # Of a line of component_placement.
 PLACEMENT_KEYS = {
-    **dict.fromkeys((*TENSOR_PARALLEL[1:], "num_gpus_per_engine"), "tensor_parallel_size"),
+    **dict.fromkeys((*_TENSOR[1:], "num_gpus_per_engine"), _TENSOR[0]),
+    **dict.fromkeys((*_CONTEXT[1:], "cp_size", "sp_size"), _CONTEXT[0]),
     **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
     **dict.fromkeys(("gpus", "num_gpus", "gpu_ids", "devices", "device_mapping"), "accelerators"),
 }
@@ -93,7 +96,9 @@ LIBRARIES = {
     "trainer": "verl",
 }
 # Whole kinds of parallelism that no key here stands for.
-NO_SUCH = "there is no pipeline, expert, context or sequence parallelism here; a model is split by tensor_parallel_size"
+NO_SUCH = (
+    "there is no pipeline or expert parallelism; tensor_parallel_size splits a model, context_parallel_size tokens"
+)
 SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 

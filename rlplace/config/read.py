@@ -33,7 +33,7 @@ from rlplace.config.fields import (
 )
 from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
 from rlplace.config.model_folder import GET, model_folder, no_folder
-from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, SPLITS, TENSOR_PARALLEL, meant_word
+from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word
 from rlplace.config.own import block_of_name
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
@@ -265,7 +265,7 @@ def _unknown(
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
         if str(found.sources.get(key, "")).startswith(COMMAND_LINE):
             fix = f"{place}={show(value)}"
-    elif name in TENSOR_PARALLEL and (line := _with_slices(above, value, written)) is not None:
+    elif (size := PARALLEL.get(name)) is not None and (line := _placed_with(above, size, value, written)) is not None:
         why, fix = "it says where a component is, so it stands in component_placement", line
     elif re.split("_", name)[0] in SPLITS:
         why, fix = NO_SUCH, f"leave out {name}"
@@ -311,12 +311,12 @@ def word_meant(name: str, value: str) -> str | None:
     return None
 
 
-def _with_slices(component: str, size: object, written: Any) -> str | None:
-    """Return the line that places a component so that each copy of its model has `size` accelerators."""
+def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
+    """Return the line that places a component with this parallel size."""
     placed = value_at(written, f"{PLACEMENT}.{component}")
     if placed is None or not isinstance(size, int):
         return None
-    block = {**(placed if isinstance(placed, Mapping) else {"placement": placed}), "tensor_parallel_size": size}
+    block = {**(placed if isinstance(placed, Mapping) else {"placement": placed}), key: size}
     return f"{PLACEMENT}.{component}: {show(block)}        (a line without indent, in place of {component}.*)"
 
 

@@ -55,7 +55,7 @@ class JoinedRank(TextRank):
 
     def score(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
         """Make a pass over all samples without gradients."""
-        for picks in packing.ranks[self.slot.rank]:
+        for picks in packing.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "score", sum(tokens[i] for i in picks), method, "infer")
         yield from self.exchange(method, watch)
 
@@ -82,7 +82,7 @@ class TrainedRank(JoinedRank):
 
     def pack(self, tokens: Sequence[int]) -> Packing:
         """Pack a pass over all samples."""
-        return pack(tokens, self.ranks, self.budget)
+        return pack(tokens, self.ranks // self.together, self.budget)
 
     def steps(self, tokens: Sequence[int], iteration: int) -> tuple[Packing, ...]:
         """Pack the optimizer steps of an iteration."""
@@ -92,12 +92,12 @@ class TrainedRank(JoinedRank):
             epochs=algorithm.epochs,
             train_batch=algorithm.train_batch,
             seed=f"{self.job.runner.seed} {iteration}",
-            ranks=self.ranks,
+            ranks=self.ranks // self.together,
             token_budget=self.budget,
         )
 
     def differentiate(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
-        for picks in packing.ranks[self.slot.rank]:
+        for picks in packing.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "micro_batch", sum(tokens[i] for i in picks), method, "learn", "accumulate")
 
     def update(self, packings: Sequence[Packing], tokens: Sequence[int], watch: Stopwatch) -> Body:
@@ -144,7 +144,7 @@ class LmActorRank(TrainedRank):
             while self.slot.rank == 0 and wave is None and arriving:
                 group = yield from self.site.channels[SAMPLES].get()
                 arriving, size = arriving - 1, sum(group.tokens)
-                if self._groups and held + size > self.budget * self.ranks:
+                if self._groups and held + size > self.budget * (self.ranks // self.together):
                     wave, self._groups, held = tokens_of(self._groups), [], 0
                 self._groups.append(group)
                 held += size
@@ -245,7 +245,7 @@ class ScorerRank(JoinedRank):
         watch, block = self.watch("infer", "wait"), self.job.block_of(self.component)
         assert isinstance(block, FrozenConfig), "it is not trained"
         model = not isinstance(block, RewardConfig) or block.kind == "model"
-        sharded = model and block.sharded and self.ranks > 1
+        sharded = model and (block.sharded or self.together > 1) and self.ranks > 1
         first, stop = block_edges(self.site.job.prompts, self.ranks)[self.slot.rank :][:2]
         due = self.site.job.prompts if sharded else stop - first
         while due:
@@ -254,12 +254,14 @@ class ScorerRank(JoinedRank):
                 taken = yield from self._take(due)
                 yield from self.part(watch, "wait", 0, "infer")
                 due, tokens = due - len(taken), tokens_of(taken)
-                packed = pack(tokens, self.ranks if sharded else 1, block.token_budget if model else sum(tokens)).ranks
-                shares = [[[tokens[i] for i in picks] for picks in share] for share in packed]
+                packed = pack(
+                    tokens, self.ranks // self.together if sharded else 1, block.token_budget if model else sum(tokens)
+                )
+                shares = [[[tokens[i] for i in picks] for picks in share] for share in packed.ranks]
                 batches = shares[0]
             if sharded:
                 due, shares = yield from self.scatter((due, shares) if self.slot.rank == 0 else None)
-                batches = shares[self.slot.rank]
+                batches = shares[self.slot.rank // self.together]
             if model:
                 yield from self.part(watch, "wait", 0, "infer")
             for batch in batches:

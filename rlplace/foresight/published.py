@@ -104,7 +104,7 @@ def _costs(
     if model is None:
         raise _refused("the sizes of a model are not known", component)
     spec = plan.placement.spec(component)
-    each = max(spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments))
+    each = max(spec.parallel.ranks, *(s.accelerators_per_rank for s in spec.segments))
     weights = model.parameters
     gathered_s = 2 * _BF16 * weights / rates.link_bytes * (ranks > 1) if role != "rollout" else 0.0
 

@@ -159,6 +159,11 @@ class TextRank(Rank):
         return self.plan.placement.world_size(self.component)
 
     @property
+    def together(self) -> int:
+        """How many ranks compute the same samples."""
+        return self.plan.placement.spec(self.component).parallel.ranks
+
+    @property
     def barrier(self) -> Barrier:
         return self.site.barrier(self.component)
 

@@ -32,6 +32,7 @@ from rlplace.config.schema import Dtype, TrainedConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.checkpoint import Checkpoint, model_mismatch
+from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
@@ -89,25 +90,37 @@ class PackedLm(nn.Module):
     new_head: ClassVar[bool] = False  # the value head starts anew where the files have none
     kept: ClassVar[frozenset[str]] = frozenset()  # weights that only the learner has: neither pushed nor saved
 
-    parallel: TensorParallel | None = None  # where several ranks compute together what this module is
+    parallel: TensorParallel | None = None  # where several ranks have a copy of the weights between them
+    context: ContextParallel | None = None  # where several ranks have the tokens between them
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.lm = lm
 
-    def hidden(self, packed: Packed) -> Tensor:
-        """Return [N, E] before the head, of the states in which the scored tokens were chosen."""
-        return self.states(packed)[packed.scored - 1]
+    def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, slice]:
+        """Return [n, E] before the head, after those tokens at ascending `places` that this rank has, and which it has.
 
-    def states(self, packed: Packed) -> Tensor:
-        """Return [T, E] before the head, after each token."""
+        Without context parallelism, all of them.
+        """
+        context, parallel = self.context, self.parallel
+        whole = packed.padded((context.size if context else 1) * (parallel.mesh.size() if parallel else 1))
+        tokens, positions = whole.tokens, whole.positions
+        if context is not None:
+            tokens, positions = context.part(tokens), context.part(positions)
         states: Tensor = self.lm.base_model(
-            input_ids=packed.tokens.unsqueeze(0),
-            position_ids=packed.positions.unsqueeze(0),
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
             use_cache=False,
-            packed=packed,
+            packed=dataclasses.replace(whole, context=context),
         ).last_hidden_state[0]
-        return states
+        if parallel is not None:
+            states = parallel.gather(states)
+        own, picks = (places, slice(None)) if context is None else context.own(places, len(states))
+        return states[own], picks
+
+    def _of_all(self, found: Tensor, picks: slice, total: int) -> Tensor:
+        """Return [total] of what was found of this rank's tokens; gradients are its own tokens'."""
+        return found if self.context is None else self.context.join(found, picks, total)
 
     @property
     def head(self) -> nn.Linear:
@@ -131,8 +144,9 @@ class PackedLm(nn.Module):
         return {}
 
     def _values(self, hidden: Tensor) -> Tensor:
-        """Return [N] float32, from products in float32, of `hidden` [N, E]."""
-        return hidden.float() @ cast(nn.Linear, self.lm.score).weight.squeeze(0).float()
+        """Return [n] float32, from products in float32, of `hidden` [n, E]."""
+        values = hidden.float() @ cast(nn.Linear, self.lm.score).weight.squeeze(0).float()
+        return values if self.parallel is None else self.parallel.alike(values)
 
 
 class CausalLm(PackedLm):
@@ -144,13 +158,12 @@ class CausalLm(PackedLm):
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
-        return self._scores(self.hidden(packed), packed.targets, temperature)
+        return self._scores(*self.states(packed, packed.scored - 1), packed, temperature)
 
-    def _scores(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenScores:
-        if self.parallel is not None:  # each rank has the scores of its rows of the vocabulary
-            hidden = self.parallel.spread(hidden)
-        divided = temperature * self.divisor
-        return token_scores(hidden, local(self.head.weight), targets, divided, parallel=self.parallel)
+    def _scores(self, hidden: Tensor, picks: slice, packed: Packed, temperature: float) -> TokenScores:
+        targets, divided = packed.targets, temperature * self.divisor
+        found = token_scores(hidden, local(self.head.weight), targets[picks], divided, parallel=self.parallel)
+        return TokenScores(*(self._of_all(part, picks, len(targets)) for part in found))
 
 
 class ValuedScores(NamedTuple):
@@ -170,9 +183,9 @@ class ActorCriticLm(CausalLm):
         lm.score = nn.Linear(self.head.in_features, 1, bias=False, device="meta", dtype=lm.dtype)
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
-        hidden = self.hidden(packed)
-        scores = self._scores(hidden, packed.targets, temperature)
-        return ValuedScores(*scores, self._values(hidden))
+        hidden, picks = self.states(packed, packed.scored - 1)
+        scores = self._scores(hidden, picks, packed, temperature)
+        return ValuedScores(*scores, self._of_all(self._values(hidden), picks, len(packed.scored)))
 
 
 class ValueLm(PackedLm):
@@ -185,7 +198,8 @@ class ValueLm(PackedLm):
 
     def forward(self, packed: Packed) -> Tensor:
         """Return [N] float32: for each scored token the value of the state before it."""
-        return self._values(self.hidden(packed))
+        hidden, picks = self.states(packed, packed.scored - 1)
+        return self._of_all(self._values(hidden), picks, len(packed.scored))
 
     @property
     def head(self) -> nn.Linear:
@@ -204,8 +218,8 @@ class RewardLm(ValueLm):
 
     def forward(self, packed: Packed) -> Tensor:
         """Return [s] float32. The product is float32 too: bfloat16 scores would lie 1/128 of their size apart."""
-        last = self.states(packed)[packed.edges[1:].long() - 1]
-        return (last.float() @ self.head.weight.float().t()).squeeze(-1)
+        last, picks = self.states(packed, packed.edges[1:].long() - 1)
+        return self._of_all((last.float() @ self.head.weight.float().t()).squeeze(-1), picks, len(packed.lengths))
 
 
 def reward_lm(head: str) -> type[RewardLm]:
@@ -225,10 +239,10 @@ def first_head(hidden_size: int, seed: int) -> Tensor:
 Lm = TypeVar("Lm", bound=PackedLm)
 
 
-def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
+def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh, context: ContextParallel | None = None) -> Lm:
     """Build the model on this rank's device, sharded over `mesh` and read from `spec.folder`.
 
-    A mesh of two dimensions is of copies, and of the ranks of each.
+    A mesh of two dimensions is of copies, and of the ranks of each. `context`: ranks that have the tokens between them.
 
     No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's, or
     where the head of a value model in them gives several numbers.
@@ -241,6 +255,7 @@ def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh) -> Lm:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32)
     with BUILDING:
         module = skeleton(kind, spec)
+        module.context = context
         shard = _cut(module, spec, mesh)
         if spec.checkpointing:
             module.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -357,9 +372,12 @@ class FrozenLm(Generic[Lm]):
         device: torch.device,
         *,
         on_host: bool = False,
+        context: ContextParallel | None = None,
         key: str = "actor.model.path",
     ) -> None:
         """`mesh`: of ranks that share it, and of those that cut a copy. `dtype`: as it is kept and computes.
+
+        `context`: ranks that have the tokens between them.
 
         `key` names the folder, for errors. Raises ConfigError where the files are not the model's.
         """
@@ -369,6 +387,7 @@ class FrozenLm(Generic[Lm]):
         with BUILDING:
             self.module = skeleton(kind, spec)
             self.module.requires_grad_(False).eval()
+            self.module.context = context
             shard = None if mesh is None else _cut(self.module, spec, mesh)
             if shard is not None:
                 policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()

@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from rlplace.placement.memory.formulas import score_tile
 
 if TYPE_CHECKING:
+    from rlplace.models.context_parallel import ContextParallel
     from rlplace.models.tensor_parallel import TensorParallel
 
 _NAME = "rlplace_packed"
@@ -38,6 +39,7 @@ class Packed:
     edges: Tensor  # [s + 1] int32, where sequences begin; the last is T
     lengths: tuple[int, ...]  # [s], the same for the host
     scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
+    context: ContextParallel | None = None  # where ranks have a part of the tokens each: those it has come to attention
 
     @classmethod
     def of(
@@ -63,6 +65,19 @@ class Packed:
     @property
     def targets(self) -> Tensor:
         return self.tokens[self.scored]
+
+    def padded(self, multiple: int) -> Packed:
+        """Return the same with a last sequence that makes T a multiple; nothing of it is scored."""
+        more = -len(self.tokens) % multiple
+        if not more:
+            return self
+        return dataclasses.replace(
+            self,
+            tokens=functional.pad(self.tokens, (0, more)),
+            positions=torch.cat((self.positions, torch.arange(more, device=self.positions.device))),
+            edges=functional.pad(self.edges, (0, 1), value=len(self.tokens) + more),
+            lengths=(*self.lengths, more),
+        )
 
 
 # ── attention ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,17 +110,26 @@ def attention(
     """Return [1, T, H, D]; the signature is that of attention functions in transformers."""
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none")
+    if packed.context is None:
+        return _attention(query, key, value, packed, scaling, sliding_window), None
+    exchanged = packed.context.by_heads(query, key, value)
+    return packed.context.by_tokens(_attention(*exchanged, packed, scaling, sliding_window)), None
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None, sliding_window: int | None
+) -> Tensor:
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):  # all sequences by one kernel
         rows = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
         seen = (-1 if sliding_window is None else sliding_window - 1, 0)
-        return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scaling, seen).unsqueeze(0), None
+        return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scaling, seen).unsqueeze(0)
     attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
     for q, k, v in zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True):
         length, mask = q.shape[2], None
         if sliding_window is not None and length > sliding_window:  # [length, length], true where a token sees another
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
         attended.append(attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped))
-    return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
 
 @functools.cache

@@ -57,11 +57,17 @@ def _put_together(parameter: DTensor) -> Tensor:
     gathered = mine.new_empty(len(parts), room)
     if mine.numel() < room:
         mine = functional.pad(mine.reshape(-1), (0, room - mine.numel()))
-    dist.all_gather_into_tensor(gathered.view(-1), mine.reshape(-1))
+    all_gather(gathered.view(-1), mine.reshape(-1))
     found = mine.new_empty(parameter.shape)
     for part, shape, row in zip(parts, shapes, gathered, strict=True):
         found[part] = row[: math.prod(shape)].view(shape)
     return found
+
+
+def all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Fill `whole` with the parts of all ranks."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    gather(whole, part, group=group)
 
 
 def own_part(parameter: Tensor) -> Part:

@@ -1,12 +1,14 @@
 """Tensor parallelism: the ranks of one copy each compute some heads and some of the feed-forward width of every layer.
 
-Shoeybi et al. 2019, arXiv:1909.08053, section 3. States enter a region of a layer and leave it equal on all ranks::
+Shoeybi et al. 2019, arXiv:1909.08053, section 3; between these regions each rank has some of the T tokens (sequence
+parallelism, Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2)::
 
-    states [T, E] ──▶ q k v, gate up: rows of the weight ──▶ heads, width of this rank ──▶ o, down: columns ──▶ summed
-                  ◀── gradients are summed                                                 gradients pass ◀──
+    norms, residuals     ──▶ q k v, gate up: rows of the weight ──▶ heads, width of this rank ──▶ o, down: columns ──▶
+    [T / ranks, E]   gathered [T, E]                                              summed and scattered [T / ranks, E]
 
-What a region has beside cut weights, such as norms of heads or half of the low-rank factors, is whole on every rank,
-and each has a part of its gradient: `summed` names it. Embedding and head are cut by rows of the vocabulary.
+Backwards, gathering is summing and scattering, and the other way round. So each rank has a part of the gradients of all
+that is whole on every rank: norms, a value head, half of the low-rank factors; what is cut has its own. Embedding and
+head are cut by rows of the vocabulary.
 
 A weight that is cut is a DTensor; a module computes with the rank's own part of it, so that FSDP, which gathers over
 the other copies, and checkpoints know where it lies. Which weights are cut is what transformers says of the family.
@@ -15,7 +17,7 @@ the other copies, and checkpoints know where it lies. Which weights are cut is w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -27,24 +29,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
+from rlplace.models.sharding import all_gather
+
 _CUT = {"colwise": 0, "rowwise": 1}  # of transformers: the dimension of [out, in] that is cut
 _WHOLE = {"replicated_with_grad_allreduce", "embedding_rowwise"}  # the embedding is cut anyway
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The ranks of this copy, and what they have to add up."""
+    """The ranks of this copy."""
 
     mesh: DeviceMesh
-    summed: frozenset[str]  # parameters that are whole on each rank, which has a part of their gradients
 
     @property
     def group(self) -> dist.ProcessGroup:
         return self.mesh.get_group()
 
-    def spread(self, states: Tensor) -> Tensor:
-        """Return what every rank has alike, for each to compute its own part with: gradients are summed."""
-        return cast(Tensor, _Spread.apply(states, self.group))
+    def gather(self, states: Tensor) -> Tensor:
+        """Return [.., T, E] of [.., T / ranks, E], for each to compute its own part with: gradients are summed."""
+        return cast(Tensor, _Gather.apply(states, self.group))
+
+    def alike(self, values: Tensor) -> Tensor:
+        """Return `values` that every rank computed alike from gathered states: each has an equal part of gradients."""
+        return cast(Tensor, _Alike.apply(values, self.mesh.size()))
 
     def reduce_(self, values: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduce over the ranks, in place."""
@@ -68,32 +75,24 @@ def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
     if unknown or not styles:
         raise ValueError(f"its layers are cut by {', '.join(unknown)}" if unknown else "it says of no layer how")
     made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay one
-    regions = dict[str, nn.Module]()
+    regions, found = dict[str, nn.Module](), TensorParallel(mesh)
     for name, module in list(lm.named_modules()):
         dim = next((_CUT.get(style) for pattern, style in styles.items() if fnmatchcase(name, pattern)), None)
         if dim is None:
             continue
         if dim == 1:  # the last of a region
             regions[name.rpartition(".")[0]] = lm.get_submodule(name.rpartition(".")[0])
-            module.register_forward_hook(lambda _, __, states: _Sum.apply(states, mesh.get_group()))
+            module.register_forward_hook(lambda _, __, states: _Scatter.apply(states, mesh.get_group()))
         for own, linear in module.named_modules():
             factor = own.partition(".")[0]
             if isinstance(linear, nn.Linear) and (dim, factor) not in ((0, "lora_A"), (1, "lora_B")):
                 if dim == 1 and linear.bias is not None:
                     raise ValueError(f"{name} has a bias, which would be added by every rank")
                 _cut_rows_or_columns(linear, dim, mesh, made)
-    found = TensorParallel(mesh, frozenset(_left_whole(lm, regions)))
     for region in regions.values():
         region.register_forward_pre_hook(_entering(found), with_kwargs=True)
     _cut_vocabulary(lm, mesh, made)
     return found
-
-
-def _left_whole(lm: PreTrainedModel, regions: Mapping[str, nn.Module]) -> Iterator[str]:
-    for name, parameter in lm.named_parameters(remove_duplicate=False):
-        inside = any(name.startswith(f"{region}.") for region in regions)
-        if inside and not isinstance(parameter, DTensor):
-            yield name
 
 
 def _cut_rows_or_columns(module: nn.Module, dim: int, mesh: DeviceMesh, made: dict[nn.Parameter, nn.Parameter]) -> None:
@@ -139,7 +138,7 @@ def _cut_vocabulary(lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Paramet
     def forward(tokens: Tensor) -> Tensor:
         ours = (tokens >= first) & (tokens < first + rows)
         found = own_rows(torch.where(ours, tokens - first, 0))
-        return cast(Tensor, _Sum.apply(found * ours.unsqueeze(-1), mesh.get_group()))
+        return cast(Tensor, _Scatter.apply(found * ours.unsqueeze(-1), mesh.get_group()))
 
     embedding.forward = forward  # type: ignore[assignment,method-assign]
 
@@ -147,33 +146,61 @@ def _cut_vocabulary(lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Paramet
 def _entering(parallel: TensorParallel) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (parallel.spread(args[0]), *args[1:]), named
-        return args, named | {"hidden_states": parallel.spread(named["hidden_states"])}
+            return (parallel.gather(args[0]), *args[1:]), named
+        return args, named | {"hidden_states": parallel.gather(named["hidden_states"])}
 
     return hook
 
 
-class _Spread(torch.autograd.Function):
+def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    tokens, width = states.shape[-2:]
+    found = states.new_empty(*states.shape[:-2], tokens * group.size(), width)
+    all_gather(found.view(-1, width), states.contiguous().view(-1, width), group=group)
+    return found
+
+
+def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    tokens, width = states.shape[-2:]
+    found = states.new_empty(*states.shape[:-2], tokens // group.size(), width)
+    sent = states.contiguous().view(group.size(), -1, width)
+    if states.is_cuda:
+        reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # as in `all_gather`
+        reduce(found.view(-1, width), sent.flatten(0, 1), group=group)
+    else:  # gloo would reduce a copy of everything, around a ring
+        parts = torch.empty_like(sent)
+        dist.all_to_all_single(parts, sent, group=group)
+        torch.sum(parts, dim=0, out=found.view(-1, width))
+    return found
+
+
+class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return states.view_as(states)
+        return _gathered(states, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone(memory_format=torch.contiguous_format)  # another may read what came
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return _scattered(gradient, ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        assert parts.is_contiguous(), "of a linear layer or an embedding"
-        dist.all_reduce(parts, group=group)
-        ctx.mark_dirty(parts)
-        return parts
+        ctx.group = group
+        return _scattered(parts, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+        return _gathered(gradient, ctx.group), None
+
+
+class _Alike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / ctx.ranks, None

@@ -87,7 +87,7 @@ def _check_prompts(config: Config, placement: HybridComponentPlacement) -> Itera
     prompts, each = config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
     for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
         ranks = placement.world_size(component) if component in placement.components else 0
-        cut = placement.spec(component).parallel.tensor_parallel_size if ranks else 1
+        cut = placement.spec(component).parallel.ranks if ranks else 1
         if prompts * items < (parts := ranks // cut):
             least, unit = -(-parts // items), "rank" if cut == 1 else "copy"
             yield _without_rows("algorithm.prompts", prompts, component, parts, least, item=f"one {item}", unit=unit)
@@ -208,7 +208,7 @@ def check_batches(config: Config, placement: HybridComponentPlacement) -> Iterat
         return
     samples = prompts * per
     batch = config.algorithm.train_batch or samples
-    learning = {c: placement.spec(c).num_copies for c in ("actor", "critic") if c in placement.components}
+    learning = {c: placement.spec(c).data_parallel for c in ("actor", "critic") if c in placement.components}
     engines = placement.spec("rollout").num_copies if "rollout" in placement.components else 1
     legal = _nearest_batch(samples, batch, lcm(*(copies * micro for copies in learning.values())))
     unit = lcm(engines, legal)

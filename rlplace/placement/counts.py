@@ -84,7 +84,7 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
     if algorithm.prompts is None:
         return
     samples = algorithm.prompts * algorithm.samples_per_prompt
-    batch, actors = algorithm.train_batch or samples, placement.spec("actor").num_copies
+    batch, actors = algorithm.train_batch or samples, placement.spec("actor").data_parallel
     engines = placement.spec("rollout").num_copies
     why = f"{algorithm.prompts} prompts x {algorithm.samples_per_prompt}; {_each(samples, engines)} for each engine"
     yield Count("samples", f"{samples} in an iteration", why)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlplace.config.schema import Config
 from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
-from rlplace.placement.language.spec import role_of
+from rlplace.placement.language.spec import Parallel, role_of
 
 SCORERS = ("critic", "reference", "reward")  # roles that read the samples and score them
 
@@ -61,10 +61,13 @@ class WorkerArguments:
     deliveries: tuple[Delivery, ...] = ()  # of weights, where ranks share memory; without any each rank gets its own
     # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
     working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    tensor_parallel: Mapping[str, int] = dataclasses.field(default_factory=dict)  # ranks of a copy; left out: 1
+    parallel: Mapping[str, Parallel] = dataclasses.field(default_factory=dict)  # of a component; left out: one rank
     copies_checkpoints: bool = True  # to write them behind the next iteration; else this waits for them
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def parallel_of(self, component: str) -> Parallel:
+        return self.parallel.get(component, Parallel())
 
     @property
     def model(self) -> Path:

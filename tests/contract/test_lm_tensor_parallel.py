@@ -1,4 +1,4 @@
-"""Ranks that cut a model between them make the update of one; its state and its saved model are those of one."""
+"""Ranks with a model or tokens between them make the update of one; state and saved model are those of one."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from tests.lm_ranks import LmScenario, Outcome, iterate, make_lm_worker, run_lm_
 from tests.tiny_lm import tiny_model
 from tests.worker_ranks import Session, in_processes, spec_of
 
-# By name: the model, ranks, how many of these have a copy between them, what they learn.
-SCENARIOS: dict[str, tuple[str, int, int, LmScenario]] = {
-    "norms of heads": ("qwen", 2, 2, LmScenario(model=Path())),
+# By name: the model, ranks, how many of these have a copy between them, and copies the tokens, what they learn.
+SCENARIOS: dict[str, tuple[str, int, tuple[int, int], LmScenario]] = {
+    "norms of heads": ("qwen", 2, (2, 1), LmScenario(model=Path())),
     "two copies, tied, several steps": (
         "llama",
         4,
-        2,
+        (2, 1),
         LmScenario(
             model=Path(),
             algorithm={"tis_cap": 1.5, "epochs": 2, "train_batch": 5, "entropy_coef": 0.01},
             trained={"zero_stage": 2},
         ),
     ),
-    "factors, merged": ("qwen", 2, 2, LmScenario(model=Path(), trained={"lora_rank": 3, "optimizer": QUICK})),
+    "factors, merged": ("qwen", 2, (2, 1), LmScenario(model=Path(), trained={"lora_rank": 3, "optimizer": QUICK})),
     "two copies, factors apart": (
         "qwen",
         4,
-        2,
+        (2, 1),
         LmScenario(
             model=Path(),
             algorithm={"kl_coef": 0.1, "train_batch": 5},
@@ -50,27 +50,51 @@ SCENARIOS: dict[str, tuple[str, int, int, LmScenario]] = {
     "critic, nothing recomputed": (
         "llama",
         2,
-        2,
+        (2, 1),
         LmScenario(model=Path(), component="critic", trained={"checkpointing": False}),
+    ),
+    "tokens, several steps and rows of a sequence": (
+        "qwen",
+        2,
+        (1, 2),
+        LmScenario(
+            model=Path(),
+            algorithm={"tis_cap": 1.5, "epochs": 2, "train_batch": 5, "entropy_coef": 0.01, "ratio": "sequence"},
+        ),
+    ),
+    "tokens and weights, factors": (
+        "llama",
+        4,
+        (2, 2),
+        LmScenario(
+            model=Path(),
+            algorithm={"kl_coef": 0.1, "train_batch": 5},
+            trained={"lora_rank": 3, "optimizer": QUICK},
+            reference={"share_actor": True},
+        ),
+    ),
+    "tokens of two copies, critic": (
+        "llama",
+        4,
+        (1, 2),
+        LmScenario(model=Path(), component="critic", trained={"zero_stage": 2}),
     ),
 }
 
-SLOW = {"factors, merged", "critic, nothing recomputed"}
+SLOW = {"factors, merged", "critic, nothing recomputed", "tokens of two copies, critic"}
 
 
 @functools.cache
-def outcomes(folder: Path, name: str, ranks: int, tensor_parallel: int) -> list[Outcome]:
-    scenario = SCENARIOS[name][3]
-    return run_lm_ranks(
-        dataclasses.replace(scenario, model=folder, ranks=ranks, tensor_parallel=tensor_parallel, iterations=2)
-    )
+def outcomes(folder: Path, name: str, ranks: int, weights: int, tokens: int) -> list[Outcome]:
+    cut = {"ranks": ranks, "tensor_parallel": weights, "context_parallel": tokens}
+    return run_lm_ranks(dataclasses.replace(SCENARIOS[name][3], model=folder, iterations=2, **cut))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SCENARIOS])
 def test_ranks_of_a_copy_make_the_update_of_one(request: pytest.FixtureRequest, name: str) -> None:
     model, ranks, within, scenario = SCENARIOS[name]
     folder: Path = request.getfixturevalue(model)
-    (alone,), together = outcomes(folder, name, 1, 1), outcomes(folder, name, ranks, within)
+    (alone,), together = outcomes(folder, name, 1, 1, 1), outcomes(folder, name, ranks, *within)
     assert len({outcome.digest for outcome in together}) == 1
     assert together[0].weights.keys() == alone.weights.keys()
     for weight, expected in alone.weights.items():

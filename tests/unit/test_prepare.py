@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,7 @@ def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
         ("rollout", {"placement": "2-3", "accelerators_per_rank": 2}, "vllm", None),
         ("rollout", {"placement": "2-3:0", "tensor_parallel_size": 2}, "vllm", None),
         ("rollout", {"placement": "0-1:0,2-3:1-2", "tensor_parallel_size": 2}, "vllm", "accelerators_per_rank: 2"),
+        ("rollout", {"placement": "2-3", "context_parallel_size": 2}, "vllm", "no context_parallel_size"),
         ("rollout", "cpu", "transformers", None),
         ("actor", {"placement": "0-1", "tensor_parallel_size": 2}, "transformers", None),
         ("actor", {"placement": "0-1", "accelerators_per_rank": 2}, "transformers", "tensor_parallel_size: 2"),
@@ -224,7 +226,7 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
 
 WHOLE = "no tensor_parallel_size        (ranks then share the state by FSDP)"
 TWELVE = {"num_attention_heads": 12, "vocab_size": 12}
-HEADS, FAMILY = "tensor-parallel-heads", "tensor-parallel-family"
+HEADS, FAMILY, TOKENS = "tensor-parallel-heads", "tensor-parallel-family", "context-parallel-heads"
 
 
 @pytest.mark.parametrize(
@@ -239,16 +241,24 @@ HEADS, FAMILY = "tensor-parallel-heads", "tensor-parallel-family"
         ({"model_type": "phi3"}, 2, 2, FAMILY, WHOLE),
         ({"attention_bias": True}, 2, 2, FAMILY, WHOLE),
         ({"model_type": "phi3"}, 2, 1, None, ""),
+        ({}, 4, {"context_parallel_size": 2}, None, ""),
+        ({"num_key_value_heads": 2}, 4, {"context_parallel_size": 4}, None, ""),  # two ranks have the same keys
+        ({"model_type": "phi3"}, 4, {"context_parallel_size": 2}, None, ""),
+        (TWELVE | {"num_key_value_heads": 3}, 12, {"context_parallel_size": 12}, None, ""),
+        (TWELVE, 8, {"context_parallel_size": 8}, TOKENS, "context_parallel_size: 4"),
+        (TWELVE | {"num_key_value_heads": 3}, 4, {"context_parallel_size": 2}, TOKENS, "context_parallel_size: 1"),
+        (TWELVE, 12, {"tensor_parallel_size": 2, "context_parallel_size": 6}, None, ""),
     ],
     ids=str,
 )
 def test_a_model_that_ranks_cannot_cut_is_refused(
-    folder: Path, model: dict[str, object], ranks: int, size: int, code: str | None, fix: str
+    folder: Path, model: dict[str, object], ranks: int, size: int | dict[str, int], code: str | None, fix: str
 ) -> None:
     write(folder / "config.json", KEYS | model | {"eos_token_id": 0})
-    line = {"placement": f"0-{ranks - 1}", "tensor_parallel_size": size}
-    placement = {"actor": line, "env": "12", "rollout": "13"}
-    blocks = {"cluster": {"component_placement": placement}, "algorithm": {"prompts": ranks // size}}
+    sizes = size if isinstance(size, dict) else {"tensor_parallel_size": size}
+    placement = {"actor": {"placement": f"0-{ranks - 1}", **sizes}, "env": "12", "rollout": "13"}
+    prompts = ranks // math.prod(sizes.values())
+    blocks = {"cluster": {"component_placement": placement}, "algorithm": {"prompts": prompts}}
     whole = with_folder(config(folder, **blocks), SOURCES)  # of one sample for each copy
     found = check_plan(whole, make_plan(whole, Topology.uniform(1, 14, "emulated", 1 << 30)), SOURCES)
     expected = (code, "cluster.component_placement.actor", fix)

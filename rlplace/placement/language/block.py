@@ -37,7 +37,8 @@ from rlplace.placement.machines.pools import ANY_NODE, WHOLE_CLUSTER, Pool
 from rlplace.placement.machines.topology import Ranges, overlap, show_range
 
 _PLACES = ("placement", "accelerators", "same_as")  # exactly one of them
-_COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", "tensor_parallel_size", "data_parallel_size")
+_PARALLEL = ("tensor_parallel_size", "context_parallel_size", "data_parallel_size")
+_COUNTS = ("ranks_per_accelerator", "accelerators_per_rank", *_PARALLEL)
 KEYS = ("node_group", *_PLACES, *_COUNTS, "tensor_parallel_across_nodes", "process")
 _FRACTION = re.compile(r"\s*([1-9][0-9]{0,8})\s*/\s*([1-9][0-9]{0,8})\s*")
 # The ranks of these roles form a process group of their own, and a process joins only one.
@@ -207,8 +208,7 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
     if len(block.problems) > before:
         return None
     parallel = Parallel(
-        tensor_parallel_size=counts.get("tensor_parallel_size", 1),
-        data_parallel_size=counts.get("data_parallel_size"),
+        **{key: counts[key] for key in _PARALLEL if key in counts},
         across_nodes=block.child("tensor_parallel_across_nodes").value is True,
     )
     shares = block.child("process").value == "shared"

@@ -171,8 +171,8 @@ def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing
 
 def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segments: Sequence[Segment]) -> bool:
     """Check that the parallel sizes of a line fit its segments: copies are whole, each on one node."""
-    tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
-    if tensor == 1 and data is None:
+    tensor, context, data = parallel.tensor_parallel_size, parallel.context_parallel_size, parallel.data_parallel_size
+    if parallel.ranks == 1 and data is None:
         return True
     text = line.child("tensor_parallel_size", tensor)
     total = sum(len(s.accelerators) for s in segments)
@@ -180,10 +180,12 @@ def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segmen
     fix: int | str
     uneven = next((e for s in segments if (e := s.accelerators_per_rank) % tensor and tensor % e), None)
     if not pool.holds_accelerators:
-        text = text if tensor > 1 else line.child("data_parallel_size", data)
+        given = ((text, tensor), (line.child("context_parallel_size", context), context))
+        text = next((found for found, size in given if size > 1), line.child("data_parallel_size", data))
         what, why = f"there are only {pool.noun}s here", f"a model is sliced over accelerators; {pool.describe()}"
         fix = f"remove {text.leaf}"
-    elif sharing > 1 and tensor > 1:
+    elif sharing > 1 and parallel.ranks > 1:
+        text = text if tensor > 1 else line.child("context_parallel_size", context)
         what, why = f"{sharing} ranks share each accelerator", "a sliced copy has each accelerator for itself"
         fix = text.line(1, "or one rank per accelerator")
     elif total % tensor:
@@ -191,10 +193,17 @@ def check_parallel(line: Text, name: str, parallel: Parallel, pool: Pool, segmen
         larger = next(n for n in range(tensor, total + 1) if total % n == 0) if tensor < total else total
         fix = one_of(text.line(n) for n in dict.fromkeys((largest_divisor(total, tensor), larger)))
         why = f"{name} is on {total} accelerators; each copy takes {tensor} of them"
-    elif data is not None and data * tensor != total:
+    elif total % parallel.ranks:
+        text = line.child("context_parallel_size", context)
+        fix = largest_divisor(total // tensor, context)
+        what = f"{total // tensor} copies do not divide into {context} for the same tokens"
+        why = f"{name} is on {total} accelerators, {tensor} for each copy; so many copies have the tokens between them"
+    elif data is not None and data * parallel.ranks != total:
         text = line.child("data_parallel_size", data)
-        fix = one_of([text.line(total // tensor), *([f"tensor_parallel_size: {total // data}"] * (total % data == 0))])
-        what = f"{data} copies x {tensor} = {data * tensor} accelerators, placed on {total}"
+        sizes = [f"tensor_parallel_size: {total // data}"] * (total % data == 0 and context == 1)
+        fix = one_of([text.line(total // parallel.ranks), *sizes]) if sizes else total // parallel.ranks
+        each = f"{tensor} x {context}" if context > 1 else f"{tensor}"
+        what = f"{data} copies x {each} = {data * parallel.ranks} accelerators, placed on {total}"
         why = f"the copies together use exactly the {total} accelerators that {name} has"
     elif uneven is not None:
         what, fix = f"ranks of {uneven} accelerators do not divide into copies of {tensor}", uneven

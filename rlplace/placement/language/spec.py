@@ -58,8 +58,14 @@ class Parallel:
     """How a component's accelerators work together; checked against its placement."""
 
     tensor_parallel_size: int = 1  # accelerators that hold one copy of the model's layers in slices
+    context_parallel_size: int = 1  # copies that have the tokens of the same samples between them
     data_parallel_size: int | None = None  # copies; None: as many as there is room for
     across_nodes: bool = False  # whether one copy may lie on two nodes
+
+    @property
+    def ranks(self) -> int:
+        """How many accelerators compute the same samples."""
+        return self.tensor_parallel_size * self.context_parallel_size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +133,11 @@ class ComponentSpec:
         return max(1, len(self.accelerators) // self.accelerators_per_copy)
 
     @property
+    def data_parallel(self) -> int:
+        """How many parts the samples have: copies with the same tokens between them have the same samples."""
+        return max(1, self.num_copies // self.parallel.context_parallel_size)
+
+    @property
     def accelerators_per_copy(self) -> int:
         """That hold one model in slices: as declared, else those of a rank; 1 without accelerators."""
         declared = self.parallel.tensor_parallel_size
@@ -144,6 +155,8 @@ class ComponentSpec:
         block["placement"] = text = render_segments(self.written)
         if parallel.tensor_parallel_size > 1:
             block["tensor_parallel_size"] = parallel.tensor_parallel_size
+        if parallel.context_parallel_size > 1:
+            block["context_parallel_size"] = parallel.context_parallel_size
         if parallel.data_parallel_size is not None:
             block["data_parallel_size"] = parallel.data_parallel_size
         if parallel.across_nodes:

@@ -147,7 +147,7 @@ def _batches(config: Config, plan: Plan) -> dict[str, int]:
         return {}
     step = algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt
     learning = [c for c in ("actor", "critic") if c in plan.placement.components]
-    return {c: step // plan.placement.spec(c).num_copies for c in learning}
+    return {c: step // plan.placement.spec(c).data_parallel for c in learning}
 
 
 def _with_lines(

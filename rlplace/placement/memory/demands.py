@@ -81,6 +81,7 @@ class Placed:
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
     tensor_parallel: int = 1  # accelerators that cut one copy of the model between them
+    context_parallel: int = 1  # copies that have the tokens of the same samples between them
     memory_bytes: int  # of one accelerator; 0: not known
     kind: str  # "cuda", "emulated", ...
 
@@ -91,8 +92,12 @@ class Placed:
 
     @property
     def groups(self) -> int:
-        """Communicators of a process: with the other copies, and with those that cut its own."""
-        return 1 if self.tensor_parallel == 1 else 2
+        """Communicators of a process: with the other copies, those that cut its own, and those with its samples."""
+        return 1 + (self.tensor_parallel > 1) + (self.context_parallel > 1)
+
+    def tokens(self, of_pass: int) -> int:
+        """How many of a pass's tokens a copy has."""
+        return -(-of_pass // self.context_parallel)
 
     def process(self, groups: int) -> dict[Part, int]:
         """What a process with `groups` communicators costs by being there; nothing where emulated."""
@@ -304,9 +309,10 @@ class TrainingDemand:
         block, shared = self.block, self.block.zero_stage >= _GRADIENTS and placed.copies > 1
         return Pass(
             model=self.model,
-            tokens=formulas.pass_tokens(block, self.sequence_length, self.packed),
+            tokens=placed.tokens(formulas.pass_tokens(block, self.sequence_length, self.packed)),
             number=DTYPE_BYTES[block.compute],
             parallel=placed.tensor_parallel,
+            exchanged=placed.context_parallel > 1,
             shared=shared,
             kept_gathered=block.zero_stage < 3,
             by_sequence=placed.kind != "cuda" or block.compute == "fp32",  # else by one kernel
@@ -321,11 +327,11 @@ class TrainingDemand:
         if block.lora_rank is None:
             outside = sum(w.part(parallel, shards) for w in self.model.root)
         rounded = block.weights != "fp32" and block.optimizer.kind == "adamw" and not block.optimizer.on_host
-        each = -(-self.samples // placed.copies)
+        each = -(-self.samples // max(1, placed.copies // placed.context_parallel))
         return work.learning(
             trained=(elements - outside, outside),
             checkpointing=block.checkpointing,
-            earlier=not self.samples or each * self.sequence_length > work.tokens,
+            earlier=not self.samples or placed.tokens(each * self.sequence_length) > work.tokens,
             master=DTYPE_BYTES[block.weights] if rounded else 0,
         )
 
@@ -380,9 +386,10 @@ class ScoringDemand:
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
         work = Pass(
             model=self.model,
-            tokens=formulas.pass_tokens(block, self.sequence_length, self.packed),
+            tokens=placed.tokens(formulas.pass_tokens(block, self.sequence_length, self.packed)),
             number=number,
             parallel=parallel,
+            exchanged=placed.context_parallel > 1,
             copied=shards > 1 or block.on_host,
             shared=shards > 1,
         )

@@ -46,21 +46,22 @@ def pass_tokens(block: TrainedConfig | FrozenConfig, sequence_length: int, packe
 
 
 def activations(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x sum over layers of what each saves; attention without its s x s matrix.
-    Source: counted from the operations, as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.1.
+    """b x s x sum over layers of what each saves; attention without its s x s matrix. Divided by t, but for what goes
+    into projections, which is gathered.
+    Source: counted from the operations, as in Korthikanti et al. 2022, arXiv:2205.05198, sections 4.1 and 4.2.2.
     Accuracy: within 0.1 % of what autograd saves in transformers 5.19 (CPU, sdpa) for 13 models; fused kernels save
         less.
     """
-    kept = sum(b.layers * b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
+    kept = sum(b.layers * b.saved.bytes_per_token(compute, parallel, 2 * model.hidden) for b in model.blocks)
     return tokens * kept
 
 
-def checkpoints(model: ModelShape, tokens: int, compute: int) -> int:
-    """b x s x L x h x c: the input of each layer; one layer is recomputed at a time.
+def checkpoints(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
+    """b x s / t x L x h x c: the input of each layer; one layer is recomputed at a time.
     Source: Chen et al. 2016, arXiv:1604.06174, section 4; Korthikanti et al. 2022, section 5.
     Accuracy: exact for a checkpoint at every layer.
     """
-    return tokens * model.layers * model.hidden * compute
+    return -(-tokens // parallel) * model.layers * model.hidden * compute
 
 
 def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -68,7 +69,7 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
     Source: as activations.
     Accuracy: as activations; without gradients it is less, so an upper bound.
     """
-    return tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
+    return tokens * max(b.saved.bytes_per_token(compute, parallel, 2 * model.hidden) for b in model.blocks)
 
 
 def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -76,7 +77,8 @@ def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) 
     Source: counted from the operations of transformers 5.19.
     Accuracy: within 5 % of what torch allocates for dense models (CPU, sdpa); of experts an upper bound.
     """
-    return tokens * max((b.passing or b.saved).bytes_per_token(compute, parallel) for b in model.blocks)
+    kept = 2 * model.hidden
+    return tokens * max((b.passing or b.saved).bytes_per_token(compute, parallel, kept) for b in model.blocks)
 
 
 def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -133,8 +135,8 @@ def engine_workspace(model: ModelShape, tokens: int, sequences: int, compute: in
     Source: vLLM 0.32 measures it in a dummy step of max_num_batched_tokens and max_num_seqs.
     Accuracy: upper bound; with a share it only moves the border to the KV cache.
     """
-    scores = logits(model.vocabulary, sequences, compute, parallel)
-    return one_layer(model, tokens, compute, parallel) + scores
+    layer = tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
+    return layer + logits(model.vocabulary, sequences, compute, parallel)
 
 
 def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:

@@ -330,11 +330,13 @@ class MemoryCase:
 
     def _placed(self, occupancy: Occupancy, used: OccupancyClass) -> Placed:
         component, each = occupancy.component, occupancy.accelerators_per_rank
-        declared = self.placement.spec(component).parallel.tensor_parallel_size
+        parallel = self.placement.spec(component).parallel
+        declared = parallel.tensor_parallel_size
         return Placed(
             ranks=self.ranks.get(component, self.placement.world_size(component)),
             accelerators_per_rank=each,
             tensor_parallel=declared if declared > 1 else max(1, each),
+            context_parallel=parallel.context_parallel_size,
             memory_bytes=used.memory_bytes,
             kind=used.kind,
         )

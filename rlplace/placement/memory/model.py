@@ -68,10 +68,12 @@ class Saved:
     float32: int = 0
     float32_cut: int = 0
 
-    def bytes_per_token(self, compute_bytes: int, tensor_parallel: int) -> int:
-        whole = self.compute * compute_bytes + self.float32 * 4
-        cut = self.compute_cut * compute_bytes + self.float32_cut * 4
-        return whole + -(-cut // tensor_parallel)
+    def bytes_per_token(self, compute_bytes: int, tensor_parallel: int, gathered: int | None = None) -> int:
+        """`gathered`: numbers that a rank has of all tokens, the rest of its own ones (sequence parallelism)."""
+        kept = self.compute if gathered is None else min(self.compute, gathered)
+        whole = kept * compute_bytes + self.float32 * 4 * (gathered is None)
+        every = (self.compute + self.compute_cut) * compute_bytes + (self.float32 + self.float32_cut) * 4
+        return whole + -(-(every - whole) // tensor_parallel)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

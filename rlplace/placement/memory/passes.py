@@ -40,6 +40,7 @@ class Pass:
     copied: bool = True  # weights are computed with in copies: gathered, or of another type
     shared: bool = True  # ranks have parts of them, so that the next layer is on its way while one computes
     kept_gathered: bool = False  # layers stay gathered from the forward to the backward pass
+    exchanged: bool = False  # ranks exchange tokens for heads around attention
     by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
 
     def forward(self) -> Moment:
@@ -62,13 +63,14 @@ class Pass:
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
         one = formulas.one_layer(model, self.tokens, number, self.parallel) + self._states(self.by_sequence)
-        saved = formulas.checkpoints(model, self.tokens, number)
+        saved = formulas.checkpoints(model, self.tokens, number, self.parallel)
         if not checkpointing:
             saved = formulas.activations(model, self.tokens, number, self.parallel)
             saved += self.by_sequence * formulas.checkpoints(model, self.tokens, number)
         gathered = self._gathered()
         # The head: its norm saves float32 and two states; each tile of scores is made again in the backward pass.
-        head = saved + _FLOAT32 * self.tokens * model.hidden + self._states(3) + beside
+        head = saved + self._cut(_FLOAT32 * self.tokens * model.hidden + self._states(3)) + beside
+        head += self._states(2) if self.parallel > 1 else 0  # gathered, and those of tokens that are scored
         full = bool(outside)  # without factors instead: the head has a gradient
         tile = formulas.tile_scores(model, self.tokens, self.parallel)
         yield self._arriving()._replace(gradients=before)

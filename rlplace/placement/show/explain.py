@@ -79,6 +79,8 @@ def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str
         lines.append(f"{ranks} ranks share an accelerator" if ranks > 1 else one)
     if spec.parallel.tensor_parallel_size > 1:
         lines.append(f"{spec.num_copies} copies of the model, each over {spec.parallel.tensor_parallel_size}")
+    if spec.parallel.context_parallel_size > 1:
+        lines.append(f"{spec.parallel.context_parallel_size} copies have the tokens of the same samples between them")
     sharers = placement.sharers(spec.name)
     lines += [f"shares {placement.shared(spec.name, c)} with {c} ({placement.relation(spec.name, c)})" for c in sharers]
     if not sharers:

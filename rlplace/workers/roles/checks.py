@@ -163,10 +163,37 @@ _CUT_EVENLY = ("num_attention_heads", "num_key_value_heads", "intermediate_size"
 
 
 def cut_problems(config: Config, spec: ComponentSpec) -> Iterator[Problem]:
-    """Report why the ranks of a copy cannot cut the model of a trained component or scorer between them."""
-    size, block = spec.parallel.tensor_parallel_size, config.block_of(spec.name)
+    """Report why ranks cannot have a model between them, or its tokens, of a trained component or scorer."""
+    block = config.block_of(spec.name)
     own = block.language_model if isinstance(block, TrainedConfig) else getattr(block, "model", None)
-    model, whole = own or config.model or {}, "no tensor_parallel_size        (ranks then share the state by FSDP)"
+    model = own or config.model or {}
+    if spec.parallel.tensor_parallel_size > 1:
+        yield from _model_problems(config, spec, model)
+    yield from _token_problems(spec, model)
+
+
+def _token_problems(spec: ComponentSpec, model: Mapping[str, object]) -> Iterator[Problem]:
+    """Report heads that ranks cannot exchange for tokens: each has as many queries, keys are copied if they are few."""
+    tensor, size = spec.parallel.tensor_parallel_size, spec.parallel.context_parallel_size
+    heads = model.get("num_attention_heads")
+    keys = model.get("num_key_value_heads") or heads
+    if size == 1 or not isinstance(heads, int) or not isinstance(keys, int):
+        return
+    ours, theirs = max(1, heads // tensor), max(1, keys // tensor)
+
+    def goes(ranks: int) -> bool:
+        return ours % ranks == 0 and (theirs % ranks == 0 or ranks % theirs == 0)
+
+    if not goes(size):
+        near = max(n for n in range(1, size) if spec.num_copies % n == 0 and goes(n))
+        what = f"{ours} heads of queries and {theirs} of keys are not exchanged between {size} ranks"
+        why = "within attention each rank has all tokens of as many heads as any other"
+        yield _uncut("context-parallel-heads", spec, what, why, f"context_parallel_size: {near}")
+
+
+def _model_problems(config: Config, spec: ComponentSpec, model: Mapping[str, object]) -> Iterator[Problem]:
+    size, block = spec.parallel.tensor_parallel_size, config.block_of(spec.name)
+    whole = "no tensor_parallel_size        (ranks then share the state by FSDP)"
     family, biases = model.get("model_type"), [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
     if family not in CUT_FAMILIES and family is not None:
         what, why = f"a {family} model is not cut between ranks", f"it may be one of {', '.join(sorted(CUT_FAMILIES))}"

@@ -11,7 +11,7 @@ the next group like any reader of a channel, and ends after the last group of th
 
     whole      every rank reads groups by itself; no rank waits for another
     sharded    rank 0 reads what is there, packs it for all ranks, announces it ──▶ equally many passes on each rank
-    or cut     between ranks of a copy, which run the same passes
+    or cut     between ranks with the same samples, which run the same passes
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class ModelScorer(Scorer, JoinedWorker):
         block = config.config.block_of(self.component)
         assert isinstance(block, FrozenConfig), "scorers that are models are not trained"
         self._block, self._own_folder = block, folder_of(block.model)
-        cut = config.tensor_parallel.get(self.component, 1) > 1
-        self._sharded = (block.sharded or cut) and context.world_size > 1  # a single rank has the whole model
+        joint = block.sharded or config.parallel_of(self.component).ranks > 1
+        self._sharded = joint and context.world_size > 1  # a single rank has the whole model
         self.folder = self._own_folder or config.model
 
     @abc.abstractmethod
@@ -187,13 +187,20 @@ class ModelScorer(Scorer, JoinedWorker):
 
         config, context, block = self.config.config, self.context, self._block
         ranks = self._join()
-        mesh = ranks.mesh if self._sharded else ranks.alone() if block.on_host else None
-        if ranks.tensor_parallel > 1 and not block.sharded and not block.on_host:
+        cut = ranks.tensor_parallel > 1
+        mesh = None
+        if (block.sharded and self._sharded) or (block.on_host and cut):
+            mesh = ranks.mesh
+        elif block.on_host:
+            mesh = ranks.alone()
+        elif cut:
             mesh = ranks.mesh[TENSOR]  # each copy by itself
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
         kind: type[PackedLm] = reward_lm(block.head) if isinstance(block, RewardConfig) else CausalLm
-        self._lm = FrozenLm(kind, self.folder, block.dtype, mesh, device, on_host=block.on_host, key=key)
+        self._lm = FrozenLm(
+            kind, self.folder, block.dtype, mesh, device, on_host=block.on_host, context=ranks.context, key=key
+        )
         for module in self._lm.fsdp_modules:
             ranks.carry(module)
         self._parts = {}
@@ -223,7 +230,7 @@ class ModelScorer(Scorer, JoinedWorker):
         """
         from rlplace.algo.packing import pack
 
-        due, copies, together = scoring.due, self._ranks.copies if self._sharded else 1, self._ranks.tensor_parallel
+        due, copies, together = scoring.due, self._ranks.copies if self._sharded else 1, self._ranks.together
         ranks = copies * together
         while due:
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None

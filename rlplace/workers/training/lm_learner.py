@@ -100,7 +100,7 @@ class LmLearner:
                 targets={name: {i: values[i] for i in needed} for name, values in (targets or {}).items()},
                 kl_coef=kl_coef,
             )
-            shards += [shard] * self._ranks.tensor_parallel
+            shards += [shard] * self._ranks.together
         return shards
 
     def _infer(

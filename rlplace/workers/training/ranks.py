@@ -30,8 +30,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from rlplace.errors import ChannelTimeout
+from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.sharding import SHARD, TENSOR
 from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
+from rlplace.placement.language.spec import Parallel
 from rlplace.workers.training.shared_sum import MOST_BYTES, SharedSum
 from rlplace.workers.worker import WorkerContext, cancelled
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 Shard = TypeVar("Shard")
+_ALONE = Parallel()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
@@ -51,16 +54,20 @@ class Ranks:
     _opening = threading.Lock()
     _members = 0  # of the process group, in this process
 
-    def __init__(self, context: WorkerContext, timeout_s: float, tensor_parallel: int = 1) -> None:
+    def __init__(self, context: WorkerContext, timeout_s: float, parallel: Parallel = _ALONE) -> None:
         """Block until all ranks of the worker's group have joined; its thread computes on its device from now on.
 
         `timeout_s`: of a whole stage, to wait for rank 0, which has shorter ones for each thing it takes.
-        `tensor_parallel`: ranks, neighbours, that together have one copy of the model and compute the same samples.
+        `parallel`: neighbours have a copy of the model between them, and neighbouring copies the tokens. All of these
+        compute the same samples.
         """
         self.rank, self.world_size = rank, world_size = context.rank, context.world_size
-        self.tensor_parallel, self.copies = tensor_parallel, world_size // tensor_parallel
-        self.copy, within = divmod(rank, tensor_parallel)
-        self.counts = within == 0  # of the ranks of a copy, whose numbers are alike, one counts in a sum over all
+        self.tensor_parallel = tensor_parallel = parallel.tensor_parallel_size
+        self.together = parallel.ranks
+        self.copies = world_size // self.together  # how many parts the samples have
+        self.copy, at = divmod(rank, self.together)
+        self.within = rank % tensor_parallel
+        self.counts = at == 0  # of ranks with the same samples, whose numbers are alike, one counts in a sum over all
         self._context, self._timeout_s = context, timeout_s
         self._epoch = self._waits = 0
         device, meet = torch.device(context.device.torch_name), context.rendezvous
@@ -95,12 +102,16 @@ class Ranks:
         self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=(SHARD,))
         if tensor_parallel > 1:
             self.mesh = self._of_copies(device.type, timeout)
+        self.context: ContextParallel | None = None
+        if self.together > tensor_parallel:
+            parts = torch.arange(world_size).view(self.copies, -1, tensor_parallel).transpose(1, 2).flatten(0, 1)
+            self.context = ContextParallel(_subgroup(parts, timeout))
         self._shared = self._share_memory(meet.timeout_s) if world_size > 1 and self._on_host else None
 
     def _of_copies(self, device_type: str, timeout: timedelta) -> DeviceMesh:
         """Return the mesh of copies, and of the ranks of each. A collective."""
-        ranks = torch.arange(self.world_size).view(self.copies, self.tensor_parallel)
-        groups = [dist.new_subgroups_by_enumeration(of.tolist(), timeout=timeout)[0] for of in (ranks.T, ranks)]
+        ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
+        groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
         return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=(SHARD, TENSOR))
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
@@ -213,6 +224,12 @@ class Ranks:
             Ranks._members -= 1
             if not Ranks._members:
                 dist.destroy_process_group()
+
+
+def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
+    """Return this rank's of the groups that are rows of `ranks`. A collective."""
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)[0]
+    return group
 
 
 class _OnHost:

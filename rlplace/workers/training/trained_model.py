@@ -267,7 +267,7 @@ class TrainedLm(TrainedModel):
         """`kind`: of the module; without it, a CausalLm."""
         from rlplace.models.causal_lm import CausalLm, build
 
-        self.spec, self.module = spec, build(kind or CausalLm, spec, ranks.mesh)
+        self.spec, self.module = spec, build(kind or CausalLm, spec, ranks.mesh, ranks.context)
         self._fsdp_groups = [cast(FSDPModule, group) for group in self.module.groups]
         for group in self._fsdp_groups:
             ranks.carry(group)
@@ -280,11 +280,9 @@ class TrainedLm(TrainedModel):
             lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
         self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
-        counts = [is_cut(parameter) or ranks.counts for parameter in self._trained]
+        counts = [is_cut(parameter) or not ranks.within for parameter in self._trained]
         self._counts = torch.tensor(counts, dtype=torch.float64, device=self.device)  # in the norm of all gradients
-        in_parts = self.module.parallel.summed if self.module.parallel is not None else frozenset()
-        summed = {self._tensors[name] for name in in_parts}
-        self._in_parts = [at for at, parameter in enumerate(self._trained) if parameter in summed]
+        self._in_parts = [at for at, parameter in enumerate(self._trained) if not is_cut(parameter)]
         self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
         for parameter in self._trained:
             if parameter.dtype != torch.float32:

@@ -37,8 +37,8 @@ class JoinedWorker(RoleWorker):
         """Join the other ranks of the group. A collective."""
         from rlplace.workers.training.ranks import Ranks
 
-        together = self.config.tensor_parallel.get(self.context.slot.component, 1)
-        self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s, together)
+        parallel = self.config.parallel_of(self.context.slot.component)
+        self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s, parallel)
         self._opened.callback(self._ranks.close)
         return self._ranks
 

@@ -14,12 +14,16 @@ from rlplace.config.schema import TextRolloutConfig
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
 from rlplace.models.families import TRAINED, why_not_trained
 from rlplace.models.packed import Packed
+from rlplace.placement.language.spec import Parallel
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.transformers import TransformersEngine
 from rlplace.workers.training.ranks import Ranks
+from rlplace.workers.training.trained_model import TrainedLm
+from rlplace.workers.worker import Rendezvous
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import request_of
+from tests.worker_ranks import context_of, in_processes
 
 SMALL: dict[str, Any] = {
     "vocab_size": 320,
@@ -60,13 +64,23 @@ def logprobs_of(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     return scores.gather(1, tokens[1:, None])[:, 0]
 
 
+SEQUENCES = [np.random.default_rng(length).integers(3, 320, length) for length in (20, 9)]
+
+
+def packed() -> Packed:
+    return Packed.of(SEQUENCES, [np.arange(len(tokens)) > 0 for tokens in SEQUENCES])
+
+
+def expected_of(model: PreTrainedModel) -> torch.Tensor:
+    return torch.cat([logprobs_of(model, torch.tensor(tokens)) for tokens in SEQUENCES])
+
+
 @pytest.mark.parametrize("family", sorted(TRAINED))
 def test_a_step_is_that_of_transformers(family: str, ranks: Ranks, tmp_path: Path) -> None:
     model = tiny(family, tmp_path)
-    sequences = [np.random.default_rng(length).integers(3, 320, length) for length in (20, 9)]
-    expected = torch.cat([logprobs_of(model, torch.tensor(tokens)) for tokens in sequences])
+    expected = expected_of(model)
     module = build(CausalLm, LmSpec(folder=tmp_path), ranks.mesh)
-    found = module(Packed.of(sequences, [np.arange(len(tokens)) > 0 for tokens in sequences])).logprobs
+    found = module(packed()).logprobs
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     rate = torch.linspace(-1.0, 2.0, len(expected))
     steps = []
@@ -77,6 +91,35 @@ def test_a_step_is_that_of_transformers(family: str, ranks: Ranks, tmp_path: Pat
     assert steps[0].keys() == steps[1].keys()
     for name, weight in steps[1].items():
         torch.testing.assert_close(weight, steps[0][name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def _with_half_the_tokens(folder: Path, rank: int, rendezvous: Rendezvous, _: Path) -> dict[str, dict[str, np.ndarray]]:
+    """By family, log-probabilities and gradients."""
+    ranks = Ranks(context_of("actor", rank, 2, rendezvous, {}), 60.0, Parallel(context_parallel_size=2))
+    found = {}
+    for family in sorted(TRAINED):
+        lm = TrainedLm(LmSpec(folder=folder / family), ranks)
+        logprobs = lm.module(packed()).logprobs
+        (torch.linspace(-1.0, 2.0, len(logprobs)) @ logprobs).backward()
+        gradients = {name: parameter.grad.full_tensor() for name, parameter in lm.module.lm.named_parameters()}
+        found[family] = {"logprobs": logprobs.detach().numpy()} | {n: g.numpy() for n, g in gradients.items()}
+    ranks.close()
+    return found
+
+
+@pytest.mark.slow
+def test_ranks_with_half_the_tokens_each_say_what_transformers_says(tmp_path: Path) -> None:
+    models = {family: tiny(family, tmp_path / family) for family in TRAINED}
+    for rank in in_processes(_with_half_the_tokens, tmp_path, 2):
+        for family, model in models.items():
+            model.zero_grad()
+            expected = expected_of(model)
+            (torch.linspace(-1.0, 2.0, len(expected)) @ expected).backward()
+            np.testing.assert_allclose(rank[family].pop("logprobs"), expected.detach(), atol=1e-5, err_msg=family)
+            assert rank[family].keys() == dict(model.named_parameters()).keys()
+            for name, parameter in model.named_parameters():
+                gradient = rank[family][name]
+                np.testing.assert_allclose(gradient, parameter.grad, atol=1e-4, rtol=1e-3, err_msg=f"{family} {name}")
 
 
 @pytest.mark.parametrize("family", sorted(TRAINED))

@@ -101,9 +101,9 @@ def test_two_ranks_say_the_same_of_groups_that_come_one_by_one(policy: Path, way
         assert_same(each, logprobs(policy, made_up_samples(iteration)))
 
 
-@pytest.mark.parametrize(("way", "ranks"), [("whole", 2), ("sharded on the host", 4)])
-def test_ranks_that_cut_a_model_say_the_same(policy: Path, way: str, ranks: int) -> None:
-    scenario = ScorerScenario(model=policy, block=WAYS[way], ranks=ranks, tensor_parallel=2)
+@pytest.mark.parametrize(("way", "ranks", "tokens"), [("whole", 4, 2), ("sharded on the host", 4, 1)])
+def test_ranks_that_cut_a_model_and_tokens_say_the_same(policy: Path, way: str, ranks: int, tokens: int) -> None:
+    scenario = ScorerScenario(model=policy, block=WAYS[way], ranks=ranks, tensor_parallel=2, context_parallel=tokens)
     for iteration, each in enumerate(score_by_ranks(scenario)):
         assert_same(each, logprobs(policy, made_up_samples(iteration)))
 

@@ -24,6 +24,7 @@ from rlplace.trained import POLICY, Trained, config_of, exported_policy
 
 _TRAINED = ("actor", "critic")
 _FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
+_OTHER_FILES = (".bin", ".ckpt", ".gguf", ".h5", ".json", ".npz", ".pb", ".pkl", ".tflite", ".yaml", ".zip")
 _KEY = "CHECKPOINT"
 _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
@@ -90,8 +91,8 @@ def _export_again(exported: Trained, out: Path, component: str, *, average: bool
 
 def _free(out: Path, files: Sequence[str] = _FILES, *, number: int = 2) -> Path:
     """Return the place to write to. Raises ConfigError where something is there, or `files` do not end like it."""
-    if out.suffix[1:].isalpha() and out.suffix not in files:  # not the end of policy_v1.2
-        near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
+    near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
+    if not out.exists() and out.suffix not in files and (near or out.suffix in (*_FILES, *_OTHER_FILES)):
         ends = f"the end of the name says what is written: {', '.join(files)}, or none for a folder"
         why = ends if files else "a language model is written as a folder"
         raise _wrong("OUT", "no such kind of file", str(out), why, str(out.with_suffix(f".{near}" if near else "")))

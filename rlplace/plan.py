@@ -17,6 +17,7 @@ from rlplace.codes import codes
 from rlplace.commands import answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
+from rlplace.config.read import word_meant
 from rlplace.config.validate import config_schema
 from rlplace.errors import ConfigError, did_you_mean, suggestion
 from rlplace.placement.memory.ledger import Measurements
@@ -96,13 +97,13 @@ def _misspelt_command(word: str) -> str | None:
 
 def _request(words: Sequence[str]) -> Request:
     """Take the options of `plan` out of the words. Raises ConfigError."""
-    parser = OptionParser(typed("plan"), add_help=False)
+    parser = OptionParser(typed("plan"), word_of=word_meant, add_help=False)
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--simulator", action="store_true")
     options, rest = parser.parse_known_args(words)
-    parser.refuse_misspelt(rest)
+    parser.refuse_unknown(rest, compose.FLAGS)
     form, diff, measured = options.format, options.diff, options.measured
     if form not in FORMATS:
         why, fix = "one of " + ", ".join(FORMATS), f"--format {did_you_mean(form, FORMATS) or 'text'}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
+from rlplace.config.read import word_meant
 from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered
 from rlplace.foresight.known import FILE
@@ -31,13 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(argv: Sequence[str]) -> int:
     about = "Runs a job for a few iterations under several placements; the profile says what each part of it takes."
-    parser = OptionParser(typed("profile"), description=about)
+    parser = OptionParser(typed("profile"), word_of=word_meant, description=about)
     parser.add_argument("--out", help="the file to write; a folder beside the job's runs otherwise")
     parser.add_argument("--iterations", type=int, default=8, help="of each run; the first two are left out (8)")
     parser.add_argument("--config-name", metavar="NAME", help="the config, as for train")
     parser.epilog = "key=value: overrides of the config. The profile is used by plan, train and search: profile=FILE"
     options, words = parser.parse_known_args(argv)
-    parser.refuse_misspelt(words)
+    parser.refuse_unknown(words, compose.FLAGS)
+    for word in words:
+        if word.lstrip("+").partition("=")[0] == "profile":
+            what, why = "is what this command writes", "plan, train and search predict from it: profile=FILE"
+            raise _wrong("profile", what, word, why, f"--out {word.partition('=')[2] or FILE}")
     if options.iterations < LEAST_ITERATIONS:
         why = "the first two iterations load libraries and fill caches"
         raise _wrong(

@@ -8,6 +8,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def _run(
         (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
     callbacks = Callbacks(runner.callbacks, folder, yaml.safe_load(texts[CONFIG]))
     display = Display(runner, _console(job), schedule.active)
-    with _shown(job, display, signals), _cluster(job, display, folder) as cluster, contextlib.ExitStack() as opened:
+    with callbacks, _shown(job, display, signals), _cluster(job, display, folder) as cluster, ExitStack() as opened:
 
         def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
             opened.close()
@@ -289,7 +290,7 @@ def _watched(
 ) -> Iterator[None]:
     """Report stalls, and find workers that do not answer; threads of this process always can."""
     stall_s, heartbeat_s = job.config.runner.watchdog_s, job.config.faults.heartbeat_s
-    with contextlib.ExitStack() as watching:
+    with ExitStack() as watching:
         if stall_s:
             watching.enter_context(Watchdog(channels, stall_s=stall_s))
         if heartbeat_s and cluster.restarts_workers:

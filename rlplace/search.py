@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from pathlib import Path
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
+from rlplace.config.read import word_meant
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import ConfigError, OutputError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
@@ -75,12 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _request(words: Sequence[str]) -> Request:
     """Take the options of a search out of the words. Raises ConfigError."""
-    parser = OptionParser(typed("search"), add_help=False)
+    parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
     parser.add_argument("--probe", nargs="?", const="", default="0")
     options, rest = parser.parse_known_args(words)
-    parser.refuse_misspelt(rest)
     if options.format not in FORMATS:
         why, fix = "one of " + ", ".join(FORMATS), f"--format {did_you_mean(options.format, FORMATS) or 'text'}"
         raise _wrong("--format", "no such format", options.format, why, fix)
@@ -88,6 +89,7 @@ def _request(words: Sequence[str]) -> Request:
         raise _wrong(
             "--apply", "to which file?", None, "the config with the changed lines is written there", "--apply best.yaml"
         )
+    own: dict[str, str] = {}
     for word, after in zip(rest, [*rest[1:], ""], strict=True):
         name, _, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in _WORDS:
@@ -99,7 +101,11 @@ def _request(words: Sequence[str]) -> Request:
         if "=" in word and name not in _WORDS and (near := did_you_mean(name, _WORDS)):
             why = "beside keys of the config, it takes " + ", ".join(_WORDS)
             raise _wrong(name, "no such word" + suggestion(near), word, why, f"{near}={value}")
-    own = {key: word.partition("=")[2] for word in rest if (key := word.partition("=")[0]) in _WORDS and "=" in word}
+        if "=" in word and name in _WORDS:
+            if name in own:
+                raise _wrong(name, "stands twice", word, f"the other is {name}={own[name]}", f"leave out {word}")
+            own[name] = value
+    parser.refuse_unknown(rest, compose.FLAGS)
     objective = own.get("objective", OBJECTIVES[0])
     if objective not in OBJECTIVES:
         near = did_you_mean(objective, OBJECTIVES)
@@ -112,15 +118,27 @@ def _request(words: Sequence[str]) -> Request:
         form=options.format,
         apply=None if options.apply is None else Path(options.apply),
         objective=objective,
-        fixed=tuple(name.strip() for name in own.get("fix", "").split(",") if name.strip()),
+        fixed=_listed(own, "fix", "components that stay as they are", "actor"),
         accelerators=tuple(
             _whole(text, "accelerators", "how many accelerators a plan uses", f"accelerators={_counts(own)}")
-            for text in own.get("accelerators", "").split(",")
-            if text.strip()
+            for text in _listed(own, "accelerators", "how many accelerators a plan uses", "1")
         ),
         seconds=_positive(own.get("seconds", str(_SECONDS))),
         probe=_whole(options.probe, "--probe", "how many of the best plans are run", "--probe 4"),
     )
+
+
+def _listed(own: Mapping[str, str], key: str, why: str, example: str) -> tuple[str, ...]:
+    """Return what a word names, with commas between; nothing where it is not there. Raises ConfigError."""
+    if key not in own:
+        return ()
+    names = [name for part in own[key].split(",") if (name := part.strip())]
+    if not names:
+        raise _wrong(key, "names nothing", f"{key}={own[key]}", why, f"{key}={example}")
+    once = list(dict.fromkeys(names))
+    if len(once) < len(names):
+        raise _wrong(key, "names one twice", f"{key}={own[key]}", why, f"{key}={','.join(once)}")
+    return tuple(names)
 
 
 def _whole(text: str, key: str, why: str, fix: str) -> int:
@@ -139,8 +157,8 @@ def _positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value > 0.0:
-        raise _wrong("seconds", "is no time above 0", text, "a search ends then with what it has", "seconds=60")
+    if not 0.0 < value < math.inf:
+        raise _wrong("seconds", "is no finite time above 0", text, "a search ends then with what it has", "seconds=60")
     return value
 
 

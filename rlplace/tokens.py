@@ -99,6 +99,11 @@ class Sample:
         """How many tokens the policy sampled."""
         return int(self.mask.sum())
 
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens are before the first that the policy sampled; all where it sampled none."""
+        return int(self.mask.argmax()) if self.mask.any() else len(self.tokens)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:

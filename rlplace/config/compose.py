@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     GrammarParseError,
     InterpolationKeyError,
@@ -79,16 +80,7 @@ class CommandLine:
 
         A name that ends in .yaml is a file: its folder is looked in first. Raises ConfigError for an unknown flag.
         """
-        parser = OptionParser("command line", word_of=word_meant, add_help=False)
-        for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
-            parser.add_argument(f"--{name}", f"-{short}")
-        parser.add_argument("--config-dir", "-cd", action="append", default=[])
-        for name, short in (("multirun", "m"), ("run", "r"), ("help", "h")):
-            parser.add_argument(f"--{name}", f"-{short}", action="store_true")
-        parser.add_argument("--resolve", action="store_true")
-        parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-        parser.add_argument("overrides", nargs="*")
-        flags = parser.parse_intermixed_args(argv)
+        flags = _parser().parse_intermixed_args(argv)
         own = [Path(folder).resolve() for folder in (*flags.config_dir, flags.config_path) if folder]
         overrides: list[str] = flags.overrides
         config: str | None = flags.config_name
@@ -116,6 +108,22 @@ class CommandLine:
     def text(self) -> str:
         """The text of the config's own file; empty where there is none."""
         return self.file.read_text(encoding="utf-8") if self.file.is_file() else ""
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser("command line", word_of=word_meant, add_help=False)
+    for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
+        parser.add_argument(f"--{name}", f"-{short}")
+    parser.add_argument("--config-dir", "-cd", action="append", default=[])
+    for name, short in (("multirun", "m"), ("run", "r"), ("help", "h")):
+        parser.add_argument(f"--{name}", f"-{short}", action="store_true")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parser.add_argument("overrides", nargs="*")
+    return parser
+
+
+FLAGS = frozenset(name for action in _parser()._actions for name in action.option_strings)  # beside overrides
 
 
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
@@ -149,9 +157,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             overrides.append(f"hydra.searchpath={places}")
         with initialize_config_dir(str(line.root), job_name="rlplace", version_base="1.3"):
             if line.flags.cfg:
-                hydra = GlobalHydra.instance().hydra
-                assert hydra is not None
-                hydra.show_cfg(line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve)
+                _print_config(line, overrides)
                 return []
             jobs = [overrides]
             if line.swept:
@@ -170,6 +176,30 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         file = Path(mark.name) if mark else line.file
         twice = repeated_key(file.read_text(encoding="utf-8"), _short(file)) if "duplicate" in str(error) else None
         raise (twice or not_yaml(error, _short(file), "bad-yaml", "config")) from error
+
+
+def _print_config(line: CommandLine, overrides: list[str]) -> None:
+    """Print a composed config as `--cfg`, `--package` and `--resolve` ask for it."""
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    if line.flags.cfg != "job" or line.name is None:
+        hydra.show_cfg(line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve)
+        return
+    shown, places, task = _job_of(line.name, overrides)
+    OmegaConf.set_struct(shown, False)
+    for path in _of_another_choice(_with_parents(places, line.name), task):
+        above, _, key = path.rpartition(".")
+        if isinstance(block := OmegaConf.select(shown, above), DictConfig):
+            block.pop(key, None)
+    if (package := line.flags.package) not in (None, "_global_"):
+        shown = OmegaConf.select(shown, package)
+        if shown is None:
+            why = "it has " + ", ".join(str(key) for key in _job_of(line.name, overrides)[0])
+            raise ConfigError.of("bad-option", "--package", "the config has no such block", package, why, "-p cluster")
+    if line.flags.resolve and OmegaConf.is_config(shown):
+        OmegaConf.resolve(shown)
+    text = OmegaConf.to_yaml(shown).rstrip("\n") if OmegaConf.is_config(shown) else str(shown)
+    sys.stdout.write(f"{text}\n")
 
 
 def with_defaults(file: Path) -> Composed | None:
@@ -198,19 +228,16 @@ def _composed_anyhow(name: str | None, overrides: list[str]) -> Composed:
 
 def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -> Composed:
     assert name is not None, "checked above"
-    config = compose(name, overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(config)  # for ${hydra:...}
+    job, places, task = _job_of(name, overrides)
     run = HydraConfig.get()
-    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
     parts = {g: choice for g, choice in run.runtime.choices.items() if choice and not g.startswith("hydra")}
     sources: dict[str, Source] = {}
     for group, choice in parts.items():
         folder, _, package = group.partition("@")
         sources |= _file_sources(places, f"{folder}/{choice}", prefix=package or folder.replace("/", "."))
     sources |= _file_sources(places, name)
-    given = [override.partition("=")[0].lstrip("+~") for override in run.overrides.task]
-    for key, override in zip(given, run.overrides.task, strict=True):
+    given = [override.partition("=")[0].lstrip("+~") for override in task]
+    for key, override in zip(given, task, strict=True):
         if key not in parts:
             sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
             sources[key] = source = Source(file=COMMAND_LINE + override.removeprefix("++"))
@@ -225,11 +252,21 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
         files = _with_parents(places, name)
         if misread := [problem for file in files for problem in _misread(file, sources)]:
             raise ConfigError(misread)
-        _drop(mapping, _of_another_choice(files, run.overrides.task))
+        _drop(mapping, _of_another_choice(files, task))
     _join_names(mapping)
     for key in (key for key in given if "." in key):  # the command line wins over a line `key.below: ...` of the file
         mapping.pop(key, None)
     return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
+
+
+def _job_of(name: str, overrides: list[str]) -> tuple[DictConfig, list[Path], list[str]]:
+    """Compose a config without Hydra's own part; also the folders it is from, and the overrides of the job."""
+    config = compose(name, overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)  # for ${hydra:...}
+    run = HydraConfig.get()
+    places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
+    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return job, places, list(run.overrides.task)
 
 
 def _join_names(mapping: dict[Any, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from rlplace.errors import ConfigError, did_you_mean, suggestion
@@ -33,10 +33,10 @@ class OptionParser(argparse.ArgumentParser):
                 raise self._unknown(word)
         return super().parse_known_args(args, namespace)
 
-    def refuse_misspelt(self, rest: Sequence[str]) -> None:
-        """Raise ConfigError for a word of the rest, which others read, that misspells an option of this parser."""
+    def refuse_unknown(self, rest: Sequence[str], others: Collection[str]) -> None:
+        """Raise ConfigError for an option in the rest, which others read, that is none of theirs either."""
         for word in rest:
-            if word.startswith("--") and self._near(word):
+            if word.startswith("-") and word.partition("=")[0] not in others:
                 raise self._unknown(word)
 
     def error(self, message: str) -> NoReturn:

@@ -116,6 +116,11 @@ class Savings:
     def sizes(self) -> str:
         return " + ".join(f"{component} {size}" for component, size in self.by_component.items() if size)
 
+    @property
+    def text(self) -> str:
+        one = self.used == 1
+        return f"{self.used} accelerator{'' if one else 's'} {'does' if one else 'do'} the work of {self.dedicated}"
+
     def __str__(self) -> str:
         return f"{self.used} accelerators instead of {self.dedicated} ({self.sizes})"
 

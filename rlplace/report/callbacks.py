@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rlplace.config.own import CallbackConfig
 from rlplace.envs.registry import check_named, named, place_of
 from rlplace.errors import CallbackError, Problem, RlplaceError
+from rlplace.report.trackers import state_of
 from rlplace.signals import Stopped
 
 _KEY, _CODE, _NOUN = "runner.callbacks", "unknown-callback", "callback"
@@ -33,14 +34,25 @@ def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
 
 
 class Callbacks:
-    """The callbacks of a run, in the order of the config. Raises CallbackError for what they raise."""
+    """The callbacks of a run, in the order of the config. Raises CallbackError for what they raise.
+
+    As a context manager it tells them of an end that nothing inside has told, such as that of a start that fails.
+    """
 
     def __init__(self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]) -> None:
         """Make each as `Class(folder, config, **kwargs)`."""
         self._made: list[tuple[str, object]] = []
+        self._ended = False
         for at, each in enumerate(configs):
             make = named(each.name, {}, key=f"{_KEY}[{at}].name", code=_CODE, noun=_NOUN)
             self._made.append((each.name, self._call(each.name, make, folder, config, **each.kwargs)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not self._ended:
+            self.on_end(state_of(error))
 
     def on_iteration(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> bool:
         """Call all that have it; return whether one has returned True, which ends the run."""
@@ -56,6 +68,7 @@ class Callbacks:
 
     def on_end(self, state: str) -> None:
         """Call all that have it with finished, stopped or failed. What they raise is told: the run is over."""
+        self._ended = True
         for name, callback in self._made:
             try:
                 if hasattr(callback, "on_end"):

@@ -138,13 +138,13 @@ def test_a_simulator_policy(tmp_path: Path, ranks: int, capsys: pytest.CaptureFi
 
 def test_what_was_exported_is_exported_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_policy(tmp_path, 0, rendezvous_at(listen()), tmp_path)
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second = tmp_path / "first.best", tmp_path / "second"
     assert main([str(tmp_path / "run"), str(first)]) == 0
     assert main([str(first), str(second)]) == 0
     assert files(second) == files(first)
     assert main([str(second / "policy.safetensors"), str(tmp_path / "alone.safetensors")]) == 0
     assert (tmp_path / "alone.safetensors").read_bytes() == files(first)["policy.safetensors"]
-    cases = {(str(first),): f"fix: {first}_2", (str(tmp_path / "other"), "--ema"): "fix: leave out --ema"}
+    cases = {(str(first),): f"fix: {tmp_path}/first_2.best", (str(tmp_path / "other"), "--ema"): "fix: leave out --ema"}
     for words, fix in cases.items():
         assert main([str(second), *words]) == 2
         assert fix in capsys.readouterr().err

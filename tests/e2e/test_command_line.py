@@ -237,6 +237,19 @@ def test_help_lists_configs_and_exit_codes_and_cfg_prints_the_composed_one(capsy
     assert "gamma: 0.98" in capsys.readouterr().out
 
 
+def test_cfg_prints_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments of the task that an override replaces are not there, as they are not in a run."""
+    words = ["hybrid_grpo_llm", "env.task=prompts", "+env.kwargs.path=x.jsonl"]
+    assert train.main([*words, "--cfg", "job", "-p", "env.kwargs"]) == 0
+    assert capsys.readouterr().out == "path: x.jsonl\n"
+    (composed,) = compose.with_hydra(words)
+    assert composed.mapping["env"]["kwargs"] == {"path": "x.jsonl"}
+    assert train.main(["hybrid_ppo", "--cfg", "job", "-p", "cluster.accelerators_per_node", "--resolve"]) == 0
+    assert capsys.readouterr().out == "auto\n"
+    assert train.main(["hybrid_ppo", "--cfg", "job", "-p", "nowhere"]) == 2
+    assert "fix: -p cluster" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["hybrid_ppo", "rlhf_tiny"])
 @pytest.mark.parametrize("call", ["plan.main(words)", "train.main([*words, 'dry_run=true'])"])
 def test_planning_imports_nothing_heavy(call: str, name: str) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium
 import pytest
 
 from rlplace.train import main
@@ -70,6 +71,23 @@ class Broken:
 
     def on_end(self, state: str) -> None:
         self.seen.append(state)
+
+
+class NeverResets(gymnasium.Env[Any, Any]):
+    """A simulator whose start fails."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+
+    def reset(self, **options: Any) -> Any:
+        raise AttributeError("no such motor")
+
+
+def test_a_callback_is_told_of_a_start_that_fails(tmp_path: Path) -> None:
+    called = f"runner.callbacks=[{{name: '{__name__}:Broken'}}]"
+    run = train("hybrid_ppo", tmp_path, *SMALL, called, f"env.id={__name__}:NeverResets")
+    assert run.code == 1
+    assert "AttributeError: no such motor" in run.err
+    assert Broken.seen == [0, "failed"]
 
 
 def test_a_callback_that_fails_ends_the_run_with_its_line_and_what_was_learned_is_saved(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
         (("{profile}", "fix=rolout"), 2, "fix=rollout"),
         (("{profile}", "accelerators=many"), 2, "is no whole number"),
         (("{profile}", "--probe", "all"), 2, "is no whole number"),
-        (("{profile}", "seconds=-1"), 2, "is no time above 0"),
+        (("{profile}", "seconds=-1"), 2, "is no finite time above 0"),
         (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
         (("{profile}", "--format", "jsn"), 2, "fix: --format json\n"),
         (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),

@@ -53,7 +53,7 @@ def render_short(view: PlanView) -> str:
         lines.append(verdict(view.ledger))
     if view.comparison is not None and view.comparison.savings.saved:
         savings = view.comparison.savings
-        lines.append(f"savings: {savings.used} accelerators do the work of {savings.dedicated}")
+        lines.append(f"savings: {savings.text}")
     wrapped = (textwrap.wrap(line, _SCREEN, subsequent_indent="    ") for text in lines for line in text.splitlines())
     return "\n".join([*itertools.chain(*wrapped), *(w.render() for w in view.plan.warnings)])
 
@@ -192,7 +192,7 @@ def _savings(view: PlanView) -> Iterator[str]:
     sides = view.comparison.here_bytes, view.comparison.apart_bytes
     if any(sides):
         rows.append(("fullest holds", *map(show_bytes, sides)))
-    title = f"savings: {savings.used} accelerators do the work of {savings.dedicated}, {savings.saved} fewer"
+    title = f"savings: {savings.text}, {savings.saved} fewer"
     yield chapter(title, [*table(rows), *textwrap.wrap(f"{savings.dedicated} = {savings.sizes}", WIDTH - 2)])
 
 

@@ -48,7 +48,7 @@ def as_text(groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer)
     """
     samples = sorted((s for group in groups for s in group), key=lambda s: (s.reward, s.group, s.sample))
     for at in sorted({*np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int).tolist()}):
-        sample, start = samples[at], int(samples[at].mask.argmax())
+        sample, start = samples[at], samples[at].prompt_tokens
         asked, answered = (
             _clipped(tokenizer.decode(tokens, special=True))
             for tokens in (sample.tokens[:start], sample.tokens[start:])

@@ -368,6 +368,5 @@ def conversation(transcript: Transcript, system: str | None = None) -> list[Mess
 def queries(samples: Sequence[Sample], tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     """Return the texts of whole episodes and of their prompts, as the policy saw them: with special tokens."""
     whole = [tokenizer.decode(sample.tokens, special=True) for sample in samples]
-    firsts = [int(sample.mask.argmax()) if sample.response_tokens else len(sample.tokens) for sample in samples]
-    prompts = [tokenizer.decode(s.tokens[:first], special=True) for s, first in zip(samples, firsts, strict=True)]
+    prompts = [tokenizer.decode(sample.tokens[: sample.prompt_tokens], special=True) for sample in samples]
     return whole, prompts

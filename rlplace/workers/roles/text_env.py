@@ -138,7 +138,7 @@ class TextEnvWorker(EnvWorker):
         for iteration, groups in read(Path(folder), self.config.groups(self.context.rank), self._asked()).items():
             for number, group in groups.items():
                 prompt, dialogues = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
-                if all(np.array_equal(prompt, sample.tokens[: sample.mask.argmax()]) for sample in group):
+                if all(np.array_equal(prompt, sample.tokens[: sample.prompt_tokens]) for sample in group):
                     taken = _with_text(group, dialogues) if text else group
                     self._kept.setdefault(iteration, {})[number] = taken
         return {"env/groups_kept": Metric(sum(map(len, self._kept.values())), "sum")}

@@ -127,6 +127,8 @@ def test_samples_to_read_are_of_all_rewards_and_long_ones_are_clipped(tmp_path: 
     assert shown[0]["answer"] == letters.decode(least.tokens[3:], special=True)
     assert len(list(as_text(groups, 100, letters))) == 10
     assert list(as_text(groups, 0, letters)) == list(as_text([], 4, letters)) == []
+    (silent,) = (json.loads(text) for text in as_text([[sample(prompt=3, response=0)]], 1, letters))
+    assert (silent["prompt"] != "", silent["answer"], silent["tokens"]) == (True, "", 0)
     (long,) = (json.loads(text) for text in as_text([[sample(prompt=9000)]], 1, letters))
     assert "characters left out]" in long["prompt"]
     assert len(long["prompt"]) < 5000

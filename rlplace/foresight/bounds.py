@@ -11,33 +11,80 @@ No prediction is below the bound, so a search may leave out every plan whose bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Loads, Mode, Options, SimulatorStages, Size, Sizes, Spread, Stages
 from rlplace.foresight.text_loads import TextStages
-from rlplace.placement.machines.topology import Topology
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Schedule, base_stage
 
 
 class Bounds:
     """Least seconds of iterations under a profile."""
 
-    def __init__(self, config: Config, topology: Topology, costs: Costs) -> None:
-        self.stages: Stages = (SimulatorStages if config.kind == "mlp" else TextStages)(config, costs)
+    def __init__(self, config: Config, plan: Plan, costs: Costs) -> None:
+        """`plan`: one of those that bounds are asked for."""
+        together = {c: plan.placement.spec(c).parallel.ranks for c in plan.placement.components}
+        self.stages: Stages = (
+            SimulatorStages(config, costs) if config.kind == "mlp" else TextStages(config, costs, together)
+        )
+        topology = plan.topology
         inline, cores = config.cluster.launcher == "inline", int(costs.profile.machine.get("cores", 1))
         self._cores = 1 if inline else cores  # that a node's ranks can use at once: inline all are one process
         self._call_s = costs.of(f"driver/{config.cluster.launcher}_call").cpu_s
         self._nodes = len(topology.nodes)
         self._per_node = max(node.accelerators for node in topology.nodes)
+        self._most = topology.num_accelerators
         self._found: dict[tuple[object, ...], float] = {}
 
-    def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
-        """Return a bound for all plans in which each component has one of these sizes, wherever it is."""
-        return sum(self._of_stage(stage, mode, options) for stage in self.stages.names)
+    def of_sizes(
+        self, mode: Mode, options: Mapping[str, Sequence[Size]], known: Mapping[str, float] | None = None
+    ) -> float:
+        """Return a bound for all plans in which each component has one of these sizes, wherever it is.
 
-    def _of_stage(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> float:
+        `known`: bounds of stages of such plans, where more is known of them.
+        """
+        stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(known or {})
+        return sum(stages.values()) + self._scoring(stages, mode, options)
+
+    def _scoring(self, stages: Mapping[str, float], mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
+        """Return what those who score add, each of them to rollout or to infer."""
+        late_s = 0.0  # of those that have no choice
+        free: list[tuple[float, float]] = []
+        generating = sum(min(size.accelerators for size in options[c]) for c in ("env", "rollout") if c in options)
+        for component in self.stages.scoring:
+            seconds = [self._alone(stage, component, mode, options[component]) for stage in ("rollout", "infer")]
+            if generating + min(size.accelerators for size in options[component]) > self._most:
+                late_s = max(late_s, seconds[1])  # it shares accelerators with what generates
+            else:
+                free.append((seconds[0], seconds[1]))
+        if not free and not late_s:
+            return 0.0
+
+        def added(early: Collection[int]) -> float:
+            first_s = max((free[at][0] for at in early), default=0.0)
+            then_s = max([late_s, *(free[at][1] for at in range(len(free)) if at not in early)])
+            return max(0.0, first_s - stages["rollout"]) + max(0.0, then_s - stages.get("infer", 0.0))
+
+        subsets = (few for n in range(len(free) + 1) for few in itertools.combinations(range(len(free)), n))
+        return min(added(few) for few in subsets)
+
+    def _alone(self, stage: str, component: str, mode: Mode, sizes: Sequence[Size]) -> float:
+        """Return a bound for a stage in which one component works, with one of these sizes."""
+        key = (stage, component, mode, tuple(sizes))
+        if key not in self._found:
+            found = []
+            for size in sizes:
+                loads, _ = self.stages.loads(stage, (component,), mode, {component: size})
+                found.append(self._anywhere(Options(loads, 0.0, {component: size.accelerators})))
+            self._found[key] = min(found)
+        return self._found[key]
+
+    def of_stage(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> float:
+        """Return a bound for a stage in all plans in which each component has one of these sizes."""
         key = (stage, mode, *(tuple(sizes[c]) for c in self.stages.depends(stage)))
         if key not in self._found:
             self._found[key] = min(self._anywhere(found) for found in self.stages.options(stage, mode, sizes))
@@ -51,8 +98,15 @@ class Bounds:
 
     def of_plan(self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread) -> float:
         """Return a bound for one plan, with its moves. `spread`: its ranks by node."""
-        seconds, joins = 0.0, not schedule.needs.ahead  # what is asked for before the loop waits is one message
+        return sum(self.of_stages(schedule, mode, sizes, spread))
+
+    def of_stages(self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread) -> list[float]:
+        """Return a bound for each stage of a plan, with its moves."""
+        found, joins = list[float](), not schedule.needs.ahead  # what is asked for before the loop waits is one message
+        bases = {base_stage(stage): stage for stage in schedule.stages}
+        scored = bases.get("infer", "rollout") if "advantages" in self.stages.names else None
         for stage, alone, around in intervals(schedule):
+            seconds = 0.0
             if alone:
                 seconds += self._placed(self._moved({}, alone, sizes, joins), 0.0, spread)
             loads, chain_s = self.stages.loads(base_stage(stage), schedule.active[stage], mode, sizes)
@@ -61,7 +115,10 @@ class Bounds:
                     self.stages.move(m, sizes["env"], joins=joins).longest_s for m in around if m.component == "env"
                 )
             seconds += self._placed(self._moved(loads, around, sizes, joins), chain_s, spread)
-        return seconds
+            if stage == scored:
+                seconds += self._placed(self.stages.loads("advantages", ("actor",), mode, sizes)[0], 0.0, spread)
+            found.append(seconds)
+        return found
 
     def _moved(self, loads: Loads, moves: Sequence[Move], sizes: Sizes, joins: bool) -> Loads:
         found = dict(loads)
@@ -82,7 +139,10 @@ class Bounds:
         """Bound the seconds in which these calls are made; `node_s`: computed on one node meanwhile."""
         if not loads:
             return 0.0
-        longest_s = max(chain_s, *(load.longest_s for load in loads.values()))
+        # Who waits for all ranks waits for all their messages, and all their answers come after.
+        longest_s = max(
+            chain_s, *(load.longest_s + (load.ranks - 1) * load.meets * self._call_s for load in loads.values())
+        )
         return max(self._call_s + max(longest_s, node_s / self._cores), _calls(loads) * self._call_s)
 
 

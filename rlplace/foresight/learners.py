@@ -6,9 +6,11 @@ micro-batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
-from rlplace.algo.packing import Packing, pack, pack_steps
+from rlplace.algo import packing
+from rlplace.algo.packing import Packing
 from rlplace.config.schema import FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.ranks import Body
 from rlplace.foresight.text import Group, TextRank
@@ -20,6 +22,21 @@ from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, sampl
 from rlplace.workers.roles.actor import asked_of, parts_of
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # of `workers.training.ranks`
+
+
+@functools.lru_cache(maxsize=64)
+def pack(tokens: tuple[int, ...], ranks: int, budget: int) -> Packing:
+    """Pack samples once for all ranks, and for other plans."""
+    return packing.pack(tokens, ranks, budget)
+
+
+@functools.lru_cache(maxsize=64)
+def _pack_steps(
+    tokens: tuple[int, ...], epochs: int, train_batch: int | None, seed: str, ranks: int, budget: int
+) -> tuple[Packing, ...]:
+    return packing.pack_steps(
+        tokens, epochs=epochs, train_batch=train_batch, seed=seed, ranks=ranks, token_budget=budget
+    )
 
 
 def looks() -> Iterator[float]:
@@ -53,9 +70,9 @@ class JoinedRank(TextRank):
         yield from self.barrier.meet()
         return given.value
 
-    def score(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
+    def score(self, method: str, packed: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
         """Make a pass over all samples without gradients."""
-        for picks in packing.ranks[self.slot.rank // self.together]:
+        for picks in packed.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "score", sum(tokens[i] for i in picks), method, "infer")
         yield from self.exchange(method, watch)
 
@@ -80,29 +97,25 @@ class TrainedRank(JoinedRank):
         assert isinstance(block, TrainedConfig), "it learns"
         return block.token_budget
 
-    def pack(self, tokens: Sequence[int]) -> Packing:
+    def pack(self, tokens: tuple[int, ...]) -> Packing:
         """Pack a pass over all samples."""
         return pack(tokens, self.ranks // self.together, self.budget)
 
-    def steps(self, tokens: Sequence[int], iteration: int) -> tuple[Packing, ...]:
+    def steps(self, tokens: tuple[int, ...], iteration: int) -> tuple[Packing, ...]:
         """Pack the optimizer steps of an iteration."""
         algorithm = self.job.algorithm
-        return pack_steps(
-            tokens,
-            epochs=algorithm.epochs,
-            train_batch=algorithm.train_batch,
-            seed=f"{self.job.runner.seed} {iteration}",
-            ranks=self.ranks // self.together,
-            token_budget=self.budget,
+        seed = f"{self.job.runner.seed} {iteration}"
+        return _pack_steps(
+            tokens, algorithm.epochs, algorithm.train_batch, seed, self.ranks // self.together, self.budget
         )
 
-    def differentiate(self, method: str, packing: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
-        for picks in packing.ranks[self.slot.rank // self.together]:
+    def differentiate(self, method: str, packed: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
+        for picks in packed.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "micro_batch", sum(tokens[i] for i in picks), method, "learn", "accumulate")
 
     def update(self, packings: Sequence[Packing], tokens: Sequence[int], watch: Stopwatch) -> Body:
-        for packing in packings:
-            yield from self.differentiate("learn", packing, tokens, watch)
+        for packed in packings:
+            yield from self.differentiate("learn", packed, tokens, watch)
             yield from self.step(watch)
 
     def step(self, watch: Stopwatch) -> Body:
@@ -173,8 +186,8 @@ class LmActorRank(TrainedRank):
             else:
                 packings = self.steps(tokens, iteration)
                 if algorithm.tis_cap is not None and len(packings) > 1 and "old" not in asked_of(self.job):
-                    for packing in packings[: len(packings) // algorithm.epochs]:
-                        yield from self.score("learn", packing, tokens, inner)
+                    for packed in packings[: len(packings) // algorithm.epochs]:
+                        yield from self.score("learn", packed, tokens, inner)
                 yield from self.update(packings, tokens, inner)
             watch.lap("learn")
         yield from self.lap("learn", "rest", self.ranks)

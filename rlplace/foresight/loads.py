@@ -42,10 +42,11 @@ class Load(NamedTuple):
     longest_s: float  # of its most loaded rank, one after another
     cpu_s: float  # of all ranks
     least_s: float  # of the rank that computes least
+    meets: bool = False  # whether all ranks wait for each other when they begin and before they end
 
     def after(self, other: Load) -> Load:
-        longest_s, cpu_s, least_s = (a + b for a, b in zip(self[2:], other[2:], strict=True))
-        return Load(self.ranks, self.calls + other.calls, longest_s, cpu_s, least_s)
+        longest_s, cpu_s, least_s = (a + b for a, b in zip(self[2:5], other[2:5], strict=True))
+        return Load(self.ranks, self.calls + other.calls, longest_s, cpu_s, least_s, self.meets or other.meets)
 
     def on(self, ranks: int) -> float:
         """Return the processor time of so many of its ranks, at least."""
@@ -69,6 +70,7 @@ class Stages(abc.ABC):
     """The loads of the stages of a job."""
 
     names: tuple[str, ...]  # of stages that are no sub-stages
+    scoring: tuple[str, ...] = ()  # components that work in rollout, or else in infer
 
     def __init__(self, config: Config, costs: Costs) -> None:
         self._config, self._costs = config, costs

@@ -16,16 +16,18 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlplace.config.schema import Config
 from rlplace.errors import ProblemsError
+from rlplace.foresight.alike import Alike, seconds_of
 from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
+from rlplace.foresight.generation import PAIR, Generation
 from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
-from rlplace.foresight.profile import ACCELERATOR, COLD, Profile
+from rlplace.foresight.profile import COLD, Profile
 from rlplace.foresight.space import Cells, Layout, Space
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
@@ -34,7 +36,7 @@ from rlplace.placement.schedule import Schedule
 
 OBJECTIVES = ("seconds", "accelerator_seconds")
 _MORE = 24  # plans that are predicted after the best is proven, to know those behind it
-_DIVE = 25  # every so many branches
+_DIVE, _FAR = 25, 0.02  # every so many branches, while the best may be improved by such a share
 _SAME = 1e-9  # relative: bounds and predictions are sums in another order
 
 
@@ -97,14 +99,13 @@ class _Places(NamedTuple):
 class _Leaf(NamedTuple):
     layout: Layout
     cells: Cells
-    key: object
+    keys: tuple[object, ...]  # what its stages depend on
+    least: tuple[float, ...]  # seconds of each of them
     used: int
-    left: int  # of those that stay, the first so many may leave as well
 
 
 _Node = _Sizes | _Places | _Leaf
 _DEPTH: Mapping[type, int] = {_Sizes: 0, _Places: 1, _Leaf: 2}  # of equal bounds the deepest goes first
-_PAIR = ("env", "rollout")  # which may share processes
 _DIRECT = ("env.run/direct_wait", "env.run/direct_put")
 _CHANNELS = ("env.run/wait", "env.run/put", "rollout.generate/wait", "rollout.generate/put")
 
@@ -114,9 +115,10 @@ class Search:
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self.space, self.profile = space, profile
-        self.predicted: dict[object, Prediction] = {}
-        self.bounds = Bounds(space.config, space.plan.topology, Costs(profile))
-        self.on_accelerators = any(curve.on == ACCELERATOR for curve in profile.costs.values())
+        self.predicted: dict[tuple[object, ...], Prediction] = {}
+        self._known: dict[object, float] = {}  # seconds of stages that were predicted
+        self._alike, self._generation = Alike(space, profile), Generation(space, profile)
+        self.bounds = Bounds(space.config, space.plan, Costs(profile))
 
     def run(
         self,
@@ -129,8 +131,43 @@ class Search:
         """Return the best plans. `most`: accelerators; `keep`: that many best; `over` tells whether time is over."""
         return _Run(self, objective, most or self.space.most, keep).go(over)
 
-    def bound(self, layout: Layout, schedule: Schedule) -> float:
-        return self.bounds.of_plan(schedule, layout.mode, layout.sizes, self.space.spread(layout))
+    def least(self, layout: Layout, schedule: Schedule) -> tuple[float, ...]:
+        """Return a bound for each thing that `keys` names."""
+        stages = self.bounds.of_stages(schedule, layout.mode, layout.sizes, self.space.spread(layout))
+        if schedule.needs.ahead:
+            return (sum(stages),)
+        if self._generation.holds:
+            at = schedule.stages.index("rollout")
+            acquired = schedule.between(schedule.stages[at - 1], "rollout").acquires
+            moved = frozenset(move.component for move in acquired if move.component in PAIR)
+            stages[at] = max(stages[at], self._generation.known(layout.sizes["env"], layout.sizes["rollout"], [moved]))
+        return tuple(stages)
+
+    def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
+        """Return what the stages of a plan depend on: plans with the same keys take as long."""
+        return self._alike.keys(layout, schedule)
+
+    def at_least(self, keys: Sequence[object], least: Sequence[float]) -> float:
+        """Return the sum of stages: of those that were predicted in other plans their seconds, else their bounds."""
+        return sum(self._known.get(key, bound) for key, bound in zip(keys, least, strict=True))
+
+    def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
+        """Return a bound for all plans with sizes of these."""
+        known = {"rollout": self._generates(mode, options)[0]} if self._generation.holds else {}
+        return self.bounds.of_sizes(mode, options, known)
+
+    def sharpen(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> bool:
+        """Find out more of the sizes that a bound is of; return whether there was anything."""
+        return self._generation.holds and self._generation.sharpen(*self._generates(mode, options)[1])
+
+    def _generates(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> tuple[float, tuple[Size, Size]]:
+        """Return the least seconds of rollout, and the sizes of env and engines that have them."""
+
+        def least(pair: tuple[Size, Size]) -> float:
+            one = {"env": pair[:1], "rollout": pair[1:]}
+            return max(self.bounds.of_stage("rollout", mode, one), self._generation.known(*pair))
+
+        return min((least(pair), pair) for pair in itertools.product(options["env"], options["rollout"]))
 
     def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
         """Return the costs that a plan needs, unlike others, and that the profile lacks."""
@@ -143,19 +180,12 @@ class Search:
 
     def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
         """Predict a plan, once for all that take as long."""
-        key = self.key(plan.schedule, layout)
-        if key not in self.predicted:
-            self.predicted[key] = dataclasses.replace(predict(config, plan, case, self.profile), iterations=())
-        return self.predicted[key]
-
-    def key(self, schedule: Schedule, layout: Layout) -> object:
-        """Return what a prediction depends on: plans with the same key take as long."""
-        held = tuple((stage, tuple(sorted(row.items()))) for stage, row in schedule.residency.items())
-        spread = self.space.spread(layout).items()
-        ranks = tuple(sorted((component, tuple(sorted(there.items()))) for component, there in spread))
-        active = tuple((stage, tuple(components)) for stage, components in schedule.active.items())
-        at_once = self.space.at_once(layout, schedule) if self.on_accelerators else ()
-        return layout.mode, held, active, ranks, at_once
+        keys = self.keys(layout, plan.schedule)
+        if keys not in self.predicted:
+            found = predict(config, plan, case, self.profile)
+            self._known.update(seconds_of(found, keys))
+            self.predicted[keys] = dataclasses.replace(found, iterations=())
+        return self.predicted[keys]
 
 
 class _Run:
@@ -177,7 +207,7 @@ class _Run:
         for mode in self.space.modes:
             left = self.space.sizes(mode)
             if all(left.values()):
-                self._push(self.search.bounds.of_sizes(mode, left), _Sizes(mode, left))
+                self._push(self.search.of_sizes(mode, left), _Sizes(mode, left))
         proven_at = math.inf
         while self.heap and self.heap[0][0] < self._limit(self.keep) * (1 - _SAME) and not over():
             if self.heap[0][0] >= self._limit(1) * (1 - _SAME):
@@ -186,7 +216,7 @@ class _Run:
                 break
             bound, _, _, node = heapq.heappop(self.heap)
             self.counts["branches"] += 1
-            if self.counts["branches"] % _DIVE == 1:
+            if self.counts["branches"] % _DIVE == 1 and bound < self._limit(1) * (1 - _FAR):
                 self._dive(node, bound)
             else:
                 self._expand(node, bound)
@@ -211,13 +241,32 @@ class _Run:
         )
 
     def _expand(self, node: _Node, bound: float) -> None:
+        """Open a branch, or put it back where more is known of it by now."""
+        known = self._bound(node, bound)
+        if known > bound * (1 + _SAME):
+            self._push(known, node)
+            return
         match node:
             case _Sizes():
                 self._size(node)
             case _Places():
                 self._place(node, bound)
             case _Leaf():
-                self._decide(node, bound)
+                self._decide(node)
+
+    def _bound(self, node: _Node, bound: float) -> float:
+        """Return what is known by now."""
+        if isinstance(node, _Leaf):
+            return max(bound, self._worth(self.search.at_least(node.keys, node.least), node.used))
+        if isinstance(node, _Sizes):
+            sizes, used = node.left, max(min(s.accelerators for s in sizes) for sizes in node.left.values())
+        else:
+            sizes, used = {c: (size,) for c, size in node.sizes.items()}, self.space.used(node.cells)
+        known = bound
+        while True:
+            known = max(bound, self._worth(self.search.of_sizes(node.mode, sizes), used))
+            if known > bound * (1 + _SAME) or not self.search.sharpen(node.mode, sizes):
+                return known
 
     def _dive(self, node: _Node, bound: float) -> None:
         """Go down to a plan by the least bound each time: the sooner a good one is known, the more is left out."""
@@ -252,19 +301,19 @@ class _Run:
         open_ = [c for c, sizes in node.left.items() if len(sizes) > 1]
         if not open_:
             sizes = {c: only for c, (only,) in node.left.items()}
-            bound = self.search.bounds.of_sizes(node.mode, node.left)
+            bound = self.search.of_sizes(node.mode, node.left)
             starts = _Places(node.mode, sizes, {}, self.space.empty)
             self._push(self._worth(bound, max(size.accelerators for size in sizes.values())), starts)
             return
         component = max(open_, key=lambda c: len(node.left[c]))
         for size in node.left[component]:
             left = {**node.left, component: (size,)}
-            if node.mode.shared and component in _PAIR:
-                left |= {c: (size,) for c in _PAIR if size in node.left[c]}
-                if len({left[c] for c in _PAIR}) > 1:
+            if node.mode.shared and component in PAIR:
+                left |= {c: (size,) for c in PAIR if size in node.left[c]}
+                if len({left[c] for c in PAIR}) > 1:
                     continue
             least = max(min(s.accelerators for s in sizes) for sizes in left.values())
-            self._push(self._worth(self.search.bounds.of_sizes(node.mode, left), least), _Sizes(node.mode, left))
+            self._push(self._worth(self.search.of_sizes(node.mode, left), least), _Sizes(node.mode, left))
 
     def _place(self, node: _Places, bound: float) -> None:
         """Place one component more, the largest that is left; with all placed, choose who stays."""
@@ -272,47 +321,58 @@ class _Run:
         if not left:
             used = self.space.used(node.cells)
             if self._may_use(used):
-                stays = self.space.sharing(node.cells)
-                self._leaf(node, stays, len(stays), bound)
+                self._leaves(node, used, bound)
             return
         component = max(left, key=lambda c: node.sizes[c].accelerators)
-        if node.mode.shared and component in _PAIR and (other := _other(component)) in node.starts:
+        if node.mode.shared and component in PAIR and (other := _other(component)) in node.starts:
             places = self.space.again(node.cells, component, other)
             self._push(bound, node._replace(starts={**node.starts, component: node.starts[other]}, cells=places))
             return
-        seconds = self.search.bounds.of_sizes(node.mode, {c: (size,) for c, size in node.sizes.items()})
+        seconds = self.search.of_sizes(node.mode, {c: (size,) for c, size in node.sizes.items()})
         for start, cells in self.space.places(node.cells, component, node.sizes[component].accelerators):
             used = self.space.used(cells)
             if used <= self.most:
                 starts = {**node.starts, component: start}
                 self._push(max(bound, self._worth(seconds, used)), node._replace(starts=starts, cells=cells))
 
-    def _leaf(self, node: _Places | _Leaf, stays: tuple[str, ...], left: int, bound: float) -> None:
-        """Take a plan into account in which these stay, and with it those in which fewer do: these have more moves."""
-        at = node.layout if isinstance(node, _Leaf) else node
-        layout = Layout(mode=at.mode, sizes=at.sizes, starts=at.starts, stays=stays)
-        schedule, used = self.space.schedule(node.cells, stays), self.space.used(node.cells)
-        bound = max(bound, self._worth(self.search.bound(layout, schedule), used))
-        if lacking := self.search.lacks(schedule, layout.mode):
+    def _leaves(self, node: _Places, used: int, bound: float) -> None:
+        """Open the plans with these places: who shares accelerators stays, or leaves where others need them.
+
+        Who leaves has more to move, and may have its turn in another stage than if it stayed: no plan bounds another.
+        """
+        sharing, seen = self.space.sharing(node.cells), set[object]()
+        for number in range(len(sharing), -1, -1):
+            for stays in itertools.combinations(sharing, number):
+                layout = Layout(mode=node.mode, sizes=node.sizes, starts=node.starts, stays=stays)
+                schedule = self.space.schedule(node.cells, stays)
+                keys = self.search.keys(layout, schedule)
+                if keys not in seen:
+                    seen.add(keys)
+                    self._leaf(
+                        _Leaf(layout, node.cells, keys, self.search.least(layout, schedule), used), schedule, bound
+                    )
+
+    def _leaf(self, leaf: _Leaf, schedule: Schedule, bound: float) -> None:
+        bound = max(bound, self._worth(self.search.at_least(leaf.keys, leaf.least), leaf.used))
+        if lacking := self.search.lacks(schedule, leaf.layout.mode):
             self.lacking.update(lacking)
             self.counts["without costs"] += 1
         elif bound >= self._limit(self.keep) * (1 - _SAME):
             self.counts["left out by bound"] += 1
         else:
-            self._push(bound, _Leaf(layout, node.cells, self.search.key(schedule, layout), used, left))
+            self._push(bound, leaf)
 
-    def _decide(self, node: _Leaf, bound: float) -> None:
-        """Check a plan, unless one as good is known, and open those in which one component more leaves."""
+    def _decide(self, node: _Leaf) -> None:
+        """Check a plan, unless one as good is known."""
+        if node.used >= self.fewest.get(node.keys, math.inf):
+            return
         layout = node.layout
-        for at in range(node.left):
-            self._leaf(node, (*layout.stays[:at], *layout.stays[at + 1 :]), at, bound)
-        if node.used < self.fewest.get(node.key, math.inf):
-            needed = layout.stays  # without those that need not move in any case
-            for component in layout.stays:
-                fewer = tuple(c for c in needed if c != component)
-                if self.search.key(self.space.schedule(node.cells, fewer), layout) == node.key:
-                    needed = fewer
-            self._check(dataclasses.replace(layout, stays=needed))
+        needed = layout.stays  # without those that need not move in any case
+        for component in layout.stays:
+            fewer = tuple(c for c in needed if c != component)
+            if self.search.keys(layout, self.space.schedule(node.cells, fewer)) == node.keys:
+                needed = fewer
+        self._check(dataclasses.replace(layout, stays=needed))
 
     def _check(self, layout: Layout) -> Found | None:
         """Plan a layout, and predict it if it holds."""
@@ -350,7 +410,7 @@ class _Run:
             value=self._worth(prediction.seconds, used),
             margin_bytes=None if tightest is None else tightest.margin_bytes,
         )
-        key = self.search.key(plan.schedule, layout)
+        key = self.search.keys(layout, plan.schedule)
         if self._may_use(used):
             self.fewest[key] = min(used, self.fewest.get(key, used))
             if (key, used) not in self.found or _rank(found) < _rank(self.found[key, used]):
@@ -364,4 +424,4 @@ def _rank(found: Found) -> tuple[float, int, int]:
 
 
 def _other(component: str) -> str:
-    return _PAIR[1 - _PAIR.index(component)]
+    return PAIR[1 - PAIR.index(component)]

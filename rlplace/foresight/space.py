@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ class Space:
         self.free = tuple(c for c in placement.components if c not in fixed and _movable(placement, c))
         self.nodes = plan.topology.nodes
         self._schedules: dict[object, Schedule] = {}
+        self._spread: tuple[object, Spread] = (None, {})  # of the layout that was asked for last
         self._bits = {c: 1 << at for at, c in enumerate(placement.components)}
         simulated = config.kind == "mlp"
         self.now = Mode(plan.stage_groups, plan.row_routes.direct) if simulated else Mode(0, False)
@@ -208,6 +209,12 @@ class Space:
 
     def spread(self, layout: Layout) -> Spread:
         """Return how many ranks of each component each node has."""
+        key = (*layout.starts.items(), *layout.sizes.items())
+        if self._spread[0] != key:
+            self._spread = key, self._spread_of(layout)
+        return self._spread[1]
+
+    def _spread_of(self, layout: Layout) -> Spread:
         found: dict[str, Mapping[int, int]] = {}
         for component, size in layout.sizes.items():
             if component not in layout.starts:
@@ -282,12 +289,10 @@ class Space:
         on = {c: self.plan.placement.accelerators(c) for c in self.plan.placement.components}
         return on | {c: Ranges.of([range(at, at + layout.sizes[c].accelerators)]) for c, at in layout.starts.items()}
 
-    def at_once(self, layout: Layout, schedule: Schedule) -> tuple[tuple[str, str, int], ...]:
-        """Return the pairs that are at work on the same accelerators at once, with how far apart they begin."""
-        on, stages = self._held(layout), [schedule.active[stage] for stage in schedule.stages]
-        if schedule.needs.ahead:  # stages of several iterations run at once
-            stages = [tuple(on)]
-        pairs = {pair for active in stages for pair in itertools.combinations(sorted(active), 2)}
+    def at_once(self, layout: Layout, groups: Iterable[Collection[str]]) -> tuple[tuple[str, str, int], ...]:
+        """Return the pairs within a group that share accelerators, with how far apart they begin."""
+        on = self._held(layout)
+        pairs = {pair for group in groups for pair in itertools.combinations(sorted(group), 2)}
         return tuple((a, b, on[b].pieces[0].start - on[a].pieces[0].start) for a, b in sorted(pairs) if on[a] & on[b])
 
     def _lines(self, layout: Layout) -> dict[str, Any]:
@@ -327,6 +332,6 @@ def _movable(placement: HybridComponentPlacement, component: str) -> bool:
     """Return whether a component is on accelerators of any node, of engines several for each rank."""
     spec = placement.spec(component)
     each = {segment.accelerators_per_rank for segment in spec.segments}
-    plain = spec.parallel.tensor_parallel_size == 1 and spec.node_group == WHOLE_CLUSTER
+    plain = spec.parallel.ranks == 1 and spec.node_group == WHOLE_CLUSTER
     alone = all(segment.ranks_per_accelerator == 1 for segment in spec.segments)
     return plain and alone and (each == {1} or (component == "rollout" and len(each) == 1))

@@ -1,22 +1,27 @@
 """What the ranks of a job with language models do between two moments at which its loop waits for all, at least.
 
-Lengths are those that a prediction draws. A pass over samples takes as many tokens however it is packed: it costs at
-least their number times the least that any micro-batch takes for a token. So do steps of an engine, for each sequence.
+Lengths are those that a prediction draws. What learns or scores all samples at once packs them as in a run. Where they
+come bit by bit they take as many tokens however they are packed: at least their number times the least that any
+micro-batch takes for a token. So do steps of an engine, for each sequence.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rlplace.algo.packing import Packing
 from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.costs import Cost, Costs
+from rlplace.foresight.learners import pack
 from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages, added
 from rlplace.foresight.text import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
+from rlplace.workers.arguments import SCORERS
 from rlplace.workers.roles.actor import asked_of
 
 _INDEXES = (1, 2)  # iterations of a prediction that are counted, where nothing is generated ahead
@@ -31,11 +36,29 @@ class _Drawn(NamedTuple):
     shortest: int  # sample
 
 
+class _Passes(NamedTuple):
+    """Seconds of micro-batches over all samples."""
+
+    ranks: int
+    longest_s: float  # one after another
+    cpu_s: float  # of all ranks
+
+    @property
+    def of_each(self) -> Cost:
+        cpu_s = self.cpu_s / self.ranks
+        return Cost(cpu_s, max(0.0, self.longest_s - cpu_s))
+
+    def times(self, count: int) -> _Passes:
+        return _Passes(self.ranks, self.longest_s * count, self.cpu_s * count)
+
+
 class TextStages(Stages):
     """Of a job with language models. Of one that generates ahead, what learns."""
 
-    def __init__(self, config: Config, costs: Costs) -> None:
+    def __init__(self, config: Config, costs: Costs, together: Mapping[str, int]) -> None:
+        """`together`: how many ranks of each component compute the same samples."""
         super().__init__(config, costs)
+        self._together = together
         ahead = config.algorithm.max_staleness > 0
         self.names = ("sync", "infer", "learn") if ahead else ("sync", "rollout", "infer", "learn")
         self._ahead, self._algorithm = ahead, config.algorithm
@@ -43,12 +66,16 @@ class TextStages(Stages):
         self._samples = self._groups * config.algorithm.samples_per_prompt
         self._asked = asked_of(config)
         self._placed = config.placed
+        self.scoring = () if ahead else tuple(c for c in self._placed if role_of(c) in ("reference", "reward"))
+        if any(role_of(component) in SCORERS for component in self._placed):
+            self.names = (*self.names, "advantages")
 
     def depends(self, stage: str) -> tuple[str, ...]:
         roles = {
             "sync": ("actor",) if self._ahead else ("actor", "rollout"),
             "rollout": ("env", "rollout"),
             "infer": ("actor", "critic") if self._asked else ("critic",),
+            "advantages": ("actor",),
             "learn": ("actor", "critic"),
         }
         return tuple(c for c in self._placed if c in roles[stage])
@@ -68,8 +95,8 @@ class TextStages(Stages):
         found: dict[str, Load] = {}
         for component in components:
             several = [self._alone(stage, component, size) for size in sizes[component]]
-            ranks, calls, *seconds = (min(values) for values in zip(*several, strict=True))
-            found[component] = Load(int(ranks), int(calls), *seconds)
+            ranks, calls, longest_s, cpu_s, least_s, meets = (min(values) for values in zip(*several, strict=True))
+            found[component] = Load(int(ranks), int(calls), longest_s, cpu_s, least_s, bool(meets))
         yield Options(found, 0.0, {c: max(size.accelerators for size in sizes[c]) for c in components})
 
     def _alone(self, stage: str, component: str, size: Size) -> Load:
@@ -87,11 +114,14 @@ class TextStages(Stages):
             case "rollout", _:
                 work = self._generate(ranks)
             case (("reference" | "reward"), _):
-                work = self._score(component, ranks)
+                return self._score(stage, component, ranks)
             case _, "infer":
-                work = self._infer(component, ranks)
+                return self._infer(component, ranks)
             case _, "learn":
-                work = self._learn(component, ranks)
+                return self._learn(component, ranks)
+            case _, "advantages":  # of rank 0
+                rest = self._of(f"{component}.compute_advantages/rest")
+                return self._load(component, [rest, *[Cost(0.0)] * (ranks - 1)])
             case _:  # the actor begins to learn while others generate
                 work = Cost(0.0)
         return self._shared(component, work, ranks)
@@ -99,6 +129,28 @@ class TextStages(Stages):
     def _shared(self, component: str, work: Cost, ranks: int) -> Load:
         """Return a load of which each rank has as much on average: some of them may have nothing."""
         return self._load(component, [work] * ranks)._replace(least_s=0.0)
+
+    def _joined(self, component: str, passes: _Passes, rest: Cost) -> Load:
+        """Return a load of ranks that wait for each other in every micro-batch. `rest`: of each, besides."""
+        one = self._load(component, [rest] * passes.ranks)
+        longest_s, cpu_s = one.longest_s + passes.longest_s, one.cpu_s + passes.cpu_s
+        return one._replace(longest_s=longest_s, cpu_s=cpu_s, least_s=0.0, meets=True)
+
+    @functools.cached_property
+    def _wholes(self) -> Sequence[tuple[int, ...]]:
+        """Return the tokens of all samples of each iteration, in any order; of episodes of several turns, nothing."""
+        if self._config.text_env.max_turns > 1:
+            return ()
+        lengths, each = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt
+        return [
+            tuple(
+                prompt + lengths.answer(Request(index, 0, group, 0, each, 0, prompt), sample)
+                for group in range(self._groups)
+                for prompt in (lengths.prompt(index, group),)
+                for sample in range(each)
+            )
+            for index in _INDEXES
+        ]
 
     @functools.cached_property
     def _drawn(self) -> _Drawn:
@@ -152,11 +204,17 @@ class TextStages(Stages):
         longest_s = max(work.cpu_s + work.blocked_s, steps * (decode.cpu_s + decode.blocked_s))
         return added(Cost(work.cpu_s, longest_s - work.cpu_s), self._of(generate + "rest"))
 
-    def _pass(self, cost: str, budget: int, ranks: int, steps: int = 1) -> Cost:
-        """Return a pass of one rank over its share of all samples, in so many optimizer steps.
+    def _passes(self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True) -> _Passes:
+        """Return a pass of all ranks over all samples, in so many optimizer steps.
 
-        A micro-batch takes at least a line from its least cost on; each step has one, and none has more than `most`.
+        `whole`: all samples are packed at once. Else a micro-batch takes at least a line from its least cost on; each
+        step has one, and none has more than `most`.
         """
+        if whole and self._wholes:
+            each = self._together[cost.rpartition("/")[0].rpartition(".")[0]]
+            found = [self._packed(cost, pack(tokens, ranks // each, int(budget)), tokens) for tokens in self._wholes]
+            longest_s, cpu_s = (statistics.fmean(values) for values in zip(*found, strict=True))
+            return _Passes(ranks, longest_s, cpu_s * each)
         most, tokens = max(budget, self._algorithm.longest, self._drawn.shortest + 1), self._drawn.tokens / ranks
         ends = [size * off for size in self._costs.sizes(cost) for off in (1 - 1e-6, 1.0, 1 + 1e-6)]
         sizes = [0.0, 1e-6, most, *(size for size in ends if size < most)]
@@ -165,31 +223,53 @@ class TextStages(Stages):
             base = min(values)
             slope = min((value - base) / size for size, value in zip(sizes, values, strict=True) if size >= 1.0)
             seconds.append(number * base + slope * tokens)
-        return Cost(seconds[0], max(0.0, seconds[1] - seconds[0]))
+        return _Passes(ranks, max(seconds), seconds[0] * ranks)
 
-    def _score(self, component: str, ranks: int) -> Cost:
+    def _packed(self, cost: str, packing: Packing, tokens: Sequence[int]) -> tuple[float, float]:
+        """Return the seconds of micro-batches in which ranks wait for each other, and those of processors."""
+        longest_s, cpu_s = 0.0, 0.0
+        for together in zip(*packing.ranks, strict=True):
+            costs = [self._of(cost, sum(tokens[i] for i in picks)) for picks in together]
+            longest_s += max(c.cpu_s + c.blocked_s for c in costs)
+            cpu_s += sum(c.cpu_s for c in costs)
+        return longest_s, cpu_s
+
+    def _score(self, stage: str, component: str, ranks: int) -> Load:
         block = self._config.block_of(component)
         assert isinstance(block, FrozenConfig), "it is not trained"
-        model = not isinstance(block, RewardConfig) or block.kind == "model"
-        work = self._pass(f"{component}.infer/infer", block.token_budget if model else self._drawn.tokens, ranks)
-        return added(work, self._of(f"{component}.infer/rest"))
+        model, cost = not isinstance(block, RewardConfig) or block.kind == "model", f"{component}.infer/infer"
+        rest = self._of(f"{component}.infer/rest")
+        if model and stage == "infer" and (block.sharded or self._together[component] > 1 or ranks == 1):
+            rest = added(rest, self._of(f"{component}.infer/wait"))
+            return self._joined(component, self._passes(cost, block.token_budget, ranks), rest)
+        passes = self._passes(cost, block.token_budget if model else self._drawn.tokens, ranks, whole=False)
+        return self._shared(component, added(passes.of_each, rest), ranks)
 
-    def _infer(self, component: str, ranks: int) -> Cost:
-        passes = 1 if component == "critic" else ("reference" in self._asked) + bool(self._asked - {"reference"})
-        if not passes:
-            return Cost(0.0)
+    def _infer(self, component: str, ranks: int) -> Load:
+        count = 1 if component == "critic" else ("reference" in self._asked) + bool(self._asked - {"reference"})
         infer = f"{component}.infer/"
-        once = added(self._pass(infer + "score", self._budget(component), ranks), self._exchange(component, ranks))
-        return added(once.times(passes), added(self._of(infer + "infer_wait"), self._of(infer + "rest")))
+        if not count:
+            return self._load(component, [Cost(0.0)] * ranks)
+        passes = self._passes(self._forward(component, "score", ranks, "infer"), self._budget(component), ranks)
+        rest = added(self._exchange(component, ranks).times(count), self._of(infer + "infer_wait"))
+        return self._joined(component, passes.times(count), added(rest, self._of(infer + "rest")))
 
-    def _learn(self, component: str, ranks: int) -> Cost:
+    def _learn(self, component: str, ranks: int) -> Load:
         algorithm, learn = self._algorithm, f"{component}.learn/"
-        steps = algorithm.epochs * -(-self._samples // (algorithm.train_batch or self._samples))
-        work = added(self._of(learn + "exchange", ranks), self._of(learn + "step")).times(steps)
+        each = -(-self._samples // (algorithm.train_batch or self._samples))  # steps of an epoch
+        rest = added(self._of(learn + "exchange", ranks), self._of(learn + "step")).times(algorithm.epochs * each)
+        rest = added(rest, added(self._of(learn + "wait"), self._of(learn + "rest", ranks)))
+        passes = _Passes(ranks, 0.0, 0.0)
         if not algorithm.accumulate_early:
-            once = self._pass(learn + "micro_batch", self._budget(component), ranks, steps // algorithm.epochs)
-            work = added(work, once.times(algorithm.epochs))
-        return added(work, added(self._of(learn + "wait"), self._of(learn + "rest", ranks)))
+            cost = self._forward(component, "micro_batch", ranks, "learn", "accumulate")
+            passes = self._passes(cost, self._budget(component), ranks, steps=each, whole=each == 1)
+        return self._joined(component, passes.times(algorithm.epochs), rest)
+
+    def _forward(self, component: str, part: str, ranks: int, *methods: str) -> str:
+        """Return the cost of a pass of the model, as `JoinedRank.forward` names it."""
+        parts = (f"sharded_{part}", part) if ranks > 1 else (part, f"sharded_{part}")
+        names = [f"{component}.{method}/{name}" for name in parts for method in methods]
+        return next((name for name in names if name in self._costs.profile.costs), names[0])
 
     def _exchange(self, component: str, ranks: int) -> Cost:
         own = f"{component}.infer/exchange"

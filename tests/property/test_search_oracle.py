@@ -29,6 +29,7 @@ from rlplace.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import random_profile, random_text_profile
 
 PROFILES = 10  # of each job
+SLICE, SLICES = 100, 20  # searches of each slow test: 2,000 in all
 ROLES = ("actor", "env", "rollout")
 FEW = ("algorithm.rollout_steps=1", "algorithm.epochs=1", "algorithm.num_minibatches=1")
 SHORT = ("runner.eval_every=0", "algorithm.max_new_tokens=4", "algorithm.samples_per_prompt=2", "algorithm.prompts=2")
@@ -192,9 +193,11 @@ def values(found: Sequence[Candidate], profile: Profile, objective: str, acceler
     return sorted(known)
 
 
-@pytest.mark.parametrize("tries", [40, pytest.param(2000, marks=pytest.mark.slow)])
-def test_the_best_plan_is_that_of_all_configs_written_one_by_one(tries: int) -> None:
-    rng, found_any, several = random.Random(tries), 0, 0
+@pytest.mark.parametrize(
+    ("seed", "tries"), [(40, 40), *(pytest.param(seed, SLICE, marks=pytest.mark.slow) for seed in range(SLICES))]
+)
+def test_the_best_plan_is_that_of_all_configs_written_one_by_one(seed: int, tries: int) -> None:
+    rng, found_any, several = random.Random(seed), 0, 0
     for _ in range(tries // PROFILES):
         instance = random_instance(rng)
         found = candidates(instance)

@@ -122,6 +122,6 @@ def test_the_bound_of_a_usual_job_is_near() -> None:
     job, profile = prepared(), usual_profile()
     space = Space(job.config, job.plan)
     layout = space.current()
-    bounds = Bounds(job.config, job.plan.topology, Costs(profile))
+    bounds = Bounds(job.config, job.plan, Costs(profile))
     bound = bounds.of_plan(job.plan.schedule, layout.mode, layout.sizes, space.spread(layout))
     assert 0.9 < bound / predict(job.config, job.plan, job.case, profile).seconds <= 1.0

@@ -1,0 +1,128 @@
+"""What the seconds of a plan's stages depend on: what two plans agree in takes as long in both.
+
+Between two stages the loop waits for everybody. A stage then takes what its own calls and moves take, so an iteration
+is a sum of stages, and each has to be predicted once::
+
+    actor 0-7, rollout 0-3, reward 4-7 ──▶ sync │ rollout │ infer │ learn
+    actor 0-3, rollout 0-3, reward 4-7 ──▶ sync'│ rollout │ infer'│ learn'      rollout is known, three are not
+
+Where a node has a processor for everyone at work there, it does not matter who is on which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rlplace.config.schema import FrozenConfig, RewardConfig
+from rlplace.foresight.bounds import intervals
+from rlplace.foresight.predict import Prediction
+from rlplace.foresight.profile import ACCELERATOR, Profile
+from rlplace.foresight.space import Layout, Space
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.schedule import Move, Schedule, base_stage
+
+_Nodes = Sequence[tuple[int, int]]  # node, ranks there
+_NEAR = 1e-9  # relative: sums of the same numbers
+
+
+class StageKey(NamedTuple):
+    """All that the seconds of a stage depend on under a profile."""
+
+    stage: str
+    scored: bool  # whether advantages are computed at its end
+    mode: object
+    active: tuple[str, ...]
+    before: tuple[object, ...]  # moves that are awaited first
+    beside: tuple[object, ...]  # and those in the same messages as the work
+    ranks: tuple[object, ...]  # component -> how many, on which nodes where that matters
+    together: tuple[object, ...]  # who meets on accelerators
+    after: StageKey | None = None  # the rollout, where it matters in which order that has ended what
+
+
+class Alike:
+    """Names what the stages of plans of one space depend on."""
+
+    def __init__(self, space: Space, profile: Profile) -> None:
+        self._space, self._simulated = space, space.config.kind == "mlp"
+        self._on_accelerators = any(curve.on == ACCELERATOR for curve in profile.costs.values())
+        inline, cores = space.config.cluster.launcher == "inline", int(profile.machine.get("cores", 1))
+        self._room = 0 if inline else cores  # processes of a node that never wait for a processor
+
+    def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
+        """Return a key for each stage; one for the whole iteration where rollout goes on through all stages."""
+        if schedule.needs.ahead:
+            return (self._whole(layout, schedule),)
+        spread = {c: tuple(sorted(there.items())) for c, there in self._space.spread(layout).items()}
+        bases = {base_stage(stage): stage for stage in schedule.stages}
+        scored = None if self._simulated else bases.get("infer", "rollout")
+        found = list[StageKey]()
+        for stage, before, beside in intervals(schedule):
+            active = schedule.active[stage]
+            there = {*active, *(move.component for move in (*before, *beside))}
+            if stage == scored:
+                there.add("actor")
+            if self._simulated and stage == "learn":
+                there.add("env")  # whose trajectories are cut
+            alone = self._have_room([spread[c] for c in there]) and not layout.mode.shared
+            groups = [active, [move.component for move in before]]
+            ordered = self._ordered(base_stage(stage), active, schedule, spread)
+            found.append(
+                StageKey(
+                    stage=base_stage(stage),
+                    scored=stage == scored,
+                    mode=layout.mode,
+                    active=active,
+                    before=_named(before),
+                    beside=_named(beside),
+                    ranks=tuple((c, sum(n for _, n in spread[c]) if alone else spread[c]) for c in sorted(there)),
+                    together=self._space.at_once(layout, groups) if self._on_accelerators else (),
+                    after=next(key for key in found if key.stage == "rollout") if ordered else None,
+                )
+            )
+        return tuple(found)
+
+    def _ordered(self, stage: str, active: Sequence[str], schedule: Schedule, spread: Mapping[str, _Nodes]) -> bool:
+        """Return whether work depends on which groups came first: scorers share them out, or steps do."""
+        if stage == "infer":
+            return any(self._shares_out(c) and sum(ranks for _, ranks in spread[c]) > 1 for c in active)
+        steps = self._space.config.algorithm.train_batch is not None and not self._simulated
+        return stage == "learn" and ("actor" in schedule.active["rollout"] or steps)
+
+    def _shares_out(self, component: str) -> bool:
+        """Return whether each rank scores the groups that it takes."""
+        block = self._space.config.block_of(component) if role_of(component) in ("reference", "reward") else None
+        if not isinstance(block, FrozenConfig):
+            return False
+        return not block.sharded or (isinstance(block, RewardConfig) and block.kind != "model")
+
+    def _whole(self, layout: Layout, schedule: Schedule) -> object:
+        held = tuple((stage, tuple(sorted(row.items()))) for stage, row in schedule.residency.items())
+        spread = self._space.spread(layout).items()
+        ranks = tuple(sorted((component, tuple(sorted(there.items()))) for component, there in spread))
+        active = tuple((stage, tuple(components)) for stage, components in schedule.active.items())
+        at_once = self._space.at_once(layout, [tuple(layout.sizes)]) if self._on_accelerators else ()
+        return layout.mode, held, active, ranks, at_once
+
+    def _have_room(self, spread: Sequence[_Nodes]) -> bool:
+        at_work = Counter({0: 1})  # the driver
+        for nodes in spread:
+            for node, ranks in nodes:
+                at_work[node] += ranks
+        return max(at_work.values()) <= self._room
+
+
+def _named(moves: Sequence[Move]) -> tuple[object, ...]:
+    return tuple((move.component, move.after) for move in moves)
+
+
+def seconds_of(prediction: Prediction, keys: Sequence[object]) -> dict[object, float]:
+    """Return what each stage of a prediction takes, by its key."""
+    if len(keys) == 1:
+        return {keys[0]: prediction.seconds}
+    counted = prediction.iterations[1:]  # the first begins with everything off
+    found = [sum(one.stages[at].ended_s - one.stages[at].began_s for one in counted) for at in range(len(keys))]
+    seconds = [each / len(counted) for each in found]
+    assert abs(sum(seconds) - prediction.seconds) <= _NEAR * prediction.seconds, "an iteration is the sum of its stages"
+    return dict(zip(keys, seconds, strict=True))

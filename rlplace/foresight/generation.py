@@ -1,0 +1,138 @@
+"""The seconds in which env and engines generate alone, simulated once for each number of them: a bound for all plans.
+
+Where every node has processors enough for all its ranks, nobody else's work is in the way of env and engines: what they
+do in a plan is what they do alone, after the moves that go before their work. That takes in what no sum does, such as
+how full the batches of an engine are, and that env still has answers to judge when the last engine has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from rlplace.config.schema import Config
+from rlplace.errors import ProblemsError
+from rlplace.foresight.costs import Costs
+from rlplace.foresight.loads import Size
+from rlplace.foresight.profile import ACCELERATOR, Profile
+from rlplace.foresight.ranks import make_groups
+from rlplace.foresight.space import Space
+from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
+from rlplace.foresight.world import Channel, Event, World
+from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.schedule import Residency
+from rlplace.workers.arguments import SAMPLES, samples_for
+
+PAIR = ("env", "rollout")
+_KINDS = {"env": TextEnvRank, "rollout": TextRolloutRank}
+_INDEXES = (1, 2)  # iterations that a prediction counts
+
+
+class _Sink(Channel):
+    """Takes everything, and knows since when."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, 1)
+        self.first_s = math.inf
+
+    def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
+        self.first_s = min(self.first_s, self._world.now)
+        yield from ()
+
+
+class Generation:
+    """Least seconds of rollout stages of one space under a profile. Keeps what it has simulated."""
+
+    def __init__(self, space: Space, profile: Profile) -> None:
+        self._space, self._profile, self._plan = space, profile, space.plan
+        self._call_s = Costs(profile).of(f"driver/{space.config.cluster.launcher}_call").cpu_s
+        self._found: dict[tuple[Size, Size, frozenset[str]], float] = {}
+        self.holds = self._holds()  # whether it says anything
+
+    def _holds(self) -> bool:
+        """Return whether others can neither be in the way nor begin between the two."""
+        config, plan = self._space.config, self._plan
+        names, early = plan.placement.components, {*plan.needs.early}
+        if config.kind == "mlp" or plan.needs.ahead or config.cluster.launcher == "inline" or not {*PAIR} <= {*names}:
+            return False
+        on = [name for name, curve in self._profile.costs.items() if curve.on == ACCELERATOR]
+        if plan.placement.accelerators("env") and any(name.startswith("env.") for name in on):
+            return False  # its moves and the engines' work are on the same accelerators
+        first, last = sorted(names.index(c) for c in PAIR)
+        if early & {*names[first:last]}:
+            return False
+        most = max(node.accelerators for node in self._space.nodes)
+        at_work = 1 + sum(  # with the driver
+            most if c in self._space.free else max(Counter(plan.placement.locations(c).node).values())
+            for c in {*PAIR, *(early & {*names})}
+        )
+        return at_work <= int(self._profile.machine.get("cores", 1))
+
+    def known(self, env: Size, rollout: Size, acquired: Iterable[frozenset[str]] | None = None) -> float:
+        """Return a bound from what is simulated, 0 where it is not. `acquired`: who moves before; None: whoever may."""
+        return min(self._found.get((env, rollout, moved), 0.0) for moved in acquired or self._acquired())
+
+    def sharpen(self, env: Size, rollout: Size) -> bool:
+        """Simulate what is not yet, and return whether there was anything."""
+        missing = [moved for moved in self._acquired() if (env, rollout, moved) not in self._found]
+        for moved in missing:
+            self._found[env, rollout, moved] = self._simulated(env, rollout, moved)
+        return bool(missing)
+
+    def _acquired(self) -> list[frozenset[str]]:
+        """Return which of the two may have to move before they work."""
+        may = [
+            c
+            for c in PAIR
+            if self._plan.placement.accelerators(c) and f"{c}.move_{Residency.FULL.word}/rest" in self._profile.costs
+        ]
+        return [frozenset(few) for n in range(len(may) + 1) for few in itertools.combinations(may, n)]
+
+    def _simulated(self, env: Size, rollout: Size, moved: frozenset[str]) -> float:
+        now = self._space.current()
+        sizes = {**now.sizes, "env": env, "rollout": rollout}
+        starts = {c: 0 if c in PAIR else start for c, start in now.starts.items()}
+        layout = dataclasses.replace(now, sizes=sizes, starts=starts, stays=())
+        config = self._space.config_of(layout)
+        try:
+            plan = make_plan(config, self._plan.topology)
+        except ProblemsError:
+            return 0.0
+        return self._alone(config, plan, moved)
+
+    def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
+        """Run the iterations of env and engines alone."""
+        ranks = {c: plan.placement.world_size(c) for c in PAIR}
+        site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
+        sinks = {name: _Sink(site.world) for name in (SAMPLES, *map(samples_for, site.job.scorers))}
+        site.channels.update(sinks)
+        groups = make_groups(site, {c: _KINDS[c] for c in plan.placement.components if c in PAIR})
+        seconds, first_s = list[float](), math.inf
+        for index in _INDEXES:
+            began = site.world.now
+            for group in groups.values():
+                group.hold()
+            pending = [groups[c].move(Residency.FULL) for c in groups if c in moved]
+            pending += [groups["env"].run(index), groups["rollout"].generate(index)]
+            for group in groups.values():
+                group.flush()
+            site.clock.wait_all(pending, math.inf)
+            seconds.append(site.world.now - began)
+            for sink in sinks.values():
+                first_s = min(first_s, sink.first_s - began)
+                sink.first_s = math.inf
+        return statistics.fmean(seconds) if self._asked_within(first_s, ranks) else 0.0
+
+    def _asked_within(self, seconds: float, ranks: dict[str, int]) -> bool:
+        """Return whether everybody is asked before anyone can answer: who scores waits for a whole group."""
+        early = {*self._plan.needs.early} & {*self._plan.placement.components}
+        sizes = self._space.sizes(self._space.now)
+        most = {c: max(size.ranks for size in sizes[c]) for c in early}
+        if any(count > (self._space.config.algorithm.prompts or 1) for count in most.values()):
+            return False
+        return not early or (sum(most.values()) + sum(ranks.values())) * self._call_s / 2 <= seconds

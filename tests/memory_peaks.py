@@ -194,6 +194,7 @@ def lm_cases(model: Path) -> dict[str, LmJob]:
         "float32, one micro-batch": job(trained={"token_budget": 4 * (PROMPT + ANSWER)}),
         "float32, two ranks": job(ranks=2, prompts=2),
         "nothing recomputed": job(trained={"checkpointing": False}),
+        "inputs of layers on the host": job(trained={**longer, "activation_offload": True}),
         "computed in bfloat16": job(ranks=2, prompts=2, trained=bf16),
         "weights in bfloat16": job(ranks=2, prompts=2, trained=rounded),
         "Adam in bfloat16": job(trained={**bf16, "weights": "bf16"}),
@@ -258,7 +259,8 @@ def _lm_rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> lis
             for group in groups:
                 values = [Scores(group=s.group, sample=s.sample, values=s.logprobs[s.mask] * 0) for s in group]
                 channels[scored].put(tuple(values), key="")
-        stages("learn", Residency.FULL, lambda i=iteration: worker.learn(i, i))
+        there = footprint.host[Residency.FULL].get(HostPart.ACTIVATIONS, 0)
+        stages("learn", Residency.FULL, lambda i=iteration: worker.learn(i, i), host=there)
         worker.move(Residency.OFF)
     if job.refreshes:
         refresh(stages, worker, CopyReceiver(channels[REFERENCE_WEIGHTS], 0))

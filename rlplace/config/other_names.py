@@ -40,6 +40,7 @@ _KEYS = {  # ours -> theirs; a dot in front: below the block of the component wh
     ".optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
     ".optimizer.warmup_steps": "lr_warmup_steps",
     ".checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    ".activation_offload": "enable_activation_offload enable_activation_offloading activation_offloading",
     ".micro_batch": "micro_batch_size micro_train_batch_size ppo_micro_batch_size_per_gpu per_device_train_batch_size",
     ".token_budget": "max_tokens_per_gpu ppo_max_token_len_per_gpu",
     ".weights": "model_dtype",

@@ -199,6 +199,7 @@ class TrainedConfig:
     optimizer: OptimizerConfig = block(OptimizerConfig)
     zero_stage: Literal[0, 1, 2, 3] = lm_knob("what ranks share: 1 optimizer, 2 + gradients, 3 + weights (FSDP)", 3)
     checkpointing: bool = lm_knob("keep the input of each layer only, recompute the rest", True)
+    activation_offload: bool = lm_knob("keep that input on the host until it is needed again", False)
     lora_rank: int | None = lm_knob("train low-rank factors of this rank; null: all weights", None, minimum=1)
     lora_alpha: float = lm_knob("the factors count lora_alpha / lora_rank", 16.0, above=0)
     lora_targets: tuple[str, ...] = lm_knob("names of the modules that get factors; none: all linear layers", ())

@@ -122,10 +122,12 @@ def _costs(
         yield f"{method}/score", [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS], ACCELERATOR
         yield f"{method}/infer", [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS], ACCELERATOR
     if role in ("actor", "critic"):
-        again = 4 if config.actor.checkpointing else 3
+        assert isinstance(block, TrainedConfig), "actors and critics learn"
+        again = 4 if block.checkpointing else 3
+        token_s = 2 * _BF16 * model.layers * model.hidden / each / (rates.host_bytes * _LINK) * block.activation_offload
         yield (
             "learn/micro_batch",
-            [(n, forward(n, _TRAINING, again) + 1.5 * gathered_s) for n in _TOKENS],
+            [(n, forward(n, _TRAINING, again) + 1.5 * gathered_s + n * token_s) for n in _TOKENS],
             ACCELERATOR,
         )
         yield "learn/step", [(0, 16 * weights / ranks / (rates.memory_bytes * _MEMORY))], ACCELERATOR

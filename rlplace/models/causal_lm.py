@@ -17,7 +17,7 @@ A frozen model has no gradients and no optimizer. Where its weights are::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
@@ -49,6 +49,7 @@ class LmSpec:
     weights: Dtype = "fp32"  # as the optimizer steps them
     compute: Dtype = "fp32"  # as the forward and backward passes have them
     checkpointing: bool = True  # keep the input of each block only, recompute the rest
+    activation_offload: bool = False  # keep it on the host
     gather_again: bool = True  # free a block's gathered weights after its forward pass, gather them for its backward
     lora: LoraSpec | None = None
     seed: int = 0  # of first values: of factors, of a head that the folder lacks
@@ -68,6 +69,7 @@ class LmSpec:
             weights=trained.weights,
             compute=trained.compute,
             checkpointing=trained.checkpointing,
+            activation_offload=trained.activation_offload,
             gather_again=trained.zero_stage == 3,
             lora=lora,
             seed=seed,
@@ -259,12 +261,26 @@ def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh, context: ContextParall
         shard = _cut(module, spec, mesh)
         if spec.checkpointing:
             module.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if spec.activation_offload:
+            for block in module.blocks:
+                _keep_on_host(block, pinned=mesh.device_type == "cuda")
         module.train()
         for block in module.blocks:
             fully_shard(block, mesh=shard, mp_policy=policy, reshard_after_forward=spec.gather_again)
         fully_shard(module, mesh=shard, mp_policy=policy, reshard_after_forward=False)
         _fill(module, spec, torch.device(mesh.device_type))
     return module
+
+
+def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
+    """Keep on the host what a block is recomputed from."""
+    checkpoint = cast(Callable[..., Any], block._gradient_checkpointing_func)
+
+    def checkpoint_from_host(*inputs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=pinned):  # of the inputs; `checkpoint` saves nothing else
+            return checkpoint(*inputs)
+
+    block._gradient_checkpointing_func = checkpoint_from_host  # type: ignore[assignment]  # no module or parameter
 
 
 def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:

@@ -139,6 +139,12 @@ ROLLOUT = "cluster.component_placement.rollout"
         ({"cluster": LINE}, "plan-only", ROLLOUT),
         ({"actor": {"optimizer": {"kind": "sgd"}}}, "plan-only", "actor.optimizer.kind"),
         ({"actor": {"weights": "bf16"}}, "rounded-away", "actor.weights"),
+        (
+            {"actor": {"activation_offload": True, "checkpointing": False}},
+            "nothing-to-offload",
+            "actor.activation_offload",
+        ),
+        ({"actor": {"activation_offload": True}}, None, None),
         ({"actor": {"weights": "bf16", "optimizer": {"kind": "adamw_master"}}}, None, None),
         ({"actor": {"weights": "bf16", "optimizer": {"on_host": True}}}, None, None),
         ({"actor": {"sync": {"mode": "lora"}}}, "no-factors", "actor.sync.mode"),

@@ -48,9 +48,14 @@ def too_small(case: MemoryCase) -> str | None:
 
 def _least(demand: Demand, schedule: Schedule, component: str, count: int, memory_bytes: int, kind: str) -> int:
     """What the fullest moment of its own takes of an accelerator, in the smallest of its forms."""
-    spread = [  # a rank on each, and copies of the model cut over all
+    spread = [  # a rank on each, and copies of the model cut over all; either way a part of the tokens on each
         Placed(
-            ranks=count // each, accelerators_per_rank=each, tensor_parallel=cut, memory_bytes=memory_bytes, kind=kind
+            ranks=count // each,
+            accelerators_per_rank=each,
+            tensor_parallel=cut,
+            context_parallel=count,
+            memory_bytes=memory_bytes,
+            kind=kind,
         )
         for each, cut in {(1, 1), (1, count), (count, count)}
     ]
@@ -77,7 +82,8 @@ def _forms(demand: Demand) -> Iterator[Demand]:
             ranks = {block.lora_rank, block.lora_rank or LORA_RANK} if isinstance(block, ActorConfig) else {None}
             for rank, checkpointing, on_host in itertools.product(ranks, _SWITCHES, _SWITCHES):
                 optimizer = dataclasses.replace(block.optimizer, kind="adamw_8bit", on_host=on_host)
-                kept: dict[str, Any] = {"checkpointing": checkpointing, "optimizer": optimizer, "zero_stage": 3}
+                kept: dict[str, Any] = {"checkpointing": checkpointing, "activation_offload": checkpointing}
+                kept |= {"optimizer": optimizer, "zero_stage": 3}
                 yield dataclasses.replace(
                     demand, block=_smallest(block, demand.sequence_length, lora_rank=rank, **kept)
                 )

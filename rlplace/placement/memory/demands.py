@@ -58,6 +58,7 @@ class HostPart(enum.Enum):
     AVERAGE = "averaged weights"
     RECEIVED = "weights as received"  # whole, of which a rank takes its part
     GRADIENTS = "gradients"  # on their way to an optimizer there
+    ACTIVATIONS = "activations"  # inputs of layers, from the forward to the backward pass
     CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
     SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
     BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
@@ -68,6 +69,16 @@ class HostPart(enum.Enum):
     SHARED = "in shared memory"
 
 
+_PASSING = frozenset(  # not in what a worker reports
+    {
+        HostPart.POOL,
+        HostPart.GRADIENTS,
+        HostPart.ACTIVATIONS,
+        HostPart.CHECKPOINT,
+        HostPart.SAVED,
+        HostPart.BUCKETS,
+    }
+)
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
 Tensors = Sequence[tuple[int, int]]  # size of a tensor on the fullest rank, and how many such there are
@@ -99,9 +110,13 @@ class Placed:
         """How many of a pass's tokens a copy has."""
         return -(-of_pass // self.context_parallel)
 
+    @property
+    def emulated(self) -> bool:
+        return self.kind == "emulated"
+
     def process(self, groups: int) -> dict[Part, int]:
         """What a process with `groups` communicators costs by being there; nothing where emulated."""
-        if self.kind == "emulated":
+        if self.emulated:
             return {}
         several = self.ranks * self.accelerators_per_rank > 1
         return {
@@ -129,8 +144,7 @@ class Footprint:
 
     def host_bytes(self, residency: Residency) -> int:
         """What the worker itself reports: copies that stay, neither the pool they are taken from nor what passes."""
-        passing = (HostPart.POOL, HostPart.GRADIENTS, HostPart.CHECKPOINT, HostPart.SAVED, HostPart.BUCKETS)
-        return sum(size for part, size in self.host.get(residency, {}).items() if part not in passing)
+        return sum(size for part, size in self.host.get(residency, {}).items() if part not in _PASSING)
 
     def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
         """The same with measured bytes in place of formulas, residency by residency, and unforeseen ones beside them.
@@ -157,7 +171,7 @@ def host_copies(placed: Placed, part: HostPart, *, off: Tensors, weights: Tensor
     Copies of GPU tensors are pinned, and the pool they come from never shrinks. Setup ends with every component off, so
     the pool has its full size from the first stage on, also where nothing moves later.
     """
-    pool = 0 if placed.kind == "emulated" else sum(formulas.pinned(size) * times for size, times in off)
+    pool = 0 if placed.emulated else sum(formulas.pinned(size) * times for size, times in off)
     sizes = {Residency.OFF: total(off), Residency.WEIGHTS: total(weights), Residency.FULL: 0}
     return {residency: {part: size, HostPart.POOL: max(0, pool - size)} for residency, size in sizes.items()}
 
@@ -288,6 +302,7 @@ class TrainingDemand:
         saved = DTYPE_BYTES[block.weights if block.lora_rank is None else block.compute]
         moved = _FLOAT32 * total(trained) if block.optimizer.on_host else 0
         passing = {HostPart.SAVED: formulas.saved_file(self.model, saved), HostPart.GRADIENTS: moved}
+        passing[HostPart.ACTIVATIONS] = self._inputs(placed, work) if block.activation_offload else 0
         host[_FULL] = {**host[_FULL], **passing}
         saving = {Part.GATHERED: self._saving(shards * parallel, saved)}
         working = {
@@ -331,9 +346,15 @@ class TrainingDemand:
         return work.learning(
             trained=(elements - outside, outside),
             checkpointing=block.checkpointing,
+            offload=block.activation_offload,
             earlier=not self.samples or placed.tokens(each * self.sequence_length) > work.tokens,
             master=DTYPE_BYTES[block.weights] if rounded else 0,
         )
+
+    def _inputs(self, placed: Placed, work: Pass) -> int:
+        """Of all layers, as they wait on the host."""
+        each = formulas.checkpoints(self.model, work.tokens, work.number, work.parallel) // self.model.layers
+        return self.model.layers * (each if placed.emulated else formulas.pinned(each))
 
     def _saving(self, shards: int, each: int) -> int:
         """One whole weight after the other, as it is trained; with factors merged, as it is computed with."""
@@ -425,7 +446,7 @@ class EngineDemand:
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
         process = self.sync.beside(placed.process(placed.groups))
-        if placed.kind != "emulated":
+        if not placed.emulated:
             process[Part.ASLEEP] = formulas.GRAPHS_BYTES
         weights = formulas.parameters(model, number, parallel)
         simple = block.engine == "transformers"

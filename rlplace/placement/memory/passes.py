@@ -51,14 +51,19 @@ class Pass:
         layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
         return _fullest(self._arriving(), head, Moment(gathered, layer + self._beside))
 
-    def learning(self, *, trained: tuple[int, int], checkpointing: bool, earlier: bool, master: int) -> Moment:
+    def learning(
+        self, *, trained: tuple[int, int], checkpointing: bool, offload: bool, earlier: bool, master: int
+    ) -> Moment:
         """Forward and backward, and the step. `trained`: shards in elements, of all layers and of what is in none.
 
-        `earlier`: gradients of micro-batches before are there. `master`: bytes a step needs for each trained number.
+        `offload`: inputs of layers are on the host. `earlier`: gradients of micro-batches before are there. `master`:
+        bytes a step needs for each trained number.
         """
-        return _fullest(*self._moments(trained, checkpointing, earlier, master))
+        return _fullest(*self._moments(trained, checkpointing, offload, earlier, master))
 
-    def _moments(self, trained: tuple[int, int], checkpointing: bool, earlier: bool, master: int) -> Iterator[Moment]:
+    def _moments(
+        self, trained: tuple[int, int], checkpointing: bool, offload: bool, earlier: bool, master: int
+    ) -> Iterator[Moment]:
         model, number, beside = self.model, self.number, self._beside
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
@@ -67,6 +72,8 @@ class Pass:
         if not checkpointing:
             saved = formulas.activations(model, self.tokens, number, self.parallel)
             saved += self.by_sequence * formulas.checkpoints(model, self.tokens, number)
+        elif offload:
+            saved //= model.layers
         gathered = self._gathered()
         # The head: its norm saves float32 and two states; each tile of scores is made again in the backward pass.
         head = saved + self._cut(_FLOAT32 * self.tokens * model.hidden + self._states(3)) + beside
@@ -82,7 +89,7 @@ class Pass:
         of_head = number * self._head if full else 0
         again = one - self._states(1) if checkpointing else 0
         for done in (0, min(1, model.layers - 1), model.layers - 1):
-            left, made = saved - saved * done // model.layers, before or layers * done // model.layers
+            left, made = saved - saved * done * (not offload) // model.layers, before or layers * done // model.layers
             reduced = _FLOAT32 * self._layer if full and done else 0  # on its way to the shards of all ranks
             held = gathered + number * self._layer * self.copied
             yield Moment(held, left + again + flow, 0, made + of_head + reduced)

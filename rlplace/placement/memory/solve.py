@@ -35,6 +35,7 @@ _LESS_KEPT = (  # of what asks for memory: key of its block, the value that hold
         True,
         "one more forward pass per backward pass, about a third more computing",
     ),
+    (TrainingDemand, "activation_offload", True, "the input of each layer is copied to the host and back"),
     (TrainingDemand, "zero_stage", 3, "every pass gathers the weights from all ranks"),
     (TrainingDemand, "optimizer.on_host", True, "the optimizer steps on the host, at its speed and in its memory"),
     (ScoringDemand, "sharded", True, "every forward pass gathers the weights from all ranks"),

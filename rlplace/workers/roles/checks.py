@@ -143,18 +143,30 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
         why="a 16-bit weight keeps 8 bits: a step below 1/256 of it, as nearly all are, leaves it where it is",
         fix=f"{component}.optimizer.kind=adamw_master",
     )
-    return [lost] * rounded + [
-        Problem(
-            code="plan-only",
-            key=f"{component}.{block}{field}",
-            what="is planned, not run",
-            got=f"{field}: {value}",
-            why=why,
-            fix=" or ".join(f"{field}: {choice}" for choice in choices),
-        )
-        for block, field, value, choices, why in wanted
-        if value not in choices
-    ]
+    nothing = Problem(
+        code="nothing-to-offload",
+        key=f"{component}.activation_offload",
+        what="there is nothing to keep on the host",
+        got="activation_offload: true, checkpointing: false",
+        why="inputs of layers go to the host, from which the rest is recomputed; here all of a layer is kept",
+        fix=f"{component}.checkpointing=true",
+    )
+    return (
+        [lost] * rounded
+        + [nothing] * (trained.activation_offload and not trained.checkpointing)
+        + [
+            Problem(
+                code="plan-only",
+                key=f"{component}.{block}{field}",
+                what="is planned, not run",
+                got=f"{field}: {value}",
+                why=why,
+                fix=" or ".join(f"{field}: {choice}" for choice in choices),
+            )
+            for block, field, value, choices, why in wanted
+            if value not in choices
+        ]
+    )
 
 
 # Families whose layers transformers cuts by heads and by columns, without a bias on what is summed over ranks.

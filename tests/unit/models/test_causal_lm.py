@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,29 @@ def test_gradients_are_those_of_transformers(folder: Path, ranks: Ranks, checkpo
     loss(module(pack(sequences()))).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
     assert_near(gradients(module), expected)  # tied weights have one
+
+
+def test_inputs_of_layers_wait_on_the_host(qwen: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, logprobs, entropies = of_transformers(qwen)
+    loss(TokenScores(logprobs, entropies)).backward()
+    moved: dict[str, list[tuple[int, ...]]] = {"to": [], "from": []}
+
+    def by_way_of_the_host(pin_memory: bool) -> torch.autograd.graph.saved_tensors_hooks:
+        def seen(way: str) -> Callable[[Tensor], Tensor]:
+            return lambda tensor: moved[way].append(tuple(tensor.shape)) or tensor.clone()
+
+        assert not pin_memory  # there is no GPU
+        return torch.autograd.graph.saved_tensors_hooks(seen("to"), seen("from"))
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", by_way_of_the_host)
+    module = build(CausalLm, LmSpec(folder=qwen, activation_offload=True), ranks.mesh)
+    packed = pack(sequences())
+    scores = module(packed)
+    inputs = [(1, len(packed.tokens), model.config.hidden_size)] * model.config.num_hidden_layers
+    assert moved == {"to": inputs, "from": []}
+    loss(scores).backward()
+    assert moved == {"to": inputs, "from": inputs}
+    assert_near(gradients(module), {name: p.grad for name, p in model.named_parameters()})
 
 
 def test_only_the_tokens_asked_for_are_scored(qwen: Path, ranks: Ranks) -> None:

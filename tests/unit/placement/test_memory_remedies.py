@@ -164,7 +164,7 @@ def test_where_nothing_helps_it_is_said() -> None:
 
 
 def test_where_all_changes_are_not_enough_it_is_said_too() -> None:
-    case = colocated_8b(micro_batch=1, sequence_length=1 << 20)
+    case = colocated_8b(micro_batch=1, sequence_length=1 << 24)
     fix = find_shortages(case)[0].fix
     assert fix is not None
     assert "and still it does not fit: actor alone, spread over all 8 with the least of everything, holds " in fix

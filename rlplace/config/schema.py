@@ -428,7 +428,8 @@ class FaultsConfig:
         "stop",
     )
     on_error: OnError = lm_knob(
-        "reward, reply or endpoint that fails: stop the run; skip the episode; or retry, twice more, then skip", "stop"
+        "reward, reply, fact or endpoint that fails: stop the run; skip the episode; or retry, twice more, then skip",
+        "stop",
     )
     error_budget: int = lm_knob("most episodes of a rank and iteration that are so skipped", 16, minimum=0)
     restarts: int = knob(

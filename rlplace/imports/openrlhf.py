@@ -15,6 +15,7 @@ from rlplace.imports.placing import Allocation, place_by_size
 from rlplace.imports.settings import PLACEMENT
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
+_EVALUATED = 4  # answers to each prompt of an evaluation
 _COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that want several answers to each prompt
 
 
@@ -38,6 +39,9 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
     _set_passes(draft)
     draft.apply_rules()
+    if draft.at("runner.eval_every") and draft.at("runner.eval_samples") is None:
+        draft.set("runner.eval_samples", _EVALUATED)
+        draft.assume(f"runner.eval_samples: {_EVALUATED}", "the default of eval.n_samples_per_prompt there")
     gspo = draft.value("actor.policy_loss_type") == "gspo"
     draft.set("algorithm.loss", "sequence" if gspo else "token")
     draft.assume(

@@ -13,6 +13,8 @@ from rlplace.envs.text import TextEpisode
 from rlplace.errors import RewardError
 
 Place = tuple[int, int]  # group and sample
+MOST_HUNG = 64  # threads of this process whose replies were given up and still do not end
+_hung: list[threading.Thread] = []  # outlives the iterations: no thread can be ended from outside
 
 
 class Reply(NamedTuple):
@@ -29,12 +31,16 @@ class _Asked:
 
 
 class Replies:
-    """Owns its threads, of which one that hangs is left behind. `together` 0: the caller's thread makes the replies."""
+    """Owns its threads. `together` 0: the caller's thread makes the replies.
+
+    A thread that hangs is left behind, up to `MOST_HUNG` of a process.
+    """
 
     def __init__(self, *, together: int, timeout_s: float) -> None:
         self._together, self._timeout_s = together, timeout_s
         self._waiting: deque[_Asked] = deque()
         self._running: dict[_Asked, float] = {}  # with its deadline
+        self._threads: dict[_Asked, threading.Thread] = {}
         self._ended: queue.SimpleQueue[tuple[_Asked, Reply]] = queue.SimpleQueue()
 
     @property
@@ -51,7 +57,10 @@ class Replies:
             self._make(asked)
 
     def done(self, wait_s: float) -> list[Reply]:
-        """Return replies that are there; wait so long for one. RewardError among them: it did not come in time."""
+        """Return replies that are there; wait so long for one. RewardError among them: it did not come in time.
+
+        Raises RewardError where too many hang.
+        """
         found: list[Reply] = []
         while self._running:
             wait = 0.0 if found else max(0.0, min(wait_s, min(self._running.values()) - time.monotonic()))
@@ -59,11 +68,15 @@ class Replies:
                 asked, reply = self._ended.get(timeout=wait) if wait else self._ended.get_nowait()
             except queue.Empty:
                 break
+            self._threads.pop(asked, None)
             if self._running.pop(asked, None) is not None:  # else it was given up
                 found.append(reply)
         now = time.monotonic()
         for asked in [asked for asked, deadline in self._running.items() if deadline <= now]:
             del self._running[asked]
+            _hung[:] = [*filter(threading.Thread.is_alive, _hung), self._threads.pop(asked)]
+            if len(_hung) > MOST_HUNG:
+                raise self._too_many(asked)
             found.append(Reply(asked.place, error=self._late(asked)))
         self._start()
         return found
@@ -72,7 +85,10 @@ class Replies:
         while self._waiting and len(self._running) < self._together:
             asked = self._waiting.popleft()
             self._running[asked] = time.monotonic() + self._timeout_s
-            threading.Thread(target=self._make, args=(asked,), name="reply", daemon=True).start()
+            name = f"reply for sample {asked.place[1]} of group {asked.place[0]}"
+            thread = threading.Thread(target=self._make, args=(asked,), name=name, daemon=True)
+            self._threads[asked] = thread
+            thread.start()
 
     def _make(self, asked: _Asked) -> None:
         try:
@@ -80,6 +96,17 @@ class Replies:
         except Exception as error:  # noqa: BLE001  # whatever the task raises is reported with the episode's name
             reply = Reply(asked.place, error=error)
         self._ended.put((asked, reply))
+
+    def _too_many(self, asked: _Asked) -> RewardError:
+        oldest = ", ".join(thread.name for thread in _hung[:3])
+        return RewardError.about(
+            "reply-timeout",
+            "env.task",
+            f"{len(_hung)} replies were given up and have not ended since; the oldest: {oldest}",
+            got=repr(asked.answer[:400]),
+            why=f"each holds a thread of this process, which has room for {MOST_HUNG} of them",
+            fix="end it in the task's reply: give every call of a tool a deadline of its own",
+        )
 
     def _late(self, asked: _Asked) -> RewardError:
         group, sample = asked.place

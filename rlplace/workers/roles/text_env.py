@@ -152,7 +152,7 @@ class TextEnvWorker(EnvWorker):
         """Answer held-out prompts, beside `generate(iteration)` of rollout: once greedily, or as often as is drawn."""
         each = self.config.config.runner.eval_samples
         samples, watch = self.answered(iteration, greedy=each == 1, each=each)
-        metrics = _metrics("eval", samples, self.rewards, watch)
+        metrics = {**_metrics("eval", samples, self.rewards, watch), **self.failures.metrics("eval")}
         sets = sorted({str(s.transcript.facts["data_set"]) for s in samples if "data_set" in s.transcript.facts})
         for name in sets:
             of_set = [s for s in samples if s.transcript.facts["data_set"] == name]
@@ -307,7 +307,7 @@ class OpenEpisode:
     answers: list[str] = dataclasses.field(default_factory=list)
     replies: list[str] = dataclasses.field(default_factory=list)
     submitted_s: float = 0.0  # performance counter, when it went to the grader
-    tries: int = 0  # how often it was begun anew, since a reply failed
+    tries: int = 0  # how often it was begun anew, since a reply or its facts failed
 
     def transcript(self, *, failed: bool = False) -> Transcript:
         """Return it as text; the facts of a task that has `failed` are not asked for."""
@@ -468,16 +468,21 @@ class Pass:
             if following is not None:
                 self._to_ask.append(following)
                 continue
+            try:
+                transcript = episode.transcript()
+            except Exception as error:  # noqa: BLE001  # whatever the facts of the task raise
+                self._failed(reply.place, error)
+                continue
             self._grading[reply.place] = self._open.pop(reply.place)
             episode.submitted_s = time.perf_counter()
             self.watch.draw("turns", len(episode.answers))
             group, sample = reply.place
-            self._grader.submit(Case(group=group, sample=sample, transcript=episode.transcript()))
+            self._grader.submit(Case(group=group, sample=sample, transcript=transcript))
             self.watch.lap("reward")
         self.watch.lap("sim")
 
     def _failed(self, place: Place, error: Exception) -> None:
-        """Begin an episode anew whose reply failed, or leave it out."""
+        """Begin an episode anew whose reply or facts failed, or leave it out."""
         (group, sample), episode = place, self._open.pop(place)
         if self._worker.failures.again(error, episode.tries):
             prompt, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)

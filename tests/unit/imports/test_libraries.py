@@ -208,6 +208,12 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             "--num-rollout 3000 --eval-interval -1",
             {"algorithm.kl_estimator": "k3", "runner": {"total_iterations": 3000}, "actor.model.hidden_size": 2560},
         ),
+        ("verl", VERL + "actor_rollout_ref.rollout.val_kwargs.n=8", {"runner.eval_samples": 8}),
+        ("openrlhf", ENGINES + "--eval_steps 20 --eval_n_samples_per_prompt 2", {"runner.eval_samples": 2}),
+        ("openrlhf", ENGINES + "--eval_steps 20", {"runner.eval_every": 20, "runner.eval_samples": 4}),
+        ("openrlhf", ENGINES + "--eval_steps -1", {"runner.eval_samples": {}}),
+        ("slime", SLIME + "--n-samples-per-eval-prompt 4 --eval-interval 5", {"runner.eval_samples": 4}),
+        ("roll", ROLL + " validation.generating_args.num_return_sequences=3", {"runner.eval_samples": 3}),
         ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
     ],
 )

@@ -20,6 +20,7 @@ from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done
+from rlplace.workers.roles import replies
 from rlplace.workers.roles.text_env import check_prompts
 from tests.text_stage import Says, TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
@@ -344,6 +345,7 @@ class Tools:
 class Tool:
     def __init__(self, prompt: str, odd: str, again: bool) -> None:
         self.prompt, self._odd, self._again, self._turns = prompt, odd, again, 0
+        self._facts_fail = False
 
     def reply(self, answer: str) -> str | None:
         self._turns += 1
@@ -353,10 +355,14 @@ class Tool:
             Tools.failed.add(answer[:2])
             if self._odd == "hangs":
                 time.sleep(1.0)
-            raise OSError("no such tool")
+            if self._odd != "facts":
+                raise OSError("no such tool")
+            self._facts_fail = True
         return None if self._turns > 1 else "go on"
 
     def facts(self) -> Mapping[str, Any]:
+        if self._facts_fail:
+            raise OSError("no such fact")
         return {"score": 1.0}
 
 
@@ -371,7 +377,7 @@ def test_replies_of_several_episodes_are_made_at_the_same_time(folder: Path) -> 
     assert len(stage.groups()) == 3
 
 
-@pytest.mark.parametrize("odd", ["raises", "hangs"])
+@pytest.mark.parametrize("odd", ["raises", "hangs", "facts"])
 @pytest.mark.parametrize(
     ("on_error", "again", "failures", "left_out"),
     [
@@ -399,7 +405,8 @@ def test_what_an_iteration_left_out_does_not_count_in_the_evaluation_after_it(fo
     answers: Any = lambda r, s: f"1{1 if r.held_out else s}{r.turn}<eos>"  # noqa: E731
     with TextStage(folder, answers, env=env, prompts=1, runner=runner, algorithm=LONG, faults=faults) as stage:
         assert value(stage.run()[0], "env/failures") == 1
-        assert value(stage.evaluate()[0], "eval/episodes") == 0
+        evaluated = stage.evaluate()[0]
+        assert (value(evaluated, "eval/episodes"), value(evaluated, "eval/failures")) == (0, 1)
 
 
 def test_a_reply_that_does_not_come_stops_the_run_and_names_the_sample(folder: Path) -> None:
@@ -410,6 +417,56 @@ def test_a_reply_that_does_not_come_stops_the_run_and_names_the_sample(folder: P
     ):
         stage.run()
     assert caught.value.code == "reply-timeout"
+
+
+def test_facts_that_fail_stop_the_run(folder: Path) -> None:
+    env = tools(odd="facts")
+    with (
+        TextStage(folder, lambda r, s: f"1{s}{r.turn}<eos>", env=env, prompts=1, algorithm=LONG) as stage,
+        pytest.raises(OSError, match="no such fact"),
+    ):
+        stage.run()
+
+
+def test_no_more_threads_are_left_behind_than_a_process_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where failures are skipped; one that ends at last gives its room back."""
+    monkeypatch.setattr(replies, "MOST_HUNG", 2)
+    monkeypatch.setattr(replies, "_hung", [])
+    ends = [threading.Event() for _ in range(4)]
+    asked = replies.Replies(together=1, timeout_s=0.01)
+
+    def given_up(number: int) -> list[replies.Reply]:
+        asked.ask((7, number), Waits(ends[number]), "an answer")
+        return asked.done(10.0)
+
+    try:
+        for number in range(2):
+            (late,) = given_up(number)
+            assert isinstance(late.error, RewardError)
+        ends[0].set()
+        replies._hung[0].join(10.0)
+        assert len(given_up(2)) == 1
+        with pytest.raises(
+            RewardError, match="3 replies were given up and have not ended since; the oldest: reply for sa"
+        ):
+            given_up(3)
+    finally:
+        for end in ends:
+            end.set()
+
+
+class Waits:
+    prompt = "?"
+
+    def __init__(self, end: threading.Event) -> None:
+        self._end = end
+
+    def reply(self, answer: str) -> str | None:
+        self._end.wait(20.0)
+        return None
+
+    def facts(self) -> Mapping[str, Any]:
+        return {}
 
 
 # ── groups without signal ────────────────────────────────────────────────────────────────────────────────────────────

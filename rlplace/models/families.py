@@ -44,6 +44,10 @@ _LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence
 def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
     """Return why no run trains the `model`, given by its config.json, on `context` tokens; None where one does."""
     family = model.get("model_type")
+    if model.get("use_bidirectional_attention") or model.get("is_causal") is False:  # such as EmbeddingGemma
+        return (
+            "its tokens see those behind them, as of a model that embeds texts: it cannot write one token after another"
+        )
     if any(model.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")) or family == "gemma2":
         return _CAPPED
     if any("expert" in key and isinstance(value, int) and value > 1 for key, value in model.items()):

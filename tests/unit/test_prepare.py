@@ -300,13 +300,15 @@ def test_what_a_model_cannot_do_is_refused(
     [
         ({"model_type": "gemma2", "hidden_size": 8}, "caps its scores by a tanh"),
         ({"model_type": "qwen3_moe", "num_experts": 8}, "a weight for each expert"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "see those behind them"),
+        ({"model_type": "llama", "is_causal": False}, "see those behind them"),
         ({"model_type": "lfm2"}, "no run has been compared with transformers"),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 40},
             "40 tok",
         ),
     ],
-    ids=["capped", "experts", "unknown", "rope"],
+    ids=["capped", "experts", "both ways", "not causal", "unknown", "rope"],
 )
 def test_models_that_no_worker_computes_are_planned_and_not_run(
     folder: Path, component: str, model: dict[str, Any], why: str

@@ -237,13 +237,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             why = "fp8 needs vllm; answers would be wrong without an error"
         got, fix = f"cache_dtype: {rollout.cache}", f"cache_dtype: {rollout.dtype}        (or null: as dtype)"
         yield _wrong("cache-dtype", "rollout.cache_dtype", what, got, why, fix)
-    for name, cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)):
-        if cut and rollout.temperature > 0:
-            what = "answers drawn from a part of the vocabulary cannot be learned from"
-            why = "the engine's probabilities are of what is left, the actor's of all: every ratio of the two is wrong"
-            fix = f"{name}: {1.0 if name == 'top_p' else 0}        (a lower temperature narrows the draw as well)"
-            got = f"{name}: {getattr(rollout, name)}"
-            yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
+    yield from _sampling_problems(config)
     if rollout.engine_args and rollout.engine != "vllm":
         got, why = ", ".join(rollout.engine_args), f"{rollout.engine} takes none of them"
         fix = "engine_args: {}        (or rollout.engine: vllm)"
@@ -254,6 +248,33 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         got, why = f"sequence_length: {algorithm.longest}", "it is below max_prompt_length + max_new_tokens"
         fix = f"sequence_length: {limits}"
         yield _wrong("context-too-short", "algorithm.sequence_length", what, got, why, fix)
+
+
+def _sampling_problems(config: Config) -> Iterator[Problem]:
+    """Report answers that the actor cannot learn from as they are drawn, or that cannot end."""
+    rollout, algorithm = config.text_rollout, config.algorithm
+    for name, cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)):
+        if cut and rollout.temperature > 0:
+            what = "answers drawn from a part of the vocabulary cannot be learned from"
+            why = "the engine's probabilities are of what is left, the actor's of all: every ratio of the two is wrong"
+            fix = f"{name}: {1.0 if name == 'top_p' else 0}        (a lower temperature narrows the draw as well)"
+            got = f"{name}: {getattr(rollout, name)}"
+            yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
+    if rollout.temperature > 0 and algorithm.tis_cap is None:
+        for name, value in rollout.penalties.items():
+            what = "penalised answers cannot be learned from without algorithm.tis_cap"
+            why = "the engine's probabilities are penalised, the actor's are not: every ratio of the two is wrong\n"
+            why += "with it, ratios are of the actor's own, and weights correct for what the engine drew"
+            off = 1.0 if name == "repetition_penalty" else 0
+            fix = f"algorithm.tis_cap: 2.0        (or {name}: {off})"
+            yield _wrong("cut-distribution", f"rollout.{name}", what, f"{name}: {value}", why, fix)
+    if rollout.min_tokens > algorithm.max_new_tokens:
+        got, why = f"min_tokens: {rollout.min_tokens}", "an answer may not end before it, and has to end there"
+        what, fix = "longer than the longest answer", f"min_tokens: {algorithm.max_new_tokens}"
+        yield _wrong("context-too-short", "rollout.min_tokens", what, got, why, fix)
+    if "" in rollout.stop:
+        what, got, why = "a text that ends answers has no characters", "''", "it would end each answer at once"
+        yield _wrong("stop-text", "rollout.stop", what, got, why, "stop: []        (or a text)")
 
 
 def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str) -> Problem:
@@ -388,8 +409,6 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
         yield from error.problems
         return
     size = tokenizer.size
-    for text in config.text_rollout.stop:
-        yield from tokenizer.stop_problems(text)
     if isinstance(vocabulary, int) and size > vocabulary:
         what = f"the tokenizer knows {size} tokens, the model {vocabulary}"
         why = f"a prompt may hold ids that the model of {folder / 'config.json'} has no weights for"

@@ -130,7 +130,22 @@ class TextRolloutConfig:
     )
     top_k: int = knob("draw from so many likeliest tokens; 0: from all; a run trains with 0 only", 0, minimum=0)
     seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
-    stop: tuple[str, ...] = knob("texts that end an answer beside the model's own, each a single token of it", ())
+    min_tokens: int = knob(
+        "nothing ends an answer before it has so many tokens; trained with algorithm.tis_cap", 0, minimum=0
+    )
+    repetition_penalty: float = knob(
+        "divides positive logits of tokens that were there, multiplies negative ones; trained with algorithm.tis_cap",
+        1.0,
+        above=0,
+    )
+    presence_penalty: float = knob(
+        "taken from the logits of tokens that the answer has; trained with algorithm.tis_cap",
+        0.0,
+        minimum=-2,
+        maximum=2,
+    )
+    frequency_penalty: float = knob("likewise, for each time that it has them", 0.0, minimum=-2, maximum=2)
+    stop: tuple[str, ...] = knob("texts that end an answer beside the model's own tokens, and stay in it", ())
     engine_args: Mapping[str, object] = knob("more arguments of vLLM's engine, by their names there", dict)
     enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
     gpu_memory_utilization: float | Literal["auto"] = knob(
@@ -143,6 +158,12 @@ class TextRolloutConfig:
     step_sequences: int = knob("most sequences of one step", 256, minimum=1)
     sleep_level: Literal[1, 2] = knob("1 copies weights to the host, 2 drops them: the next sync brings new ones", 2)
     enable_offload: bool = knob("sleep in stages that do not generate", False)
+
+    @property
+    def penalties(self) -> Mapping[str, float]:
+        """What changes the distribution and cuts nothing off but the end: by key, where it does something."""
+        none = {"min_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        return {name: getattr(self, name) for name, off in none.items() if getattr(self, name) != off}
 
     @property
     def cache(self) -> Literal["bf16", "fp16", "fp8", "fp32"]:

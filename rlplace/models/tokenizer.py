@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlplace.envs.text.contract import Message, Prompt
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError
 from rlplace.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -68,20 +68,12 @@ class Tokenizer:
         library.no_truncation()
         return cls(library, folder)
 
-    def stops(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Return the ids that end an answer: the model's own, and those of `texts`. ConfigError: one is no token."""
-        problems = [problem for text in texts for problem in self.stop_problems(text)]
-        if problems:
-            raise ConfigError(problems)
-        return tuple(dict.fromkeys([*self.stop_token_ids, *(int(self.encode(text)[0]) for text in texts)]))
-
-    def stop_problems(self, text: str) -> Iterator[Problem]:
-        """Report a text that is not one token."""
-        if len(tokens := self.encode(text)) != 1:
-            what = "a text that ends answers is no single token of the model"
-            why = f"it is {len(tokens)} tokens, and each token ends an answer by itself or does not"
-            fix = "rollout.stop: []        (a reward can look for it: {name: matches, kwargs: {pattern: ...}})"
-            yield Problem(code="stop-text", key="rollout.stop", what=what, got=repr(text), why=why, fix=fix)
+    def stops(self, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return what ends an answer: ids, the model's own and the special tokens among `texts`, and other texts."""
+        special = {token.content: number for number, token in self._library.get_added_tokens_decoder().items()}
+        special = {text: number for text, number in special.items() if not self.decode([number])}  # in no text
+        ids = dict.fromkeys([*self.stop_token_ids, *(special[text] for text in texts if text in special)])
+        return tuple(ids), tuple(text for text in texts if text not in special)
 
     @property
     def size(self) -> int:
@@ -131,6 +123,23 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
         return self.encode(self.render(messages, answered=answered))
+
+
+class StopTexts:
+    """Finds the texts that end an answer, whatever tokens they are made of."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+        self._tokenizer, self._texts = tokenizer, texts
+        # Tokens have a byte at least. More are looked at: the first of them may be a part of a character.
+        self._most = max((len(text.encode()) for text in texts), default=0) + 4
+
+    def end(self, tokens: Sequence[int]) -> bool:
+        """Return whether one of them has come with the last of the tokens of an answer."""
+        seen = tokens[-self._most :]
+        written = self._tokenizer.decode(seen)
+        found = [text for text in self._texts if text in written]
+        before = self._tokenizer.decode(seen[:-1]) if found else ""
+        return any(written.count(text) > before.count(text) for text in found)
 
 
 class Chat:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
+from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import EngineSettings, TextEngine
 from tests.rollout_stage import Ledger
-from tests.tiny_lm import Kind, request_of, tiny_model
+from tests.tiny_lm import END, Kind, request_of, tiny_model
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 CONTEXT, SLOTS = 64, 6  # tokens, answers at once
@@ -44,6 +45,9 @@ PLAIN = sampling_of()
 COLD = sampling_of(temperature=0.25)
 NARROW = sampling_of(temperature=1.5, top_k=9, top_p=0.8)
 GREEDY = sampling_of(temperature=0.0)
+PENALISED = sampling_of(
+    (END, *STOPS), min_tokens=4, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, temperature=0.8
+)
 OPEN = sampling_of((), seed=6)  # answers end by their length alone
 
 ENGINES = {"transformers": "TransformersEngine", "vllm": "VllmEngine"}  # module -> class
@@ -109,7 +113,17 @@ class Bench:
     def logprobs(self, version: int, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> Tensor:
         """Of the answer's tokens, by one pass over the whole."""
         drawn = sampling.rollout
-        logits = self.logits(version, [*prompt, *answer])[len(prompt) - 1 : -1] / (drawn.temperature or 1.0)
+        logits = self.logits(version, [*prompt, *answer])[len(prompt) - 1 : -1].clone()
+        for place, row in enumerate(logits):
+            if place < drawn.min_tokens:
+                row[list(sampling.stop_token_ids)] = float("-inf")
+            for token in {*prompt, *answer[:place]}:
+                row[token] *= drawn.repetition_penalty if row[token] < 0 else 1 / drawn.repetition_penalty
+            for token in answer[:place]:
+                row[token] -= drawn.frequency_penalty
+            for token in {*answer[:place]}:
+                row[token] -= drawn.presence_penalty
+        logits /= drawn.temperature or 1.0
         if drawn.top_k:
             worst = logits.topk(drawn.top_k).values[:, -1:]
             logits = logits.masked_fill(logits < worst, float("-inf"))
@@ -347,7 +361,7 @@ def test_what_is_asked_too_early_is_refused(bench: Bench) -> None:
 # ── other samplings ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, NARROW, COLD], ids=["plain", "narrow", "cold"])
+@pytest.mark.parametrize("sampling", [PLAIN, NARROW, COLD, PENALISED], ids=["plain", "narrow", "cold", "penalised"])
 def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(bench: Bench, sampling: Sampling) -> None:
     """By one pass of the model over the whole."""
     engine = bench.ready(sampling)
@@ -360,6 +374,7 @@ def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(bench: Bench
         assert (answer.tokens.dtype, answer.logprobs.dtype, answer.versions.dtype) == (np.int32, np.float32, np.int32)
         assert answer.versions.tolist() == [1] * len(answer.tokens)
         assert (answer.turn, answer.env_rank) == (0, answer.group)
+        assert len(answer.tokens) > sampling.rollout.min_tokens
 
 
 def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:
@@ -378,6 +393,25 @@ def test_temperature_zero_is_greedy(bench: Bench) -> None:
     request = request_of(3, samples=2)
     for answer in run(bench.ready(GREEDY), request):
         check_greedy(bench, request, answer)
+
+
+def test_an_answer_ends_with_the_token_that_completes_a_text(bench: Bench) -> None:
+    """Made of two tokens here; `least` holds it back."""
+    tokenizer, request = Tokenizer.load(bench._folder), request_of(0, samples=6, longest=30)
+    whole = by_number(run(bench.ready(OPEN), request))
+    pairs = (tokenizer.decode(tokens[at : at + 2]) for tokens in whole.values() for at in range(8, 29))
+    text = next(pair for pair in pairs if pair.isascii() and pair.isprintable() and len(pair) > 1)
+    for least in (0, 29):
+        stopping = dataclasses.replace(sampling_of((), seed=6, min_tokens=least), stop_texts=(text, "never there"))
+        answers, ended = run(bench.ready(stopping), request), 0
+        for answer in answers:
+            made = whole[0, answer.sample]
+            said = [tokenizer.decode(made[:at]).count(text) for at in range(31)]
+            end = next((at for at in range(least + 1, 31) if said[at] > said[at - 1]), None)
+            assert answer.tokens.tolist() == made[:end]
+            assert answer.finish == ("length" if end is None else "stop")
+            ended += end is not None
+        assert (0 < ended < len(answers)) == (least == 0)
 
 
 # ── answers of a known length ────────────────────────────────────────────────────────────────────────────────────────

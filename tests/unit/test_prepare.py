@@ -338,6 +338,28 @@ def test_a_cut_distribution_is_not_learned_from(folder: Path, rollout: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("rollout", "cap", "found"),
+    [
+        ({"repetition_penalty": 1.1}, None, [("cut-distribution", "rollout.repetition_penalty")]),
+        (
+            {"presence_penalty": 0.5, "min_tokens": 1},
+            None,
+            [("cut-distribution", "rollout.min_tokens"), ("cut-distribution", "rollout.presence_penalty")],
+        ),
+        ({"frequency_penalty": 0.5}, 2.0, []),
+        ({"frequency_penalty": 0.5, "temperature": 0.0}, None, []),
+        ({"min_tokens": 10_000}, 2.0, [("context-too-short", "rollout.min_tokens")]),
+        ({"stop": ["", "x y"]}, 2.0, [("stop-text", "rollout.stop")]),
+    ],
+)
+def test_what_is_drawn_otherwise_than_the_actor_knows_is_corrected_or_refused(
+    folder: Path, rollout: dict[str, Any], cap: float | None, found: list[tuple[str, str]]
+) -> None:
+    job = config(folder, rollout=rollout, algorithm={"tis_cap": cap})
+    assert [(p.code, p.key) for p in problems(job, without_machine)] == found
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"enable_chunked_prefill": False}, []),

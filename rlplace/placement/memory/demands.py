@@ -452,7 +452,7 @@ class EngineDemand:
         simple = block.engine == "transformers"
         workspace = formulas.engine_workspace(model, block.step_tokens, block.step_sequences, number, parallel)
         if simple:
-            cut, most = bool(block.top_k) or block.top_p < 1, block.step_sequences
+            cut, most = bool(block.top_k or block.penalties) or block.top_p < 1, block.step_sequences
             answers = min(most, self.answers or most)
             workspace = formulas.generation(model, answers, self.sequence_length, number, cut)
         cache = block.kv_cache_memory

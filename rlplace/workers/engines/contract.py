@@ -98,6 +98,7 @@ class EngineSettings:
     model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
     context: int  # longest prompt and answer together, in tokens
     stop_token_ids: tuple[int, ...] = ()  # any of these ends an answer and is its last token
+    stop_texts: tuple[str, ...] = ()  # the token by which one of these is complete ends an answer as well
     emulated_memory: int = 0  # bytes of an emulated accelerator: on a CPU, gpu_memory_utilization is a share of them
     tensor_parallel: int = 1
 
@@ -116,10 +117,10 @@ class EngineSettings:
 class TextEngine(Engine, Protocol):
     """Continuous batching under its caller's control: `submit` and `step` need FULL and loaded weights.
 
-    Log-probabilities of a completion belong to the distribution that each token was drawn from: logits divided by the
-    temperature, renormalised over what top_k and top_p keep (vLLM: `logprobs_mode="processed_logprobs"`). A learner
-    that divides its logits by the temperature reproduces them where nothing is cut off. Those of a greedy answer are
-    the model's own.
+    Log-probabilities of a completion belong to the distribution that each token was drawn from: logits, penalised and
+    divided by the temperature, renormalised over what min_tokens, top_k and top_p keep (vLLM: `processed_logprobs`). A
+    learner that divides its logits by the temperature reproduces them where there is nothing of the rest. Those of a
+    greedy answer are the model's own, penalised.
     """
 
     cached_tokens: int  # prompt tokens, since the engine was built, whose keys and values did not have to be computed

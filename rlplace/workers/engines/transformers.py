@@ -29,9 +29,10 @@ from transformers.initialization import no_init_weights
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
+from rlplace.models.tokenizer import StopTexts, Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import Completion, Finish, Request
+from rlplace.tokens import Completion, Finish, Request, Tokens
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
     TORCH_NAMES,
@@ -64,8 +65,10 @@ class _Answer:
     def length(self) -> int:
         return len(self.request.tokens) + len(self.tokens)
 
-    def finish(self, stops: Sequence[int], context: int) -> Finish | None:
+    def finish(self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int) -> Finish | None:
         if self.tokens[-1] in stops:
+            return "stop"
+        if texts is not None and len(self.tokens) > least and texts.end(self.tokens):
             return "stop"
         return "length" if len(self.tokens) >= self.request.max_new_tokens or self.length >= context else None
 
@@ -82,6 +85,8 @@ class TransformersEngine(ModuleEngine):
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
         rollout = settings.rollout
         self._settings, self._sampling = settings, rollout
+        texts = settings.stop_texts
+        self._stop_texts = StopTexts(Tokenizer.load(settings.model), texts) if texts else None
         config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         kinds, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
         if kinds - {"full_attention", "sliding_attention"} or (window and window < settings.context):
@@ -202,7 +207,9 @@ class TransformersEngine(ModuleEngine):
         assert self.version is not None
         always = self._sampling.temperature == 0
         uniforms = [None if always or a.request.greedy else a.numbers.random() for a in answers]
-        tokens, logprobs = choose(logits, self._sampling, uniforms)
+        made = [(answer.request.tokens, answer.tokens) for answer in answers]
+        allowed = penalised(logits, self._sampling, made, self._settings.stop_token_ids)
+        tokens, logprobs = choose(allowed, self._sampling, uniforms)
         for answer, token, logprob in zip(answers, tokens.tolist(), logprobs.tolist(), strict=True):
             answer.tokens.append(token)
             answer.logprobs.append(logprob)
@@ -213,7 +220,8 @@ class TransformersEngine(ModuleEngine):
         taken: list[Completion] = []
         for row in reversed(range(len(self._active))):
             answer = self._active[row]
-            finish = answer.finish(self._settings.stop_token_ids, self._settings.context)
+            least = self._sampling.min_tokens
+            finish = answer.finish(self._settings.stop_token_ids, self._stop_texts, least, self._settings.context)
             if finish is None:
                 continue
             taken.append(
@@ -319,6 +327,27 @@ class BatchCache(Cache):
 # Letters: B rows, V vocabulary, K tokens that top_k keeps.
 
 Chosen = tuple[Tensor, Tensor]  # token ids [B] and their log-probabilities [B]
+
+
+def penalised(
+    logits: Tensor, sampling: TextRolloutConfig, made: Sequence[tuple[Tokens, Sequence[int]]], stops: Sequence[int]
+) -> Tensor:
+    """Return the logits [B, V] that are drawn from, as vLLM makes them; `made`: prompt and answer so far, by row."""
+    repeated, present, frequent = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+    if (sampling.min_tokens, repeated, present, frequent) == (0, 1.0, 0.0, 0.0):
+        return logits
+    logits = logits.float().clone()
+    for row, (prompt, answer) in zip(logits, made, strict=True):
+        if len(answer) < sampling.min_tokens:
+            row[list(stops)] = float("-inf")
+        asked, counts = (
+            torch.tensor(tokens, dtype=torch.long, device=row.device).bincount(minlength=len(row))
+            for tokens in (prompt, answer)
+        )
+        seen = (asked + counts) > 0
+        row[seen] = torch.where(row[seen] > 0, row[seen] / repeated, row[seen] * repeated)
+        row -= frequent * counts + present * (counts > 0)
+    return logits
 
 
 def choose(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]) -> Chosen:

@@ -171,7 +171,13 @@ class VllmEngine:
                 top_k=drawn.top_k,
                 seed=None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
                 stop_token_ids=list(self._settings.stop_token_ids),
+                stop=list(self._settings.stop_texts),
+                detokenize=bool(self._settings.stop_texts),
                 max_tokens=request.max_new_tokens,
+                min_tokens=min(drawn.min_tokens, request.max_new_tokens),
+                repetition_penalty=drawn.repetition_penalty,
+                presence_penalty=drawn.presence_penalty,
+                frequency_penalty=drawn.frequency_penalty,
                 logprobs=0,
                 skip_clone=True,
             )
@@ -184,7 +190,7 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         name, kind = next(self._names), RequestOutputKind.FINAL_ONLY
-        asked: Any = {**parameters, "flat_logprobs": True, "detokenize": False, "ignore_eos": True, "output_kind": kind}
+        asked: Any = {"detokenize": False, **parameters, "flat_logprobs": True, "ignore_eos": True, "output_kind": kind}
         self._vllm.add_request(name, tokens_input(tokens), SamplingParams(**asked))
         return name
 
@@ -266,7 +272,7 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) ->
         return LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(settings.model),
-                skip_tokenizer_init=True,  # token ids in, token ids out
+                skip_tokenizer_init=not settings.stop_texts,  # token ids in, token ids out
                 generation_config="vllm",  # what the folder recommends for sampling is not asked for
                 load_format="dummy",
                 dtype=TORCH_NAMES[rollout.dtype],

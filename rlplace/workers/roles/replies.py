@@ -14,7 +14,6 @@ from rlplace.errors import RewardError
 
 Place = tuple[int, int]  # group and sample
 MOST_HUNG = 64  # threads of this process whose replies were given up and still do not end
-_hung: list[threading.Thread] = []  # outlives the iterations: no thread can be ended from outside
 
 
 class Reply(NamedTuple):
@@ -30,6 +29,12 @@ class _Asked:
     answer: str
 
 
+class _Thread(threading.Thread):
+    """Makes one reply. No thread can be ended from outside: one that is given up may outlive its iteration."""
+
+    given_up = False
+
+
 class Replies:
     """Owns its threads. `together` 0: the caller's thread makes the replies.
 
@@ -40,7 +45,7 @@ class Replies:
         self._together, self._timeout_s = together, timeout_s
         self._waiting: deque[_Asked] = deque()
         self._running: dict[_Asked, float] = {}  # with its deadline
-        self._threads: dict[_Asked, threading.Thread] = {}
+        self._threads: dict[_Asked, _Thread] = {}
         self._ended: queue.SimpleQueue[tuple[_Asked, Reply]] = queue.SimpleQueue()
 
     @property
@@ -74,9 +79,10 @@ class Replies:
         now = time.monotonic()
         for asked in [asked for asked, deadline in self._running.items() if deadline <= now]:
             del self._running[asked]
-            _hung[:] = [*filter(threading.Thread.is_alive, _hung), self._threads.pop(asked)]
-            if len(_hung) > MOST_HUNG:
-                raise self._too_many(asked)
+            self._threads.pop(asked).given_up = True
+            hung = [thread.name for thread in threading.enumerate() if isinstance(thread, _Thread) and thread.given_up]
+            if len(hung) > MOST_HUNG:
+                raise self._too_many(asked, hung)
             found.append(Reply(asked.place, error=self._late(asked)))
         self._start()
         return found
@@ -86,7 +92,7 @@ class Replies:
             asked = self._waiting.popleft()
             self._running[asked] = time.monotonic() + self._timeout_s
             name = f"reply for sample {asked.place[1]} of group {asked.place[0]}"
-            thread = threading.Thread(target=self._make, args=(asked,), name=name, daemon=True)
+            thread = _Thread(target=self._make, args=(asked,), name=name, daemon=True)
             self._threads[asked] = thread
             thread.start()
 
@@ -97,12 +103,11 @@ class Replies:
             reply = Reply(asked.place, error=error)
         self._ended.put((asked, reply))
 
-    def _too_many(self, asked: _Asked) -> RewardError:
-        oldest = ", ".join(thread.name for thread in _hung[:3])
+    def _too_many(self, asked: _Asked, hung: list[str]) -> RewardError:
         return RewardError.about(
             "reply-timeout",
             "env.task",
-            f"{len(_hung)} replies were given up and have not ended since; the oldest: {oldest}",
+            f"{len(hung)} replies were given up and have not ended since, such as {', '.join(hung[:3])}",
             got=repr(asked.answer[:400]),
             why=f"each holds a thread of this process, which has room for {MOST_HUNG} of them",
             fix="end it in the task's reply: give every call of a tool a deadline of its own",

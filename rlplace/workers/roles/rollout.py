@@ -320,11 +320,13 @@ class TextRolloutWorker(RolloutWorker):
     def _engine(self) -> TextEngine:
         """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
         job, context = self.config, self.context
+        stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(job.config.text_rollout.stop)
         settings = EngineSettings(
             rollout=job.config.text_rollout,
             model=job.model,
             context=job.config.algorithm.longest,
-            stop_token_ids=Tokenizer.load(job.model).stops(job.config.text_rollout.stop),
+            stop_token_ids=stop_token_ids,
+            stop_texts=stop_texts,
             emulated_memory=job.config.cluster.accelerator.memory,
             tensor_parallel=len(context.slot.accelerators),
         )

@@ -215,6 +215,11 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ("slime", SLIME + "--n-samples-per-eval-prompt 4 --eval-interval 5", {"runner.eval_samples": 4}),
         ("roll", ROLL + " validation.generating_args.num_return_sequences=3", {"runner.eval_samples": 3}),
         ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
+        (
+            "areal",
+            BOTH + "gconfig.min_new_tokens=2 gconfig.frequency_penalty=0.5",
+            {"rollout.min_tokens": 2, "rollout.frequency_penalty": 0.5},
+        ),
     ],
 )
 def test_values(library: str, text: str, expected: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlplace.envs.text import Message
 from rlplace.errors import ConfigError
-from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
+from rlplace.models.tokenizer import Chat, PlainText, StopTexts, Tokenizer
 from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
 
 TEXTS = ["", "What is 1 + 2?", "  blanks  and\n\nlines\t", "ünïcödé 🙂 漢字", "a <eos> in the text <turn>", "x" * 300]
@@ -177,12 +177,17 @@ def test_a_template_is_given_what_the_config_says(tmp_path: Path) -> None:
     assert tokenizer.decode(Chat(tokenizer, system=None).first("hi")) == "hi|None1"
 
 
-def test_texts_that_end_an_answer_are_single_tokens(tokenizer: Tokenizer) -> None:
-    assert tokenizer.stops(()) == tokenizer.stop_token_ids == (END,)
-    assert tokenizer.stops(("<turn>", "<eos>")) == (END, *tokenizer.encode("<turn>").tolist())
-    with pytest.raises(ConfigError, match="no single token") as caught:
-        tokenizer.stops(("x" * 300,))
-    assert caught.value.codes == ("stop-text",)
+def test_special_tokens_end_an_answer_by_themselves_and_texts_wherever_they_are_whole(tokenizer: Tokenizer) -> None:
+    assert tokenizer.stops(()) == ((END,), ())
+    assert tokenizer.stop_token_ids == (END,)
+    turn = tokenizer.encode("<turn>").tolist()
+    assert tokenizer.stops(("<turn>", "x", "<eos>", "STOP")) == ((END, *turn), ("x", "STOP"))
+    texts = StopTexts(tokenizer, ("left of", "\N{SNOWMAN}"))
+    for written in ("it is left off", "a b \N{SNOWMAN} c", "left  of what is not left"):
+        tokens = tokenizer.encode(written).tolist()
+        found = next((n for n in range(1, len(tokens) + 1) if texts.end(tokens[:n])), None)
+        whole = [n for n in range(1, len(tokens) + 1) if any(t in tokenizer.decode(tokens[:n]) for t in texts._texts)]
+        assert found == (whole[0] if whole else None)
 
 
 def test_plain_text(tmp_path: Path) -> None:

@@ -23,6 +23,15 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
+# Pages whose hits come after those of the guides, by the start of their path; the search of the theme reads it.
+SEARCHED = {
+    "decisions/": {"boost": 0.1},
+    "reference/": {"boost": 0.5},
+    "changelog.md": {"boost": 0.1},
+    "license.md": {"exclude": True},
+}
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/."""
     for name, text in site_reference.pages().items():
@@ -35,8 +44,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links between files of the repository lead to their pages."""
+    """Let links between files of the repository lead to their pages; say how far up a search shows this one."""
     at = page.file.src_uri
+    page.meta |= {"search": how for begin, how in SEARCHED.items() if at.startswith(begin)}
     source = next((name for name, made in FROM_ROOT.items() if made == at), f"docs/{at}")
     pieces = FENCE.split(markdown)  # texts and, between them, code
     pieces[::2] = [LINK.sub(lambda link: f"]({link_on_site(link[1], source, at)}", text) for text in pieces[::2]]

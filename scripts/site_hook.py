@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links between files of the repository lead to their pages; say how far up a search shows this one."""
     at = page.file.src_uri
-    page.meta |= {"search": how for begin, how in SEARCHED.items() if at.startswith(begin)}
+    page.meta["search"] = next((how for begin, how in SEARCHED.items() if at.startswith(begin)), {})
     source = next((name for name, made in FROM_ROOT.items() if made == at), f"docs/{at}")
     pieces = FENCE.split(markdown)  # texts and, between them, code
     pieces[::2] = [LINK.sub(lambda link: f"]({link_on_site(link[1], source, at)}", text) for text in pieces[::2]]

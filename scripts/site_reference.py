@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import itertools
 import re
+import textwrap
 import tomllib
 import types
 import typing
@@ -22,25 +23,44 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
 JOBS = {"mlp": "simulators", "causal_lm": "language models"}
 
-# The names that the guides use, by their modules.
-API = {
-    "rlplace": None,  # all that it offers
-    "rlplace.prepare": ("Prepared", "prepare", "prepare_composed"),
-    "rlplace.placement": None,
-    "rlplace.placement.schedule": ("Residency", "Needs", "Schedule"),
-    "rlplace.placement.show.text": ("render_text", "render_diff"),
-    "rlplace.placement.show.html": ("render_html",),
-    "rlplace.placement.show.svg": ("render_svg",),
-    "rlplace.placement.show.explain": ("explain_component", "explain_accelerator", "explain_pair"),
-    "rlplace.placement.memory.solve": ("Knob", "Solution", "solve"),
-    "rlplace.workers.launch.cluster": ("Cluster",),
-    "rlplace.workers.worker": ("Worker", "WorkerContext", "MoveReport"),
-    "rlplace.workers.launch.group": ("WorkerGroup", "Pending", "wait_all"),
-    "rlplace.envs.contract": ("Adapter", "Simulator", "Restorable", "Spaces", "StepResult"),
-    "rlplace.envs.observations": ("Encoding", "encoding_of"),
-    "rlplace.envs.text.contract": ("TextTask", "TextEpisode", "OneTurn", "Message", "Transcript"),
-    "rlplace.errors": ("RlplaceError", "ProblemsError", "Problem", "ConfigError", "PlacementError", "ClusterError"),
+# The names that the guides use, by their modules, with what they are for.
+API: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "rlplace": ("load a trained policy and let it act", None),  # all that it offers
+    "rlplace.prepare": (
+        "read, check and plan a whole config; nothing is started",
+        ("prepare", "prepare_composed", "Prepared"),
+    ),
+    "rlplace.placement": ("read placements, describe machines, make plans", None),
+    "rlplace.placement.schedule": (
+        "see what is resident in which stage of a plan",
+        ("Residency", "Needs", "Schedule"),
+    ),
+    "rlplace.placement.show.text": ("write a plan as text, or two side by side", ("render_text", "render_diff")),
+    "rlplace.placement.show.html": ("write a plan as a page", ("render_html",)),
+    "rlplace.placement.show.svg": ("draw a plan", ("render_svg",)),
+    "rlplace.placement.show.explain": (
+        "say why a component or an accelerator is used as it is",
+        ("explain_component", "explain_accelerator", "explain_pair"),
+    ),
+    "rlplace.placement.memory.solve": ("find the largest size that fits", ("Knob", "Solution", "solve")),
+    "rlplace.workers.launch.cluster": ("start or join Ray and hold its machines", ("Cluster",)),
+    "rlplace.workers.worker": ("write a worker", ("Worker", "WorkerContext", "MoveReport")),
+    "rlplace.workers.launch.group": ("call all ranks of a worker", ("WorkerGroup", "Pending", "wait_all")),
+    "rlplace.envs.contract": (
+        "connect a simulator library",
+        ("Adapter", "Simulator", "Restorable", "Spaces", "StepResult"),
+    ),
+    "rlplace.envs.observations": ("see how observations become numbers", ("Encoding", "encoding_of")),
+    "rlplace.envs.text.contract": (
+        "write a task or a reward for language models",
+        ("TextTask", "TextEpisode", "OneTurn", "Message", "Transcript"),
+    ),
+    "rlplace.errors": (
+        "catch what is raised on purpose",
+        ("RlplaceError", "ProblemsError", "Problem", "ConfigError", "PlacementError", "ClusterError"),
+    ),
 }
+_EXAMPLES = "Examples: [from Python](../python.md), [after training](../after_training.md), [own code](../own_code.md)."
 
 
 def pages() -> dict[str, str]:
@@ -234,20 +254,22 @@ def decisions_page() -> str:
 
 def api_page() -> str:
     """Return the names of API with their signatures and docstrings."""
-    text = "# Python API\n\nEvery name is imported from the module that heads its section.\n"
-    for module, names in API.items():
-        tree = ast.parse(_source(module).read_text(encoding="utf-8"))
-        text += f"\n## {module}\n\n{_plain(ast.get_docstring(tree) or '')}\n"
-        for node in _public(tree, module, names):
-            text += _described(node, "###")
+    rows, sections = [], ""
+    for module, (about, names) in API.items():
+        found = list(_public(_source(module).read_text(encoding="utf-8"), module, names))
+        listed = ", ".join(f"[`{node.name}`](#{node.name.lower()})" for node, _ in found)
+        rows.append((about, listed, f"[`{module}`](#{module.replace('.', '')})"))
+        sections += f"\n## {module}\n\n{about[0].upper()}{about[1:]}.\n"
+        for node, source in found:
+            sections += _described(node, source, "###")
             for method in node.body if isinstance(node, ast.ClassDef) else ():
                 if (
                     isinstance(method, ast.FunctionDef)
                     and not method.name.startswith("_")
                     and ast.get_docstring(method)
                 ):
-                    text += _described(method, "####")
-    return text
+                    sections += _described(method, source, "####")
+    return f"# Python API\n\n{_EXAMPLES}\n\n{table(('to', 'use', 'from'), rows)}\n{sections}"
 
 
 def _source(module: str) -> Path:
@@ -255,24 +277,31 @@ def _source(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _public(tree: ast.Module, module: str, names: Collection[str] | None) -> Iterator[ast.ClassDef | ast.FunctionDef]:
-    """Yield the named definitions of a module, in that order; None: those that a package offers from its modules."""
+def _public(
+    source: str, module: str, names: Collection[str] | None
+) -> Iterator[tuple[ast.ClassDef | ast.FunctionDef, str]]:
+    """Yield the named definitions of a module, in that order, each with the text of its module.
+
+    `names` None: those that a package offers from its modules.
+    """
+    tree = ast.parse(source)
     defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    yield from (defined[name] for name in (names or defined) if names or not name.startswith("_"))
+    yield from ((defined[name], source) for name in (names or defined) if names or not name.startswith("_"))
     typed = [node for node in tree.body if isinstance(node, ast.If)] if names is None else []  # if TYPE_CHECKING
     for node in itertools.chain.from_iterable(block.body for block in typed):
         if isinstance(node, ast.ImportFrom) and node.module:
-            inner = ast.parse(_source(node.module).read_text(encoding="utf-8"))
+            inner = _source(node.module).read_text(encoding="utf-8")
             yield from _public(inner, node.module, [alias.name for alias in node.names])
 
 
-def _described(node: ast.ClassDef | ast.FunctionDef, heading: str) -> str:
+def _described(node: ast.ClassDef | ast.FunctionDef, source: str, heading: str) -> str:
+    lines = source.splitlines()
     if isinstance(node, ast.ClassDef):
-        fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
-        signature = f"class {node.name}" + "".join(f"\n    {f}" for f in fields if not f.startswith("_"))
+        fields = [lines[f.lineno - 1] for f in node.body if isinstance(f, ast.AnnAssign)]  # with their comments
+        shown = (re.sub(r" = (dataclasses\.)?field\(.*?\)(?=  #|$)", " = ...", line) for line in fields)
+        signature = "\n".join([f"class {node.name}", *(line for line in shown if not line.strip().startswith("_"))])
+    elif "property" in map(ast.unparse, node.decorator_list):
+        signature = f"{node.name}: {ast.unparse(node.returns) if node.returns else 'Any'}"
     else:
-        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        asked = "property" in map(ast.unparse, node.decorator_list)
-        arguments = returns.replace(" ->", ":") if asked else f"({ast.unparse(node.args)}){returns}"
-        signature = f"{'' if asked else 'def '}{node.name}{arguments}"
+        signature = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1])).rstrip().rstrip(":")
     return f"\n{heading} {node.name}\n\n```python\n{signature}\n```\n\n{_plain(ast.get_docstring(node) or '')}\n"

@@ -2,11 +2,12 @@
 
     python -m benchmarks.prediction [pendulum|cheetah|grpo|ppo ...] [--iterations 16] [--tries 3]
 
-For each job a profile is taken by the short runs of `python -m rlplace.profile`; then each placement below is run, in
-turn, and predicted from that profile alone. Measured is the median of the iterations after the second. A run during
-which other processes used more than a twelfth of the processors is made again, up to `--tries` times; the share of the
-try that counts, the least disturbed one, is printed. Printed are the error of every placement, their median and 95th
-percentile, and how far both orders agree (Kendall's tau).
+For each job the short runs of `python -m rlplace.profile` and a run of each placement below take turns, in random
+order: the clock of a machine drifts by ten percent in minutes, and what was measured first would be faster or slower
+throughout. Then each placement is predicted from the profile alone. Measured is the median of the iterations after the
+second. A run during which other processes used more than a twelfth of the processors is made again, up to `--tries`
+times; the share of the try that counts, the least disturbed one, is printed. Printed are the error of every placement,
+their median and 95th percentile, and how far both orders agree (Kendall's tau).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -125,31 +127,34 @@ def timed(variant: Variant, iterations: int, tries: int) -> tuple[float, Measure
 
 
 def measure(job: Job, iterations: int, tries: int) -> list[Row]:
-    """Take the profile of a job, and run and predict its placements."""
+    """Run the variants of a job's profile and its placements, and predict these."""
     base = prepared(job.words)
+    every = variants(base.mapping, base.plan.placement.topology.num_accelerators)
+    known = [variant for variant in distinct(every) if runs(variant)]
+    there = {name: prepared((*job.words, *words)) for name, words in job.placements.items()}
+    tried = [*known, *(Variant(name=name, mapping=target.mapping) for name, target in there.items())]
+    found: dict[str, tuple[float, Measured]] = {}
+    print(f"\n{job.name}: {len(tried)} placements run in turns", flush=True)
+    for variant in random.Random(0).sample(tried, len(tried)):
+        try:
+            found[variant.name] = timed(variant, iterations, tries)
+        except RlplaceError as error:
+            print(f"{variant.name:24} failed: {str(error).splitlines()[0]}")
     profile: Profile | None = None
-    known = [v for v in distinct(variants(base.mapping, base.plan.placement.topology.num_accelerators)) if runs(v)]
-    most = 0.0
+    known = [variant for variant in known if variant.name in found]
     for variant in known:
-        others, measured = timed(variant, iterations, tries)
-        profile, most = measured.profile if profile is None else profile.merged(measured.profile), max(most, others)
+        measured = found[variant.name][1]
+        profile = measured.profile if profile is None else profile.merged(measured.profile)
     assert profile is not None, "the job as it is runs"
-    names = ", ".join(variant.name for variant in known)
-    print(f"\n{job.name}: profile of {len(known)} other placements ({names}); others {most:.0%}\n")
+    names, most = ", ".join(variant.name for variant in known), max(found[variant.name][0] for variant in known)
+    print(f"profile of {len(known)} of them ({names}); others {most:.0%}\n")
     stages = "rollout, learn, sync and moves: ms (measured)"
     print(f"{'placement':28}{'predicted':>10}{'measured':>10}{'error':>8}{'others':>8}   {stages}", flush=True)
-    rows = []
-    for name, words in job.placements.items():
-        there = prepared((*job.words, *words))
-        try:
-            rows.append(compared(name, there, profile, iterations, tries))
-        except RlplaceError as error:
-            print(f"{name:24} failed: {str(error).splitlines()[0]}")
-            continue
-        row = rows[-1]
+    rows = [compared(name, there[name], profile, *found[name]) for name in there if name in found]
+    for row in rows:
         stages = "  ".join(f"{a * 1e3:.0f} ({b * 1e3:.0f})" for a, b in row.stages.values())
         numbers = f"{row.predicted:9.3f}s{row.measured:9.3f}s{row.error:+8.1%}{row.others:8.0%}"
-        print(f"{name:28}{numbers}   {stages}", flush=True)
+        print(f"{row.name:28}{numbers}   {stages}", flush=True)
     print(f"order: Kendall's tau {tau([(row.predicted, row.measured) for row in rows]):.2f}")
     return rows
 
@@ -159,9 +164,8 @@ def prepared(words: Sequence[str]) -> Prepared:
     return prepare(composed.mapping, name=composed.name, sources=composed.sources)
 
 
-def compared(name: str, job: Prepared, profile: Profile, iterations: int, tries: int) -> Row:
+def compared(name: str, job: Prepared, profile: Profile, others: float, measured: Measured) -> Row:
     numbers = predict(job.config, job.plan, job.case, profile).numbers
-    others, measured = timed(Variant(name=name, mapping=job.mapping), iterations, tries)
     seconds = measured.seconds
 
     def both(*stages: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Whole runs beside Stable-Baselines3: env steps per second on HalfCheetah, seconds until CartPole is solved.
+"""Whole runs beside PPO in one file and Stable-Baselines3: env steps per second on HalfCheetah, CartPole until solved.
 
     pip install -e '.[dev,peers]'
     python benchmarks/end_to_end.py [repetitions] [key=value ...]        keys are those of configs/halfcheetah_2core
@@ -26,11 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.one_file import train
+
 ENVS, MINIBATCH, EPOCHS = 8, 64, 10
 RATES = {"rate": ("HalfCheetah-v5", 256, 3e-4), "solved": ("CartPole-v1", 128, 1e-3)}  # T, learning rate
 ITERATIONS = 9  # of a run that is measured by its rate, the first left out
 GOAL, GIVE_UP = 475.0, 400_000  # mean return of 100 episodes; env steps
-PEERS = {"Stable-Baselines3": "stable_baselines3", "SBX": "sbx"}
+ONE_FILE = "PPO in one file"
+PEERS = {ONE_FILE: "torch", "Stable-Baselines3": "stable_baselines3", "SBX": "sbx"}
 PLACEMENTS: Mapping[str, tuple[str, ...]] = {
     "one process": (),  # env and rollout, in threads; the actor has its own
     "two processes": (  # env and rollout overlap, two stage groups in turns
@@ -112,6 +117,8 @@ def _run(command: Sequence[str]) -> str:
 
 def peer(library: str, what: str, hidden: str, seed: int) -> dict[str, Any]:
     """The same run by one of PEERS, in this process. Its defaults are ours where nothing is said."""
+    if library == ONE_FILE:
+        return one_file(what, hidden, seed)
     import gymnasium
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -167,6 +174,18 @@ def peer(library: str, what: str, hidden: str, seed: int) -> dict[str, Any]:
     }
 
 
+def one_file(what: str, hidden: str, seed: int) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    (name, steps, _), widths = RATES[what], [int(width) for width in hidden.split("x")]
+    sizes = {"envs": ENVS, "steps": steps, "iterations": ITERATIONS, "epochs": EPOCHS, "minibatch": MINIBATCH}
+    counted = train(name, widths=widths, seed=seed, **sizes)[1:]
+    rollout_s, learn_s = (statistics.fmean(each[at] for each in counted) for at in (0, 1))
+    rate = steps * ENVS / (rollout_s + learn_s)
+    return {"steps_per_s": rate, "rollout_s": rollout_s, "learn_s": learn_s, "parts": {}, "solved_s": None}
+
+
 def best(runs: Sequence[Run]) -> Run:
     return max(runs, key=lambda run: run.steps_per_s)
 
@@ -184,15 +203,17 @@ def compare_rates(hidden: str, repetitions: int, overrides: Sequence[str]) -> No
         for name, side in sides.items():
             runs[name].append(side(seed))
     print(f"\nHalfCheetah-v5, {ENVS} envs, MLP {hidden}: env steps/s of {repetitions} runs, seconds of the best")
+    print(f"Ratios: of the median to that of {ONE_FILE}, and of Stable-Baselines3")
     print(
-        f"{'':26}{'best':>7}{'median':>8}{'ratio':>7}   rollout  learn   " + "  ".join(p.split("/")[1] for p in PARTS)
+        f"{'':26}{'best':>7}{'median':>8}{'ratios':>14}   rollout  learn   " + "  ".join(p.split("/")[1] for p in PARTS)
     )
-    peer_median = statistics.median(run.steps_per_s for run in runs["Stable-Baselines3"])
+    medians = {name: statistics.median(run.steps_per_s for run in of_side) for name, of_side in runs.items()}
     for name, of_side in runs.items():
-        top, median = best(of_side), statistics.median(run.steps_per_s for run in of_side)
+        top, median = best(of_side), medians[name]
+        ratios = "".join(f"{median / medians[peer]:7.2f}" for peer in (ONE_FILE, "Stable-Baselines3"))
         parts = "  ".join(f"{top.parts[p]:{len(p.split('/')[1])}.3f}" for p in PARTS if p in top.parts)
         print(
-            f"{name:26}{top.steps_per_s:7,.0f}{median:8,.0f}{median / peer_median:7.2f}"
+            f"{name:26}{top.steps_per_s:7,.0f}{median:8,.0f}{ratios}"
             f"   {top.rollout_s:7.3f}{top.learn_s:7.3f}   {parts}",
             flush=True,
         )

@@ -18,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.distributions import Normal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.one_file import OneFile, Samples
 from rlplace.algo.minibatches import Rows
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
@@ -109,66 +108,12 @@ def ours(widths: Sequence[int]) -> Callable[[], object]:
     return lambda: learner.learn(iteration, 0)
 
 
-# ── the same in one file ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def one_file(widths: Sequence[int]) -> Callable[[], None]:
-    """PPO as single files on continuous actions have it: autograd, an object for distributions, Adam over tensors."""
-
-    def trunk(outputs: int) -> nn.Sequential:
-        layers: list[nn.Module] = []
-        for inputs, width in zip((OBSERVED, *widths), widths, strict=False):
-            layers += [nn.Linear(inputs, width), nn.Tanh()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
-
-    rules, data = config_of(widths).algorithm, made_up()
-    mean, critic, log_std = trunk(ACTIONS), trunk(1), nn.Parameter(torch.zeros(1, ACTIONS))
-    parameters = [*mean.parameters(), *critic.parameters(), log_std]
-    optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5)
-    columns = (data.observations, data.actions, data.logprobs, data.values)
-    observations, actions, logprobs, values = (torch.from_numpy(column).flatten(0, 1) for column in columns)
-
-    def estimates() -> Tensor:
-        with torch.no_grad():
-            following, next_values = torch.zeros(ENVS), critic(torch.from_numpy(data.last_observations))[:, 0]
-            rewards, old, found = (
-                torch.from_numpy(data.rewards),
-                torch.from_numpy(data.values),
-                torch.zeros(STEPS, ENVS),
-            )
-            done = torch.from_numpy(data.terminated | data.truncated)
-            for t in reversed(range(STEPS)):
-                going = 1.0 - done[t].float()
-                delta = rewards[t] + rules.gamma * next_values * going - old[t]
-                following = found[t] = delta + rules.gamma * rules.gae_lambda * going * following
-                next_values = old[t]
-        return found.flatten()
-
-    def learn() -> None:
-        advantages = estimates()
-        returns = advantages + values
-        for _ in range(EPOCHS):
-            for picks in torch.randperm(len(returns)).split(MINIBATCH):
-                means = mean(observations[picks])
-                normal = Normal(means, log_std.expand_as(means).exp())
-                log_ratio = normal.log_prob(actions[picks]).sum(1) - logprobs[picks]
-                ratio = log_ratio.exp()
-                with torch.no_grad():
-                    ((ratio - 1.0) - log_ratio).mean()  # what is reported: KL, share of clipped samples
-                    ((ratio - 1.0).abs() > rules.clip_ratio_low).float().mean().item()
-                chosen = advantages[picks]
-                chosen = (chosen - chosen.mean()) / (chosen.std() + 1e-8)
-                near = ratio.clamp(1.0 - rules.clip_ratio_low, 1.0 + rules.clip_high)
-                policy_loss = torch.max(-chosen * ratio, -chosen * near).mean()
-                value_loss = 0.5 * (critic(observations[picks]).view(-1) - returns[picks]).square().mean()
-                entropy = normal.entropy().sum(1).mean()
-                loss = policy_loss - rules.entropy_coef * entropy + rules.value_coef * value_loss
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(parameters, 0.5)
-                optimizer.step()
-
-    return learn
+def one_file(widths: Sequence[int]) -> Callable[[], object]:
+    data, learner = made_up(), OneFile(OBSERVED, ACTIONS, widths)
+    done = data.terminated | data.truncated
+    columns = (data.observations, data.actions, data.logprobs, data.values, data.rewards, done)
+    samples, last = Samples(*map(torch.from_numpy, columns)), torch.from_numpy(data.last_observations)
+    return lambda: learner.learn(samples, last, EPOCHS, MINIBATCH)
 
 
 if __name__ == "__main__":

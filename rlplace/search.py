@@ -26,16 +26,17 @@ from rlplace.errors import ConfigError, OutputError, PlacementError, did_you_mea
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
 from rlplace.foresight.known import LAST, foreign, measuring
 from rlplace.foresight.probe import Probe, probe
-from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search
+from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search, merged
 from rlplace.foresight.show import foreseen
 from rlplace.foresight.space import Space
+from rlplace.foresight.varied import changed_learning, varied
 from rlplace.prepare import Prepared, planned_only, prepare_composed
 from rlplace.units import show_bytes
 
 NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
 FORMATS = ("text", "json", "svg")
-_WORDS = ("objective", "fix", "accelerators", "seconds")  # that are no keys of a config
+_WORDS = ("objective", "fix", "accelerators", "vary", "seconds")  # that are no keys of a config
 _SECONDS = 60.0
 _NEAREST = 16  # numbers of accelerators that are tried where those asked for have no plan
 _SPECIAL = ("move_", "direct_")  # costs that some plans need and others do not
@@ -51,6 +52,7 @@ class Request:
     objective: str
     fixed: tuple[str, ...]
     accelerators: tuple[int, ...]
+    varied: tuple[str, ...]  # keys of the config
     seconds: float
     probe: int
 
@@ -123,6 +125,7 @@ def _request(words: Sequence[str]) -> Request:
             _whole(text, "accelerators", "how many accelerators a plan uses", f"accelerators={_counts(own)}")
             for text in _listed(own, "accelerators", "how many accelerators a plan uses", "1")
         ),
+        varied=_listed(own, "vary", "keys of the config that may have other values", "actor.token_budget"),
         seconds=_positive(own.get("seconds", str(_SECONDS))),
         probe=_whole(options.probe, "--probe", "how many of the best plans are run", "--probe 4"),
     )
@@ -187,28 +190,37 @@ def _search(request: Request) -> int:
 def _found(request: Request, job: Prepared) -> Result:
     """Search, and find out what is told beside the best plan."""
     config = job.config
-    space = Space(config, job.plan, fixed=request.fixed, accelerators=request.accelerators)
+    fixed, accelerators = request.fixed, request.accelerators
+    space, *others = varied(config, job.plan, request.varied, fixed=fixed, accelerators=accelerators, tell=_progress)
     costs = foreseen(config, job.plan, job.case, job.words, _progress).costs
     profile = costs.profile
     if lacking := [name for name in costs.missing if not any(part in name for part in _SPECIAL)]:
         what = f"the profile lacks {', '.join(lacking)}"
         why = "each iteration of every plan needs it"
         raise ConfigError.of("profile-lacks", "profile", what, config.profile or LAST, why, measuring(job.words))
-    search, began = Search(space, profile), time.monotonic()
+    began = time.monotonic()
 
     def over(share: float = 1.0) -> bool:
         return time.monotonic() - began > request.seconds * share
 
-    answer = search.run(objective=request.objective, over=lambda: over(0.8))
+    def searched() -> tuple[dict[Space, Search], Answer]:
+        """Search all spaces, each for as long as the others, and what one has left goes to the next."""
+        searches, answers = {one: Search(one, profile) for one in (space, *others)}, list[Answer]()
+        for number, search in enumerate(searches.values(), 1):
+            share, rivals = 0.8 * number / len(searches), merged(answers).found if answers else ()
+            answers.append(search.run(objective=request.objective, rivals=rivals, over=lambda s=share: over(s)))  # type: ignore[misc]
+        return searches, merged(answers)
+
+    searches, answer = searched()
     probed: Sequence[Probe] = ()
     if request.probe and answer.best is not None:
-        probed, profile = probe(job.mapping, space, answer.found[: request.probe], profile, _progress)
-        search, began = Search(space, profile), time.monotonic()
-        answer = search.run(objective=request.objective, over=lambda: over(0.8))
+        probed, profile = probe(job.mapping, answer.found[: request.probe], profile, _progress)
+        began = time.monotonic()
+        searches, answer = searched()
     best = answer.best
     if best is None:
-        raise _nothing(request, job, search, answer)
-    seconds = time.monotonic() - began
+        raise _nothing(request, job, searches[space], answer)
+    seconds, space, search = time.monotonic() - began, best.space, searches[best.space]
     plans = [*answer.all_found]
     for count in sorted({size.accelerators for s in space.sizes(space.now).values() for size in s}):
         if count < best.used and not space.counts and not over(0.9):
@@ -227,7 +239,7 @@ def _found(request: Request, job: Prepared) -> Result:
         front=pareto(plans),
         turns=found,
         seconds=seconds,
-        notes=foreign(profile),
+        notes=(*foreign(profile), *changed_learning(best)),
         probed=probed,
     )
 
@@ -284,7 +296,7 @@ def _apply(request: Request, job: Prepared, result: Result) -> None:
     """Write the config's own text with the changed lines, read it back, and say how to train with it."""
     assert request.apply is not None
     line, file = compose.CommandLine.of(request.words), request.apply.with_suffix(".yaml")
-    changes = result.search.space.changes(result.best.layout)
+    changes = result.best.changes
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(with_values(line.text, changes), encoding="utf-8")

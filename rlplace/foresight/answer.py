@@ -71,7 +71,7 @@ def turns(
 
         def lead(factor: float, cost: str = cost) -> float:
             scaled = _scaled(search.profile, cost, factor)
-            ours, *theirs = (objective(f, _again(search, f, scaled).seconds) for f in (best, *others))
+            ours, *theirs = (objective(f, _again(f, scaled).seconds) for f in (best, *others))
             return min(theirs) - ours
 
         yield Turn(cost=cost, share=spent[cost] / whole, less=_flip(lead, 1 / FACTOR), more=_flip(lead, FACTOR))
@@ -100,8 +100,8 @@ def _scaled(profile: Profile, cost: str, factor: float) -> Profile:
     return dataclasses.replace(profile, costs=costs)
 
 
-def _again(search: Search, found: Found, profile: Profile) -> Prediction:
-    return predict(search.space.config_of(found.layout), found.plan, found.case, profile)
+def _again(found: Found, profile: Profile) -> Prediction:
+    return predict(found.space.config_of(found.layout), found.plan, found.case, profile)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -119,7 +119,7 @@ def why_slower(best: Found, other: Found) -> str:
     longer = {s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in STAGES}
     stage = max(longer, key=longer.__getitem__)
     if longer[stage] <= 0.0:
-        return "it uses more accelerators"
+        return "it uses more accelerators" if other.used > best.used else "as fast"
     return f"{longer[stage]:.2g} s more in {stage}{crowded(other.prediction)}"
 
 
@@ -136,7 +136,7 @@ def render_text(result: Result) -> str:
     else:
         lines.append(f"{current.seconds / best.seconds:.3g} times as fast as the config: {current.seconds:.3g} s")
     lines += [f"  {describe(best)}", f"  {limit(best.prediction)}", "", *_stage_table(result), ""]
-    if changes := result.search.space.changes(best.layout):
+    if changes := best.changes:
         lines += ["keys that change", *(f"  {line}" for line in to_yaml(nested(changes)).splitlines()), ""]
     if others := answer.found[1:]:
         lines.append("the runners-up")
@@ -231,7 +231,7 @@ def render_json(result: Result) -> dict[str, Any]:
             "free_bytes": found.margin_bytes,
             "bottleneck": limit(found.prediction),
             "placement": found.plan.placement.canonical(),
-            "changes": result.search.space.changes(found.layout),
+            "changes": found.changes,
         }
 
     return {

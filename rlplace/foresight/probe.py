@@ -10,7 +10,6 @@ from typing import Any
 from rlplace.foresight.measure import Variant, run
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Found
-from rlplace.foresight.space import Space
 
 _ITERATIONS = 6  # of the first round
 _PLACEMENT = ("cluster", "component_placement")
@@ -27,7 +26,7 @@ class Probe:
 
 
 def probe(
-    mapping: Mapping[str, Any], space: Space, plans: Sequence[Found], profile: Profile, tell: Callable[[str], None]
+    mapping: Mapping[str, Any], plans: Sequence[Found], profile: Profile, tell: Callable[[str], None]
 ) -> tuple[list[Probe], Profile]:
     """Run plans, then the better half of them for twice as long, and so on; return what was measured.
 
@@ -38,7 +37,7 @@ def probe(
         timed: list[tuple[float, int]] = []
         for number, found in enumerate(plans):
             tell(f"probing {describe(found)}: {iterations} iterations")
-            shown = run(Variant(name=describe(found), mapping=_changed(mapping, space, found)), iterations)
+            shown = run(Variant(name=describe(found), mapping=changed(mapping, found.changes)), iterations)
             profile = profile.merged(shown.profile)
             measured = shown.seconds["iteration"]["measured"]
             timed.append((measured, number))
@@ -50,20 +49,20 @@ def probe(
     return probes, profile
 
 
-def _changed(mapping: Mapping[str, Any], space: Space, found: Found) -> dict[str, Any]:
-    """Return the config with the changes of a plan."""
-    changed = copy.deepcopy(dict(mapping))
-    for key, value in space.changes(found.layout).items():
+def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with changes of a plan."""
+    whole = copy.deepcopy(dict(mapping))
+    for key, value in changes.items():
         block = ".".join(_PLACEMENT) + "."
         path = [*_PLACEMENT, key.removeprefix(block)] if key.startswith(block) else key.split(".")
-        at = changed
+        at = whole
         for name in path[:-1]:
             at = at.setdefault(name, {})
         if value is None:
             del at[path[-1]]
         else:
             at[path[-1]] = value
-    return changed
+    return whole
 
 
 def describe(found: Found) -> str:
@@ -76,4 +75,5 @@ def describe(found: Found) -> str:
         parts.append("env and rollout in one process")
     if layout.stays:
         parts.append(f"{', '.join(layout.stays)} stay{'s' * (len(layout.stays) == 1)}")
+    parts += [f"{key} {value}" for key, value in found.space.varied.items()]
     return "; ".join(parts)

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlplace.config.schema import Config
 from rlplace.errors import ProblemsError
@@ -44,6 +44,7 @@ _SAME = 1e-9  # relative: bounds and predictions are sums in another order
 class Found:
     """A plan that holds, with what an iteration of it takes."""
 
+    space: Space
     layout: Layout
     plan: Plan
     case: MemoryCase
@@ -55,6 +56,11 @@ class Found:
     @property
     def seconds(self) -> float:
         return self.prediction.seconds
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The keys of the config that differ, with their values; None: the line goes."""
+        return self.space.changes(self.layout)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,27 @@ class Answer:
         """Return by which share of its value the best could be improved at most; 0 where it is proven."""
         best = self.best
         return 0.0 if best is None or self.proven else max(0.0, 1.0 - self.bound / best.value)
+
+
+def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
+    """Return what searches of several spaces have found; the first is that of the config as it is."""
+    found = sorted((one for answer in answers for one in answer.all_found), key=_rank)
+    first = {_rounded(one.value): one for one in reversed(found)}
+    failed = [answer for answer in answers if answer.nearest is not None]
+    nearest = min(failed, key=lambda answer: answer.lacks_bytes, default=answers[0])
+    bound = min(answer.bound for answer in answers)
+    return dataclasses.replace(
+        answers[0],
+        found=tuple(first.values())[::-1][:keep],
+        all_found=tuple(found),
+        bound=bound,
+        counts=sum((Counter(answer.counts) for answer in answers), Counter[str]()),
+        refused=sum((Counter(answer.refused) for answer in answers), Counter[str]()),
+        nearest=nearest.nearest,
+        lacks_bytes=nearest.lacks_bytes,
+        lacking=sum((Counter(answer.lacking) for answer in answers), Counter[str]()),
+        proven=bool(found) and bound >= found[0].value * (1 - _SAME),
+    )
 
 
 class _Sizes(NamedTuple):
@@ -126,10 +153,14 @@ class Search:
         objective: str = "seconds",
         most: int | None = None,
         keep: int = 6,
+        rivals: Sequence[Found] = (),
         over: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """Return the best plans. `most`: accelerators; `keep`: that many best; `over` tells whether time is over."""
-        return _Run(self, objective, most or self.space.most, keep).go(over)
+        """Return the best plans. `most`: accelerators; `keep`: that many best; `over` tells whether time is over.
+
+        `rivals`: plans of other spaces; what cannot be better than the best of these is left out.
+        """
+        return _Run(self, objective, most or self.space.most, keep, rivals).go(over)
 
     def least(self, layout: Layout, schedule: Schedule) -> tuple[float, ...]:
         """Return a bound for each thing that `keys` names."""
@@ -191,9 +222,10 @@ class Search:
 class _Run:
     """One search: the branches that are left, and the best that were found."""
 
-    def __init__(self, search: Search, objective: str, most: int, keep: int) -> None:
+    def __init__(self, search: Search, objective: str, most: int, keep: int, rivals: Sequence[Found]) -> None:
         self.search, self.space = search, search.space
         self.objective, self.most, self.keep = objective, most, keep
+        self.rivals = {id(found.prediction): found.value for found in rivals}
         self.heap: list[tuple[float, int, int, _Node]] = []
         self.order = itertools.count()
         self.found: dict[tuple[object, int], Found] = {}  # by what is predicted of it, and its accelerators
@@ -224,7 +256,7 @@ class _Run:
         proven = least >= self._limit(1) * (1 - _SAME)
         self.counts["left out by bound"] += len(self.heap)
         found = sorted(self.found.values(), key=_rank)
-        bound = found[0].value if found and proven else least
+        bound = self._limit(1) if proven else least
         first = {id(f.prediction): f for f in reversed(found)}  # of those that take as long
         return Answer(
             objective=self.objective,
@@ -287,7 +319,8 @@ class _Run:
 
     def _limit(self, number: int) -> float:
         """Return the value of the plan of this number among the best; infinite before so many are found."""
-        values = sorted({id(found.prediction): found.value for found in self.found.values()}.values())
+        own = {id(found.prediction): found.value for found in self.found.values()}
+        values = sorted((self.rivals | own).values())
         return values[number - 1] if len(values) >= number else math.inf
 
     def _push(self, bound: float, node: _Node) -> None:
@@ -402,6 +435,7 @@ class _Run:
         self.counts["predicted"] += len(self.search.predicted) - before
         used, tightest = len(plan.placement.used), ledger.tightest
         found = Found(
+            space=self.space,
             layout=layout,
             plan=plan,
             case=case,
@@ -418,9 +452,13 @@ class _Run:
         return found
 
 
-def _rank(found: Found) -> tuple[float, int, int]:
-    """Order plans: by value, then the fewer accelerators, then the more memory that is left."""
-    return found.value, found.used, -(found.margin_bytes or 0)
+def _rank(found: Found) -> tuple[float, int, int, int]:
+    """Order plans: by value, then the fewer accelerators, the fewer keys that are varied, the more memory is left."""
+    return _rounded(found.value), found.used, len(found.space.varied), -(found.margin_bytes or 0)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.9g}")
 
 
 def _other(component: str) -> str:

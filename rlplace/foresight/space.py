@@ -59,9 +59,18 @@ class Space:
     """The plans of a job in which some components are free."""
 
     def __init__(
-        self, config: Config, plan: Plan, *, fixed: Collection[str] = (), accelerators: Collection[int] = ()
+        self,
+        config: Config,
+        plan: Plan,
+        *,
+        fixed: Collection[str] = (),
+        accelerators: Collection[int] = (),
+        varied: Mapping[str, Any] | None = None,
+        written: Config | None = None,
     ) -> None:
         """`fixed`: components that stay as they are. `accelerators`: how many a plan may use; none given: any.
+
+        `varied`: keys in which the config differs from the one that is `written`, besides the placement.
 
         Raises ConfigError for names that are no component and numbers of accelerators that the cluster does not have.
         """
@@ -79,6 +88,7 @@ class Space:
                 )
                 raise ConfigError.of("bad-option", "accelerators", "there are not so many", str(count), why, fix)
         self.config, self.plan, self.counts = config, plan, frozenset(accelerators)
+        self.varied, self._written = dict(varied or {}), written or config
         self.most = max(self.counts, default=plan.topology.num_accelerators)
         self.free = tuple(c for c in placement.components if c not in fixed and _movable(placement, c))
         self.nodes = plan.topology.nodes
@@ -261,8 +271,8 @@ class Space:
 
     def changes(self, layout: Layout) -> dict[str, Any]:
         """Return the keys of the config that differ, with their values; None: the line goes."""
-        lines, written = self._lines(layout), self.config.cluster.component_placement
-        changed: dict[str, Any] = {f"{_PLACEMENT}.{name}": None for name in written if name not in lines}
+        lines, written = self._lines(layout), self._written.cluster.component_placement
+        changed: dict[str, Any] = self.varied | {f"{_PLACEMENT}.{name}": None for name in written if name not in lines}
         for component, line in lines.items():
             if written.get(component) != line:
                 changed[f"{_PLACEMENT}.{component}"] = line

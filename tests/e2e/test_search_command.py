@@ -71,6 +71,28 @@ def test_the_written_config_has_the_plan_and_the_comments(tmp_path: Path, capsys
     assert "the config's own plan is as good" in capsys.readouterr().out
 
 
+def test_micro_batches_and_staleness_vary_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = written(tmp_path, random_text_profile(random.Random(1), ("actor", "env", "rollout")))
+    few = ("algorithm.max_new_tokens=8", "algorithm.prompts=2", "algorithm.samples_per_prompt=2")
+    small = ("cluster.accelerators_per_node=2", "cluster.component_placement.env=cpu", "rollout.engine=transformers")
+    words, file = ("--config-name", "hybrid_grpo_llm", *few, *small, profile, "fix=actor"), tmp_path / "best.yaml"
+    assert search([*words, "--format=json"]) == 0
+    alike = json.loads(capsys.readouterr().out)["best"]
+    assert not {*alike["changes"]} & {"actor.token_budget", "algorithm.max_staleness"}
+    vary = "vary=actor.token_budget,algorithm.max_staleness"
+    assert search([*words, vary, "--format=json", "--apply", str(file)]) == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert record["proven"]
+    assert record["best"]["seconds"] < alike["seconds"]
+    ahead = record["best"]["changes"]["algorithm.max_staleness"]
+    assert any(note.startswith(f"algorithm.max_staleness {ahead} changes what is learned") for note in record["notes"])
+    assert plan(shlex.split(err.splitlines()[-1].partition("rlplace.train ")[2])) == 0
+    assert f"max_staleness: {ahead}" in file.read_text()
+
+
 @pytest.mark.slow
 def test_plans_are_probed_and_what_they_measure_is_searched_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -96,6 +118,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
         (("{profile}", "seconds=-1"), 2, "is no finite time above 0"),
         (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
         (("{profile}", "--format", "jsn"), 2, "fix: --format json\n"),
+        (("{profile}", "vary=actor.token_budget"), 2, "none of a job with simulators"),
         (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),
         (("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"), 3, "the nearest lacks "),
         (("{lacking}",), 2, "the profile lacks env.run/sim"),

@@ -1,0 +1,121 @@
+"""The spaces of a job under other values of a few keys: sizes of micro-batches, and the bound of staleness.
+
+Gradients are summed over micro-batches, so their size changes seconds and memory, and nothing that is learned but its
+rounding. A bound of staleness changes what is learned: it is varied where that is asked for, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.errors import ConfigError, ProblemsError, did_you_mean, suggestion
+from rlplace.foresight.generation import PAIR
+from rlplace.foresight.loads import Size
+from rlplace.foresight.search import Found
+from rlplace.foresight.space import Layout, Space
+from rlplace.placement.memory.case import replaced
+from rlplace.placement.plan import Plan, make_plan
+
+STALENESS = "algorithm.max_staleness"
+_AHEAD = (0, 1, 2)
+_TIMES = (1, 2, 4)  # a budget is so many times smaller or larger
+
+
+def varied(
+    config: Config,
+    plan: Plan,
+    keys: Sequence[str],
+    *,
+    fixed: Collection[str],
+    accelerators: Collection[int],
+    tell: Callable[[str], None],
+) -> list[Space]:
+    """Return the space of a job as it is, then those with all other values of these keys.
+
+    Raises ConfigError for keys that this job cannot vary, and as `Space`.
+    """
+    known = _known(config)
+    for key in keys:
+        if key not in known:
+            near, may = did_you_mean(key, known), ", ".join(known) or "none of a job with simulators"
+            why = f"these can be varied: {may}"
+            fix = f"vary={near or next(iter(known))}" if known else f"leave out vary={','.join(keys)}"
+            raise ConfigError.of("bad-option", "vary", "cannot be varied" + suggestion(near), key, why, fix)
+    spaces = [Space(config, plan, fixed=fixed, accelerators=accelerators)]
+    now = tuple(_value(config, key) for key in keys)
+    for values in itertools.product(*(_values(config, key) for key in keys)):
+        if values == now:
+            continue
+        other = config
+        for key, value in zip(keys, values, strict=True):
+            other = replaced(other, key.split("."), value)
+        changed = {key: value for key, value, old in zip(keys, values, now, strict=True) if value != old}
+        try:
+            holds, base = _plan(other, spaces[0])
+        except ProblemsError as error:
+            told = ", ".join(f"{key} {value}" for key, value in changed.items())
+            tell(f"left out: {told}: {error.problems[0].what}")
+            continue
+        spaces.append(Space(holds, base, fixed=fixed, accelerators=accelerators, varied=changed, written=config))
+    return spaces
+
+
+def _known(config: Config) -> list[str]:
+    """Return the keys that can be varied."""
+    if config.kind == "mlp":
+        return []
+    blocks = {config.key_of(c): config.block_of(c) for c in config.placed}
+    packed = [
+        f"{key}.token_budget"
+        for key, block in blocks.items()
+        if isinstance(block, TrainedConfig | FrozenConfig)
+        and not (isinstance(block, RewardConfig) and block.kind != "model")
+    ]
+    return [*packed, STALENESS]
+
+
+def _value(config: Config, key: str) -> int:
+    block: object = config
+    for name in key.split("."):
+        block = getattr(block, name)
+    assert isinstance(block, int), "it is a number"
+    return block
+
+
+def _values(config: Config, key: str) -> list[int]:
+    """Return the values that a key may have: a budget of tokens holds the longest sample."""
+    now = _value(config, key)
+    if key == STALENESS:
+        return sorted({now, *_AHEAD})
+    others = [now * times for times in _TIMES] + [now // times for times in _TIMES if now % times == 0]
+    return sorted({now, *(value for value in others if value >= config.algorithm.longest)})
+
+
+def _plan(config: Config, space: Space) -> tuple[Config, Plan]:
+    """Return the config with a plan: its own, or where that does not hold, generation apart from all else."""
+    topology = space.plan.topology
+    try:
+        return config, make_plan(config, topology)
+    except ProblemsError:
+        placement = space.plan.placement
+        held = {c: {*placement.accelerators(c)} for c in placement.components if c not in space.free}
+        others = {n for c in held if c not in PAIR for n in held[c]}
+        last = next((n for n in sorted(topology.all, reverse=True) if n not in others), 0)
+        generating = {last, *(n for c in held if c in PAIR for n in held[c])}
+        first = next((n for n in topology.all if n not in generating), 0)
+        starts = {c: last if c in PAIR else first for c in space.free}
+        sizes = {**space.current().sizes, **dict.fromkeys(starts, Size(1, 1))}
+        layout = Layout(mode=space.now, sizes=sizes, starts=starts)
+        apart = Space(config, space.plan, fixed=[c for c in sizes if c not in starts]).config_of(layout)
+        return apart, make_plan(apart, topology)
+
+
+def changed_learning(best: Found) -> Iterator[str]:
+    """Say where a plan learns otherwise than the config."""
+    ahead = best.space.varied.get(STALENESS)
+    if ahead is not None:
+        older = f"up to {ahead} version{'s' * (ahead != 1)} older than what learns from them"
+        samples = older if ahead else "of the version that learns from them"
+        yield f"{STALENESS} {ahead} changes what is learned: samples are {samples}"

@@ -32,6 +32,7 @@ TASKS: Mapping[str, str] = {
     "guess_number": "rlplace.envs.text.tasks:GuessNumber",
     "toy_text": "rlplace.envs.text.tasks:ToyText",
     "text_arena": "rlplace.envs.text.tasks:TextArena",
+    "agent": "rlplace.envs.text.agents:AgentTask",
 }
 _MISFIT = "model-misfit"
 _NATURE_LAYERS, _NATURE_PIXELS = 3, 36

@@ -1,0 +1,315 @@
+"""A task whose conversations a program leads: it calls an OpenAI-compatible endpoint before the run's engines.
+
+::
+
+    agent (a function of the user's)              env rank                                rollout
+    POST /v1/chat/completions ──────────────▶ prompt, or the reply to the answer before ─▶ request
+                              ◀────────────── answer ◀────────────────────────────────── completion
+    returns ────────────────────────────────▶ score and other facts
+
+Each episode has a thread for its agent and a key, by which the endpoint knows it. What the policy wrote is learned as
+it was sampled: the agent's messages only say what comes next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import itertools
+import json
+import queue
+import random
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, cast
+
+from rlplace.envs.registry import named
+from rlplace.envs.text.contract import Message, Split
+from rlplace.envs.text.tasks import Row, mixed
+from rlplace.errors import ConfigError
+
+_HOST = "127.0.0.1"  # of this machine alone: who has no key of an episode is refused as well
+_PATH = "/v1/chat/completions"
+_MOST_BYTES = 64 << 20  # of a request
+_END_S = 10.0  # that an agent may take to return once nothing answers it any more
+_KEPT = 64  # first requests, to compare those of the samples of one prompt
+_NOT_HERE = ("stream", "tools", "functions", "response_format", "logprobs")  # that a request may not ask for
+
+
+class Agent(Protocol):
+    """The user's function.
+
+    `base_url` and `api_key` are for any client of the OpenAI API; `row` is a row of the data set, with the episode's
+    number as `number`, the `split`, and the run's `seed`. Returns the score, or facts for reward functions. Called in
+    threads, many at a time. Its first request follows from `row` alone.
+    """
+
+    def __call__(self, base_url: str, api_key: str, row: Mapping[str, Any], /) -> float | Mapping[str, Any] | None: ...
+
+
+class AgentTask:
+    """Episodes of a program, by `agent: package.module:function`; with `path`, one for each row of a data set.
+
+    An agent is asked for its first request wherever a prompt is needed, also to check a config.
+    """
+
+    rewards: ClassVar[Sequence[str]] = ("score",)
+    size: int | None = None  # rows are not asked for their prompts before they come: that would begin all agents
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        split: Split,
+        agent: str,
+        path: str | Sequence[str] | Mapping[str, float] | None = None,
+        first_request_s: float = 60.0,
+    ) -> None:
+        self._agent: Agent = named(agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent")
+        self._rows: list[Row] = [] if path is None else mixed(path, None, None, seed)
+        self._seed, self._split, self._first_request_s = seed, split, first_request_s
+        self._first: dict[int, Sequence[Message]] = {}
+        self._endpoint = _Endpoint()
+
+    def episode(self, number: int) -> AgentEpisode:
+        """Begin an agent. ConfigError where it does not make the first request, or makes another than before."""
+        row = {**self._row(number), "number": number, "split": self._split, "seed": self._seed}
+        episode = AgentEpisode(self._agent, row, self._endpoint, time.monotonic() + self._first_request_s)
+        first = self._first.setdefault(number, episode.prompt)
+        if first != episode.prompt:
+            why = "all samples of a prompt answer the same one; the engine reads it once"
+            raise _refused("its first request is another for the same episode", repr(episode.prompt)[:200], why)
+        self._first = dict(itertools.islice(self._first.items(), max(0, len(self._first) - _KEPT), None))
+        return episode
+
+    def _row(self, number: int) -> Mapping[str, Any]:
+        """Return all rows in each epoch, each time in another order."""
+        if not self._rows:
+            return {}
+        epoch, place = divmod(number, len(self._rows))
+        order = list(range(len(self._rows)))
+        random.Random(f"{self._seed}/{epoch}").shuffle(order)
+        return self._rows[order[place]][0]
+
+
+class AgentEpisode:
+    """One agent at work. Nobody holds it but its user: once that lets go of it, the agent gets no more answers."""
+
+    def __init__(self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint, deadline_s: float) -> None:
+        self._line, self._row = _Line(), row
+        key = endpoint.open(self._line)
+        weakref.finalize(self, endpoint.shut, key).atexit = False
+        work = (agent, endpoint.url, key, dict(row))
+        self._thread = threading.Thread(target=self._line.run, args=work, name="agent", daemon=True)
+        self._thread.start()
+        try:
+            asked = self._line.asked.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            why, fix = "it waits for something else", "kwargs: {first_request_s: <longer>}"
+            raise _refused("it has made no request in time", f"{row['number']}", why, fix) from None
+        if not isinstance(asked, list):
+            got = "it returned" if asked.error is None else f"{type(asked.error).__name__}: {asked.error}"
+            raise _refused("it ended without a request", got, "an episode begins with one") from asked.error
+        self.prompt: Sequence[Message] = tuple(asked)
+        self._said = asked
+
+    def reply(self, answer: str) -> str | None:
+        """Hand the answer to the agent; return what its next request adds. ValueError: that is no single message."""
+        self._line.answers.put(answer)
+        asked = self._line.asked.get()
+        if not isinstance(asked, list):
+            if asked.error is not None:
+                raise asked.error
+            return None
+        said = self._said
+        expected = [*said, Message("assistant", answer)]
+        before, added = asked[: len(expected)], asked[len(expected) :]
+        same = before[:-1] == said and before[-1:] and before[-1].role == "assistant"
+        if not same or before[-1].content.strip() != answer.strip() or [m.role for m in added] != ["user"]:
+            raise ValueError(
+                "an agent's next request has the messages of the one before, the answer to it and one message of the "
+                f"user more, since an episode is one conversation; its roles are {[m.role for m in asked]}"
+            )
+        self._said = asked
+        return added[0].content
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the row with what the agent returned; one that has asked once more, and gets no answer, scores 0."""
+        self._line.close()
+        self._thread.join(_END_S)
+        result = self._line.result
+        found = (
+            {"score": 0.0} if result is None else result if isinstance(result, Mapping) else {"score": float(result)}
+        )
+        return {**self._row, **found}
+
+
+def _refused(what: str, got: str, why: str, fix: str = "correct the agent") -> ConfigError:
+    return ConfigError.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
+
+
+# ── between an agent and its episode ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _End:
+    """The agent has returned, or raised."""
+
+    error: Exception | None = None
+
+
+class _Line:
+    """What the agent's thread, the endpoint and the episode share; it does not hold the episode."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[list[Message] | _End] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: there will be no more
+        self.result: float | Mapping[str, Any] | None = None
+        self.closed = False
+        self._asking = threading.Lock()
+
+    def run(self, agent: Agent, url: str, key: str, row: Mapping[str, Any]) -> None:
+        """Run the agent, in a thread of its own."""
+        try:
+            self.result = agent(url, key, row)
+            self.asked.put(_End())
+        except Exception as error:  # noqa: BLE001  # raised by the reply that waits for the agent
+            self.asked.put(_End(error))
+
+    def ask(self, messages: list[Message]) -> str | None:
+        """Wait for the answer; None where there are no more. ValueError beside another request of the agent."""
+        if not self._asking.acquire(blocking=False):
+            raise ValueError("the request before has no answer yet: an episode is one conversation")
+        try:
+            if self.closed:
+                return None
+            self.asked.put(messages)
+            return self.answers.get()
+        finally:
+            self._asking.release()
+
+    def close(self) -> None:
+        self.closed = True
+        self.answers.put(None)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Takes the requests of many agents at once: one that finds no place in the queue tries again after a second."""
+
+    request_queue_size = 1024
+    daemon_threads = True
+
+
+class _Endpoint:
+    """An HTTP server of this machine for all episodes of a task, from the first to the last."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}  # by key
+        self._server: _Server | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None, "an episode is open"
+        return f"http://{_HOST}:{self._server.server_port}/v1"
+
+    def open(self, line: _Line) -> str:
+        """Return the key of a new episode."""
+        with self._lock:
+            if self._server is None:
+                self._server = _Server((_HOST, 0), _requests_of(self._lines.get))
+                weakref.finalize(self, _end, self._server).atexit = False  # its threads end with the process
+                threading.Thread(target=_serve, args=(self._server,), name="agents", daemon=True).start()
+            key = secrets.token_urlsafe(24)
+            self._lines[key] = line
+        return key
+
+    def shut(self, key: str) -> None:
+        self._lines.pop(key).close()
+
+
+def _serve(server: _Server) -> None:
+    with server:
+        server.serve_forever()
+
+
+def _end(server: _Server) -> None:
+    """End it, from any thread: its own would wait for itself."""
+    threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
+
+
+def _requests_of(find: Callable[[str], _Line | None]) -> type[http.server.BaseHTTPRequestHandler]:
+    class Requests(http.server.BaseHTTPRequestHandler):
+        """Answers the requests of agents."""
+
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1  # an answer is sent at once
+
+        def do_GET(self) -> None:  # named by http.server
+            if self.path == "/v1/models":
+                self._send(
+                    200, {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "rlplace"}]}
+                )
+            else:
+                self._refuse(404, f"there is {_PATH}")
+
+        def do_POST(self) -> None:
+            line = find(self.headers.get("Authorization", "").removeprefix("Bearer ").strip())
+            size = self.headers.get("Content-Length", "")
+            body = self.rfile.read(int(size)) if size.isdigit() and int(size) <= _MOST_BYTES else b""
+            if self.path != _PATH:
+                return self._refuse(404, f"there is {_PATH}")
+            if line is None:
+                return self._refuse(401, "the key is of no episode, or of one that is over")
+            try:
+                answer = line.ask(_messages(body))
+            except ValueError as error:
+                return self._refuse(400, str(error))
+            if answer is None:
+                return self._refuse(410, "the episode is over: as many turns, or tokens, as it may have")
+            message = {"role": "assistant", "content": answer}
+            choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+            which = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "model": "policy"}
+            return self._send(200, {**which, "created": int(time.time()), "choices": [choice], "usage": None})
+
+        def _refuse(self, status: int, why: str) -> None:
+            self._send(status, {"error": {"message": why, "type": "invalid_request_error", "code": status}})
+
+        def _send(self, status: int, content: object) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be silent: the run has a log of its own."""
+
+    return Requests
+
+
+def _messages(body: bytes) -> list[Message]:
+    """Read a request. ValueError says what is wrong with it, or not offered here."""
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise ValueError(f"the request is no JSON: {error}") from None
+    if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list) or not asked["messages"]:
+        raise ValueError("a request is an object with a list of messages")
+    if odd := [name for name in _NOT_HERE if asked.get(name)] + ["n"] * (asked.get("n") not in (None, 1)):
+        raise ValueError(f"not offered here: {', '.join(odd)}; how answers are drawn is decided by the run's config")
+    return [_message(message) for message in asked["messages"]]
+
+
+def _message(message: Any) -> Message:
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if role not in ("system", "user", "assistant") or not isinstance(content, str):
+        raise ValueError("a message has a role (system, user, assistant) and a text as its content")
+    return Message(cast("Any", role), content)

@@ -1,0 +1,196 @@
+"""Conversations that a program leads over the endpoint, as any client of the OpenAI API would."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlplace.config.schema import TextEnvConfig
+from rlplace.envs.registry import make_task
+from rlplace.envs.text.agents import AgentTask
+from rlplace.envs.text.contract import Message
+from rlplace.errors import ConfigError
+from tests.text_stage import TextStage
+from tests.tiny_tokenizer import tiny_tokenizer
+
+PATIENCE_S = 20.0
+
+
+def call(url: str, key: str, messages: list[dict[str, Any]], **others: object) -> str:
+    """Raises HTTPError."""
+    content = json.dumps({"model": "policy", "messages": messages, "temperature": 0.7, **others}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", content, headers)) as found:
+        said: str = json.load(found)["choices"][0]["message"]["content"]
+        return said
+
+
+def user(text: object) -> dict[str, Any]:
+    return {"role": "user", "content": f"{text}"}
+
+
+def adder(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """Asks twice; the score is how often the answer was the number."""
+    messages, right = [{"role": "system", "content": "Add."}, user(row["number"])], 0
+    for _ in range(2):
+        answer = call(url, key, messages)
+        right += answer.strip() == str(row["number"])
+        messages += [{"role": "assistant", "content": answer.strip()}, user("again")]
+    return right / 2
+
+
+class Told:
+    """What agents of a test have met."""
+
+    refused: ClassVar[list[tuple[int, str]]] = []
+    ended: ClassVar[threading.Semaphore] = threading.Semaphore(0)
+
+
+def endless(url: str, key: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Asks until nothing answers any more."""
+    messages = [user(row["number"])]
+    try:
+        while True:
+            messages += [{"role": "assistant", "content": call(url, key, messages)}, user("more")]
+    except urllib.error.HTTPError as error:
+        Told.refused.append((error.code, json.load(error)["error"]["message"]))
+        return {"score": 0.25, "turns": len(messages) // 2}
+    finally:
+        Told.ended.release()
+
+
+def bad_client(url: str, key: str, row: Mapping[str, Any]) -> None:
+    """Asks for what is not offered, then properly, then something that is no continuation."""
+    for wrong in ({"stream": True}, {"n": 2}, {"tools": [{}]}, {"messages": []}, {"messages": [{"role": "tool"}]}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            call(url, key, **{"messages": [user("x")], **wrong})
+        Told.refused.append((refused.value.code, json.load(refused.value)["error"]["message"]))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        call(url, "another", [user("x")])
+    Told.refused.append((refused.value.code, ""))
+    call(url, key, [user([{"type": "text"}] and "go")])
+    call(url, key, [user("something else")])
+
+
+def silent(url: str, key: str, row: Mapping[str, Any]) -> float:
+    return 1.0
+
+
+def broken(url: str, key: str, row: Mapping[str, Any]) -> float:
+    call(url, key, [user(row["question"])])
+    raise OSError("no such tool")
+
+
+counter = iter(range(1000))
+
+
+def fickle(url: str, key: str, row: Mapping[str, Any]) -> float:
+    call(url, key, [user(next(counter))])
+    return 1.0
+
+
+def waits(url: str, key: str, row: Mapping[str, Any]) -> float:
+    Told.ended.acquire()
+    return 0.0
+
+
+@pytest.fixture
+def task() -> Callable[..., AgentTask]:
+    Told.refused.clear()
+    while Told.ended.acquire(blocking=False):
+        pass
+
+    def make(agent: Any, **kwargs: Any) -> AgentTask:
+        name = f"{__name__}:{agent.__name__}"
+        made = make_task(TextEnvConfig(task="agent", kwargs={"agent": name, **kwargs}), seed=3, split="train")
+        assert isinstance(made, AgentTask)
+        return made
+
+    return make
+
+
+def test_an_agent_asks_and_is_answered_until_it_returns(task: Callable[..., AgentTask]) -> None:
+    episode = task(adder).episode(7)
+    assert episode.prompt == (Message("system", "Add."), Message("user", "7"))
+    assert episode.reply(" 7 ") == "again"
+    assert episode.prompt == (Message("system", "Add."), Message("user", "7"))
+    assert episode.reply("8") is None
+    assert episode.facts() == {"number": 7, "split": "train", "seed": 3, "score": 0.5}
+
+
+def test_an_agent_that_asks_once_more_than_it_may_is_told_and_says_what_it_has(task: Callable[..., AgentTask]) -> None:
+    episode = task(endless).episode(0)
+    assert episode.reply("a") == episode.reply("b") == "more"
+    facts = episode.facts()
+    assert (facts["score"], facts["turns"]) == (0.25, 2)
+    assert [code for code, _ in Told.refused] == [410]
+
+
+def test_an_agent_whose_episode_is_given_up_ends(task: Callable[..., AgentTask]) -> None:
+    made = task(endless)
+    episode = made.episode(0)
+    episode.reply("a")
+    del episode
+    gc.collect()
+    assert Told.ended.acquire(timeout=PATIENCE_S)
+    assert [code for code, _ in Told.refused] == [410]
+
+
+def test_what_is_not_offered_is_refused_with_a_reason_and_the_episode_goes_on(task: Callable[..., AgentTask]) -> None:
+    episode = task(bad_client).episode(0)
+    assert episode.prompt == (Message("user", "go"),)
+    codes, reasons = zip(*Told.refused, strict=True)
+    assert codes == (400, 400, 400, 400, 400, 401)
+    assert [
+        name in reason for name, reason in zip(("stream", "n;", "tools", "list of m", "role"), reasons, strict=False)
+    ]
+    with pytest.raises(ValueError, match=r"one conversation; its roles are \['user'\]"):
+        episode.reply("answer")
+
+
+@pytest.mark.parametrize(
+    ("agent", "what"),
+    [(silent, "ended without a request"), (waits, "made no request in time"), (fickle, "another for the same episode")],
+)
+def test_an_agent_that_does_not_begin_a_conversation_is_refused(
+    task: Callable[..., AgentTask], agent: Any, what: str
+) -> None:
+    made = task(agent, first_request_s=0.2)
+    begun = [made.episode(0)] if agent is fickle else []
+    with pytest.raises(ConfigError, match=what) as caught:
+        made.episode(0)
+    assert len(begun) == (agent is fickle)
+    assert caught.value.codes == ("agent-refused",)
+    Told.ended.release()
+
+
+def test_what_an_agent_raises_is_raised_by_the_reply(task: Callable[..., AgentTask], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "why?", "answer": "1"}\n{"question": "how?", "answer": "2"}\n')
+    made = task(broken, path=str(tmp_path / "rows.jsonl"))
+    asked = [made.episode(number).prompt[0].content for number in range(8)]
+    assert all({*asked[at : at + 2]} == {"why?", "how?"} for at in range(0, 8, 2))
+    with pytest.raises(OSError, match="no such tool"):
+        made.episode(0).reply("because")
+
+
+def test_a_stage_learns_what_the_policy_said_to_agents(tmp_path: Path) -> None:
+    """Tokens are those that were sampled; rewards are the agents' scores."""
+    folder = tiny_tokenizer(tmp_path / "model")
+    env = {"task": "agent", "kwargs": {"agent": f"{__name__}:adder"}, "max_turns": 3}
+    said: Callable[..., str] = lambda request, sample: f"{request.group if sample else 'no'}<eos>"  # noqa: E731
+    with TextStage(folder, said, env=env, algorithm={"max_prompt_length": 90, "max_new_tokens": 200}) as stage:
+        stage.run()
+        groups = stage.groups()
+    assert len(groups) == 3
+    for group in groups:
+        for sample in group:
+            assert sample.turns == 2
+            assert sample.reward == (1.0 if sample.sample else 0.0)

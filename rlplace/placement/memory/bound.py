@@ -48,16 +48,16 @@ def too_small(case: MemoryCase) -> str | None:
 
 def _least(demand: Demand, schedule: Schedule, component: str, count: int, memory_bytes: int, kind: str) -> int:
     """What the fullest moment of its own takes of an accelerator, in the smallest of its forms."""
-    spread = [  # a rank on each, and copies of the model cut over all; either way a part of the tokens on each
+    spread = [  # a rank on each, and copies of the model cut over all; all tokens, or a part and one communicator more
         Placed(
             ranks=count // each,
             accelerators_per_rank=each,
             tensor_parallel=cut,
-            context_parallel=count,
+            context_parallel=tokens,
             memory_bytes=memory_bytes,
             kind=kind,
         )
-        for each, cut in {(1, 1), (1, count), (count, count)}
+        for (each, cut), tokens in itertools.product({(1, 1), (1, count), (count, count)}, {1, count})
     ]
     forms = itertools.product(_forms(demand), spread)
     return min(_fullest(form.footprint(placed), schedule, component) for form, placed in forms)

@@ -67,11 +67,12 @@ class Pass:
         model, number, beside = self.model, self.number, self._beside
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
-        one = formulas.one_layer(model, self.tokens, number, self.parallel) + self._states(self.by_sequence)
+        joined = self.by_sequence or self.exchanged  # what attention has saved is another tensor than what comes out
+        one = formulas.one_layer(model, self.tokens, number, self.parallel) + self._states(joined)
         saved = formulas.checkpoints(model, self.tokens, number, self.parallel)
         if not checkpointing:
             saved = formulas.activations(model, self.tokens, number, self.parallel)
-            saved += self.by_sequence * formulas.checkpoints(model, self.tokens, number)
+            saved += joined * formulas.checkpoints(model, self.tokens, number)
         elif offload:
             saved //= model.layers
         gathered = self._gathered()

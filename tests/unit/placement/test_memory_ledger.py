@@ -313,6 +313,16 @@ def test_without_checkpoints_every_layer_is_kept() -> None:
     assert recomputed == 8192 * (30 * 4096 * 2 + 200_840 + flow * 2 + 512)
 
 
+def test_ranks_that_exchange_tokens_for_heads_keep_what_attention_made_and_what_they_got() -> None:
+    placed = Placed(ranks=8, accelerators_per_rank=1, context_parallel=2, memory_bytes=80 * GIB, kind="cuda")
+    kept, recomputed = (
+        demand(checkpointing=c).footprint(placed).working["learn"][Part.ACTIVATIONS] for c in (False, True)
+    )
+    layer, head, flow = 200_840 + 4096 * 2, 4096 * 4 + 4 * 4096 * 2 + 512, 2 * 14336 + 4096 + 1024
+    assert kept == 4096 * (32 * layer + head)
+    assert recomputed == 4096 * (30 * 4096 * 2 + layer + flow * 2 + 512)
+
+
 def test_a_critic_recomputes_a_layer_where_an_actor_has_logits() -> None:
     critic = rlhf_demands("8b")["critic"]
     assert isinstance(critic, TrainingDemand)

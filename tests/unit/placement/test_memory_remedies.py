@@ -190,6 +190,20 @@ def test_what_fits_after_some_changes_is_never_said_to_be_too_small(gib: int) ->
         assert not found or too_small(alone) is None
 
 
+def test_what_fits_as_it_is_is_never_said_to_be_too_small() -> None:
+    """A part of few tokens saves less than the communicator takes by which ranks exchange them."""
+    reference = rlhf_demands("8b", micro_batch=1, sequence_length=64)["reference"]
+
+    def on(memory_bytes: int) -> MemoryCase:
+        block, topology = {"placement": "0-7", "tensor_parallel_size": 8}, Topology.uniform(1, 8, "cuda", memory_bytes)
+        case = dataclasses.replace(rlhf({"reference": block}, topology, {"reference": reference}), reserve=0)
+        return case.changed(["reference"], on_host=True)
+
+    exact = on(on(80 * GIB).ledger().accelerators[0].worst.total_bytes)
+    assert exact.ledger().fits
+    assert too_small(exact) is None
+
+
 def test_the_reserve_is_kept_free_and_named() -> None:
     case = colocated_8b(micro_batch=1)
     tight = dataclasses.replace(case, reserve=80 * GIB - case.ledger().accelerators[0].worst.total_bytes)

@@ -10,7 +10,7 @@ import numpy as np
 from rlplace.tokens import Request
 from tests.tiny_tokenizer import trained_on
 
-Kind = Literal["qwen3", "llama"]
+Kind = Literal["qwen3", "qwen3_moe", "llama"]
 
 PAD, END = 0, 1  # token ids of <pad>, <eos>
 CONTEXT = 256  # tokens
@@ -25,13 +25,19 @@ _TEXT = "the quick brown fox jumps over the lazy dog. 1+2=3; 12*3=36. answer que
 def tiny_model(
     folder: Path, kind: Kind = "qwen3", *, vocabulary: int = 320, seed: int = 0, hidden: int = 64, layers: int = 2
 ) -> Path:
-    """Writes config, weights (fp32) and tokenizer: Qwen3 with a head of its own, Llama with a tied one."""
+    """Writes config, weights (fp32) and tokenizer: Qwen3 with a head of its own, Llama with a tied one.
+
+    Qwen3-MoE has four experts a layer, of which each token has two.
+    """
     import torch
     import transformers
 
     # vLLM on a CPU takes no narrower heads
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    config = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}[kind](
+    if kind == "qwen3_moe":
+        heads |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+    config = transformers.AutoConfig.for_model(
+        kind,
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=2 * hidden,

@@ -109,7 +109,7 @@ def _costs(
     gathered_s = 2 * _BF16 * weights / rates.link_bytes * (ranks > 1) if role != "rollout" else 0.0
 
     def forward(tokens: float, share: float, passes: int = 1) -> float:
-        return 2 * weights * tokens * passes / (rates.operations * share * each)
+        return 2 * model.met * tokens * passes / (rates.operations * share * each)
 
     if role == "rollout":
         kept = sum(layers.of(config.algorithm.longest // 2, 1, 1) for layers in model.kv) * _BF16

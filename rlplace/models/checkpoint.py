@@ -4,6 +4,13 @@
 
     config.json   tokenizer files   model.safetensors
                                     or model-00001-of-00002.safetensors ... and model.safetensors.index.json
+
+Files have a weight for each expert of a layer, models one for all::
+
+    mlp.experts.gate_up_proj [experts, 2 width, E]      mlp.experts.0.gate_proj.weight, ...up_proj.weight [width, E]
+    mlp.experts.down_proj [experts, E, width]           mlp.experts.0.down_proj.weight [E, width]
+
+In Mixtral's, `mlp` is called block_sparse_moe, and its projections w1, w3 and w2.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +35,11 @@ if TYPE_CHECKING:
     from rlplace.models.sharding import Part
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_EXPERTS = re.compile(r"(.+\.)mlp\.experts\.(gate_up_proj|down_proj)")
+_PROJECTIONS = {  # of an expert, by the room of all and the weight of a model
+    "mlp": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+    "block_sparse_moe": {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+}
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", ".part")
 
 
@@ -40,7 +52,7 @@ class Checkpoint:
         if index.exists():
             self._file_of: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         elif (folder / _SINGLE).exists():
-            with safe_open(folder / _SINGLE, framework="pt") as single:
+            with safe_open(folder / _SINGLE, framework="np") as single:  # for torch all of it is mapped at once
                 self._file_of = dict.fromkeys(single.keys(), _SINGLE)
         else:
             raise model_mismatch(folder, f"it has neither {_SINGLE} nor {_INDEX}", key)
@@ -52,9 +64,21 @@ class Checkpoint:
 
     def part(self, names: Sequence[str], shape: tuple[int, ...], part: Part) -> Tensor:
         """Read part of the weight that is stored under any of `names` and is of `shape` as a whole."""
-        name = next((n for n in names if n in self._file_of), None)
-        if name is None:
+        name = next((n for name in names for n in _names_of(name) if n in self._file_of), None)
+        if name is not None:
+            return self._read(name, shape, part)
+        projections = next((found for name in names if (found := of_experts(name, self.names))), ())
+        if not projections:
             raise model_mismatch(self._folder, f"its files have no weight {' or '.join(names)}", self._key)
+        experts, rows, columns = part
+        each = (shape[1] // len(projections), shape[2])
+        whole = torch.empty(tuple(dim.stop - dim.start for dim in part))
+        for own, expert in zip(whole, range(experts.start, experts.stop), strict=True):
+            read = [self._read(of.format(expert), each, (slice(0, each[0]), columns)) for of in projections]
+            own.copy_(torch.cat(read)[rows])
+        return whole
+
+    def _read(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
         file = self._file_of[name]
         if file not in self._open:
             self._open[file] = safe_open(self._folder / file, framework="pt")
@@ -65,6 +89,35 @@ class Checkpoint:
         sizes = [dim.stop - dim.start for dim in part]
         found: Tensor = stored[part] if all(sizes) else torch.empty(sizes)
         return found
+
+
+def _names_of(name: str) -> tuple[str, str]:
+    return name, name.replace(".mlp.", ".block_sparse_moe.")
+
+
+def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
+    """Return the names of its projections in files, {} for an expert; none where they have no weight for each."""
+    match = _EXPERTS.fullmatch(name)
+    if match is None:
+        return ()
+    above, weight = match.groups()
+    for room, projections in _PROJECTIONS.items():
+        names = tuple(f"{above}{room}.experts.{{}}.{projection}.weight" for projection in projections[weight])
+        if names[0].format(0) in stored:
+            return names
+    return ()
+
+
+def as_stored(weights: Iterable[tuple[str, Tensor]], stored: Container[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights of a model as files have them that have the names `stored`: those of experts by themselves."""
+    for name, tensor in weights:
+        projections = of_experts(name, stored)
+        for expert in range(len(tensor) if projections else 0):
+            names = (each.format(expert) for each in projections)
+            yield from zip(names, tensor[expert].chunk(len(projections)), strict=True)
+        if not projections:
+            yield next((n for n in _names_of(name) if n in stored), name), tensor
+        del tensor  # before the next one is gathered
 
 
 def write_model(
@@ -89,7 +142,7 @@ def write_model(
             if file.is_file() and not file.name.endswith(_WEIGHT_FILES):
                 shutil.copyfile(file, part / file.name)
         size, stored, dtype = 0, [], torch.float32
-        for number, held in enumerate(_by_file(weights, file_bytes), 1):
+        for number, held in enumerate(_by_file(as_stored(weights, Checkpoint(like).names), file_bytes), 1):
             _save(held, part / f"{number}.part")
             stored.append(list(held))
             for tensor in held.values():

@@ -26,17 +26,22 @@ TRAINED = frozenset(
         "ministral",
         "ministral3",
         "mistral",
+        "mixtral",
         "olmo",
         "olmo2",
         "olmo3",
+        "olmoe",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
+        "qwen3_moe",
         "seed_oss",
         "smollm3",
         "starcoder2",
     ]
 )
+EXPERTS = ("num_experts", "num_local_experts")  # of a layer, in a config.json
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
 _LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence of a batch
 
@@ -50,8 +55,6 @@ def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
         )
     if any(model.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")) or family == "gemma2":
         return _CAPPED
-    if any("expert" in key and isinstance(value, int) and value > 1 for key, value in model.items()):
-        return "its files have a weight for each expert, the model one for all: a run does not turn one into the other"
     if family not in TRAINED:
         return "no run has been compared with transformers on this family; it has been on\n" + ", ".join(
             sorted(TRAINED)

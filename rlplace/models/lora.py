@@ -41,9 +41,10 @@ class LoraSpec:
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     """Put factors without memory into `lm`; nothing else of it is trained afterwards."""
     from peft import LoraConfig, inject_adapter_in_model
-    from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
 
-    linear = {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
+    head = lm.get_output_embeddings()
+    layers = [(name, module) for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
+    linear = {name.rpartition(".")[2] for name, _ in layers}
     problems = []
     for target in spec.targets:
         if target not in linear:
@@ -56,10 +57,11 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
-        target_modules=list(spec.targets) or INCLUDE_LINEAR_LAYERS_SHORTHAND,
+        target_modules=list(spec.targets) or sorted({n.rpartition(".")[2] for n, layer in layers if layer is not head}),
         lora_dropout=0.0,
     )
-    inject_adapter_in_model(config, lm, low_cpu_mem_usage=True)
+    # Not `lm` itself: of a mixture of experts that peft knows, it would put factors beside the experts too.
+    inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)
 
 
 def is_factor(name: str) -> bool:

@@ -110,6 +110,8 @@ def attention(
     """Return [1, T, H, D]; the signature is that of attention functions in transformers."""
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none")
+    if getattr(getattr(module, "config", None), "model_type", "") == "qwen2_moe":  # which hands it to masks alone
+        sliding_window = getattr(module, "sliding_window", None)
     if packed.context is None:
         return _attention(query, key, value, packed, scaling, sliding_window), None
     exchanged = packed.context.by_heads(query, key, value)

@@ -12,7 +12,13 @@ import pytest
 from tests.lm_ranks import ADAM, LmScenario, Outcome, run_lm_ranks
 
 QUICK = ADAM | {"lr": 1e-2}
-SLOW = {("one step", 4), ("near itself without factors", 4), ("several steps", 2), ("critic with factors", 2)}
+SLOW = {
+    ("one step", 4),
+    ("near itself without factors", 4),
+    ("several steps", 2),
+    ("critic with factors", 2),
+    ("experts, factors elsewhere", 2),
+}
 # With fewer samples in a step than ranks; an odd number of ranks, of which only the first has a row of a critic's head.
 SCENARIOS: dict[str, tuple[str, tuple[int, ...], LmScenario]] = {
     "one step": ("qwen", (2, 4), LmScenario(model=Path())),
@@ -40,6 +46,8 @@ SCENARIOS: dict[str, tuple[str, tuple[int, ...], LmScenario]] = {
         (2,),
         LmScenario(model=Path(), trained={"lora_rank": 3, "optimizer": QUICK, "sync": {"mode": "lora"}}),
     ),
+    "experts": ("experts", (2,), LmScenario(model=Path(), algorithm={"epochs": 2})),
+    "experts, factors elsewhere": ("experts", (2,), LmScenario(model=Path(), trained={"lora_rank": 3})),
     "critic": ("qwen", (2,), LmScenario(model=Path(), component="critic")),
     "critic in several steps": (
         "llama",

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from rlplace import train as command
+from rlplace.models.checkpoint import Checkpoint
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import train
+from tests.tiny_lm import tiny_model
 
 
 def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_path: Path) -> None:
@@ -41,6 +43,26 @@ def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_p
     assert trained.keys() == first.keys()
     assert any(not np.array_equal(trained[name], first[name]) for name in first)
     assert AutoTokenizer.from_pretrained(run.folder / "policy").chat_template
+
+
+def test_a_mixture_of_experts_learns(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model(tmp_path / "experts", "qwen3_moe")
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.total_iterations=2")
+    assert run.code == 0, run.err
+    assert all(line["actor/mismatch_max"] < 1e-3 for line in run.metrics())  # the engine has what the actor sent
+    for component, rows in run.summary()["memory"].items():
+        for residency, size in rows.items():
+            assert size["measured"] == pytest.approx(size["predicted"], rel=0.05), (component, residency)
+    assert run.folder is not None
+    trained, first = (AutoModelForCausalLM.from_pretrained(of).state_dict() for of in (run.folder / "policy", model))
+    name = "model.layers.1.mlp.experts.down_proj"
+    assert trained[name].shape == first[name].shape == (4, 64, 64)
+    assert not np.array_equal(trained[name], first[name])
+    stored = Checkpoint(run.folder / "policy").names
+    assert stored == Checkpoint(model).names  # those of single experts, as engines and others read them
+    assert name.replace("down_proj", "3.down_proj.weight") in stored
 
 
 def test_a_conversation_learns_only_what_the_model_said(model: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Weight:
     shape: tuple[int, ...]
     ways: int = 1  # tensor parallelism cuts it into at most this many parts; 1: every rank has all of it
     projection: bool = False  # a linear layer that LoRA adapts
+    met: float = 1.0  # how much of it a token meets: of the experts of a layer, those that it has
     bits: float = 0  # of a number where the files have it quantised, scales included; 0: they have it as it is
 
     @property
@@ -123,6 +124,11 @@ class ModelShape:
     def parameters(self) -> int:
         """The exact number of trainable numbers, tied ones counted once."""
         return sum(w.elements * copies for w, copies in self.weights())
+
+    @property
+    def met(self) -> int:
+        """How many of them a token is computed with."""
+        return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
         """Every weight and how many layers have it."""
@@ -400,13 +406,13 @@ def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> t
     active, at = numbers.number("num_experts_per_tok"), "model.layers.*.mlp."
     weights = [
         Weight(name=at + "gate.weight", shape=(count, hidden)),
-        Weight(name=at + "experts.gate_up_proj", shape=(count, 2 * width, hidden), ways=width),
-        Weight(name=at + "experts.down_proj", shape=(count, hidden, width), ways=width),
+        Weight(name=at + "experts.gate_up_proj", shape=(count, 2 * width, hidden), ways=width, met=active / count),
+        Weight(name=at + "experts.down_proj", shape=(count, hidden, width), ways=width, met=active / count),
     ]
     shared = 0 if shared_key is None else numbers.number(shared_key)
     if shared:
         weights += _gated(hidden, shared, "mlp.shared_expert")
-        weights.append(Weight(name=at + "shared_expert_gate.weight", shape=(1, hidden)))
+        weights.append(Weight(name=at + "shared_expert_gate.weight", shape=(1, hidden), projection=True))
     # Each active expert gets its own copy of the token and gives back a scaled output; the router scores all experts.
     saved = Saved(
         compute=2 * active * hidden + (hidden if shared else 0),

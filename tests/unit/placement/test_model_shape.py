@@ -94,6 +94,14 @@ def test_parameters_are_counted_exactly(name: str) -> None:
     assert read_model(config, head=Head.SCORE).parameters == score
 
 
+def test_a_token_meets_its_experts_alone() -> None:
+    name = next(n for n in COUNTED if COUNTED[n][1] == 30_532_122_624)
+    model = read_model(COUNTED[name][0])
+    assert model.met == 30_532_122_624 - 48 * 120 * 3 * 768 * 2048  # 3.3 thousand millions: Qwen3-30B-A3B
+    dense = read_model(LLAMA_3_8B)
+    assert dense.met == dense.parameters
+
+
 def test_every_family_is_counted() -> None:
     assert {config["model_type"] for config, _, _ in COUNTED.values()} == {*FAMILIES, "gpt2"}
 

@@ -21,8 +21,9 @@ from rlplace.foresight.predict import Prediction
 from rlplace.foresight.profile import ACCELERATOR, Profile
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.schedule import Move, Schedule, base_stage
+from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 
+_Moves = tuple[tuple[str, Residency], ...]
 _Nodes = Sequence[tuple[int, int]]  # node, ranks there
 _NEAR = 1e-9  # relative: sums of the same numbers
 
@@ -34,11 +35,23 @@ class StageKey(NamedTuple):
     scored: bool  # whether advantages are computed at its end
     mode: object
     active: tuple[str, ...]
-    before: tuple[object, ...]  # moves that are awaited first
-    beside: tuple[object, ...]  # and those in the same messages as the work
+    before: _Moves  # that are awaited first
+    beside: _Moves  # in the same messages as the work
     ranks: tuple[object, ...]  # component -> how many, on which nodes where that matters
     together: tuple[object, ...]  # who meets on accelerators
     after: StageKey | None = None  # the rollout, where it matters in which order that has ended what
+
+
+class _Part(NamedTuple):
+    """What a schedule says of one stage."""
+
+    stage: str
+    scored: bool
+    active: tuple[str, ...]
+    before: _Moves
+    beside: _Moves
+    there: tuple[str, ...]  # whoever works or moves
+    begun: bool  # whether the actor has learned in rollout
 
 
 class Alike:
@@ -49,46 +62,66 @@ class Alike:
         self._on_accelerators = any(curve.on == ACCELERATOR for curve in profile.costs.values())
         inline, cores = space.config.cluster.launcher == "inline", int(profile.machine.get("cores", 1))
         self._room = 0 if inline else cores  # processes of a node that never wait for a processor
+        self._parts: dict[int, tuple[Schedule, list[_Part]]] = {}  # by the identity of a schedule
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
         """Return a key for each stage; one for the whole iteration where rollout goes on through all stages."""
         if schedule.needs.ahead:
             return (self._whole(layout, schedule),)
         spread = {c: tuple(sorted(there.items())) for c, there in self._space.spread(layout).items()}
-        bases = {base_stage(stage): stage for stage in schedule.stages}
-        scored = None if self._simulated else bases.get("infer", "rollout")
         found = list[StageKey]()
-        for stage, before, beside in intervals(schedule):
-            active = schedule.active[stage]
-            there = {*active, *(move.component for move in (*before, *beside))}
-            if stage == scored:
-                there.add("actor")
-            if self._simulated and stage == "learn":
-                there.add("env")  # whose trajectories are cut
+        for part in self._parts_of(schedule):
+            there = part.there
             alone = self._have_room([spread[c] for c in there]) and not layout.mode.shared
-            groups = [active, [move.component for move in before]]
-            ordered = self._ordered(base_stage(stage), active, schedule, spread)
+            groups = [part.active, [component for component, _ in part.before]]
+            ordered = self._ordered(part, spread)
             found.append(
                 StageKey(
-                    stage=base_stage(stage),
-                    scored=stage == scored,
+                    stage=part.stage,
+                    scored=part.scored,
                     mode=layout.mode,
-                    active=active,
-                    before=_named(before),
-                    beside=_named(beside),
-                    ranks=tuple((c, sum(n for _, n in spread[c]) if alone else spread[c]) for c in sorted(there)),
+                    active=part.active,
+                    before=part.before,
+                    beside=part.beside,
+                    ranks=tuple((c, sum(n for _, n in spread[c]) if alone else spread[c]) for c in there),
                     together=self._space.at_once(layout, groups) if self._on_accelerators else (),
                     after=next(key for key in found if key.stage == "rollout") if ordered else None,
                 )
             )
         return tuple(found)
 
-    def _ordered(self, stage: str, active: Sequence[str], schedule: Schedule, spread: Mapping[str, _Nodes]) -> bool:
+    def _parts_of(self, schedule: Schedule) -> list[_Part]:
+        """Return what a schedule says of each stage."""
+        if id(schedule) not in self._parts:
+            bases = {base_stage(stage): stage for stage in schedule.stages}
+            scored = None if self._simulated else bases.get("infer", "rollout")
+            actives, parts = schedule.active, list[_Part]()
+            for stage, before, beside in intervals(schedule):
+                there = {*actives[stage], *(move.component for move in (*before, *beside))}
+                if stage == scored:
+                    there.add("actor")
+                if self._simulated and stage == "learn":
+                    there.add("env")  # whose trajectories are cut
+                parts.append(
+                    _Part(
+                        stage=base_stage(stage),
+                        scored=stage == scored,
+                        active=actives[stage],
+                        before=_named(before),
+                        beside=_named(beside),
+                        there=tuple(sorted(there)),
+                        begun="actor" in actives["rollout"],
+                    )
+                )
+            self._parts[id(schedule)] = schedule, parts
+        return self._parts[id(schedule)][1]
+
+    def _ordered(self, part: _Part, spread: Mapping[str, _Nodes]) -> bool:
         """Return whether work depends on which groups came first: scorers share them out, or steps do."""
-        if stage == "infer":
-            return any(self._shares_out(c) and sum(ranks for _, ranks in spread[c]) > 1 for c in active)
+        if part.stage == "infer":
+            return any(self._shares_out(c) and sum(ranks for _, ranks in spread[c]) > 1 for c in part.active)
         steps = self._space.config.algorithm.train_batch is not None and not self._simulated
-        return stage == "learn" and ("actor" in schedule.active["rollout"] or steps)
+        return part.stage == "learn" and (part.begun or steps)
 
     def _shares_out(self, component: str) -> bool:
         """Return whether each rank scores the groups that it takes."""
@@ -113,7 +146,7 @@ class Alike:
         return max(at_work.values()) <= self._room
 
 
-def _named(moves: Sequence[Move]) -> tuple[object, ...]:
+def _named(moves: Sequence[Move]) -> _Moves:
     return tuple((move.component, move.after) for move in moves)
 
 

@@ -143,7 +143,9 @@ class Search:
     def __init__(self, space: Space, profile: Profile) -> None:
         self.space, self.profile = space, profile
         self.predicted: dict[tuple[object, ...], Prediction] = {}
+        self._measured = {name.replace(COLD, "") for name in profile.costs}
         self._known: dict[object, float] = {}  # seconds of stages that were predicted
+        self._least: dict[object, float] = {}  # bounds of stages
         self._alike, self._generation = Alike(space, profile), Generation(space, profile)
         self.bounds = Bounds(space.config, space.plan, Costs(profile))
 
@@ -162,11 +164,14 @@ class Search:
         """
         return _Run(self, objective, most or self.space.most, keep, rivals).go(over)
 
-    def least(self, layout: Layout, schedule: Schedule) -> tuple[float, ...]:
-        """Return a bound for each thing that `keys` names."""
-        stages = self.bounds.of_stages(schedule, layout.mode, layout.sizes, self.space.spread(layout))
+    def least(self, layout: Layout, schedule: Schedule, keys: Sequence[object]) -> tuple[float, ...]:
+        """Return a bound for each of the `keys`."""
+        if not all(key in self._least for key in keys):
+            found = self.bounds.of_stages(schedule, layout.mode, layout.sizes, self.space.spread(layout))
+            self._least.update(zip(keys, [sum(found)] if schedule.needs.ahead else found, strict=True))
+        stages = [self._least[key] for key in keys]
         if schedule.needs.ahead:
-            return (sum(stages),)
+            return tuple(stages)
         if self._generation.holds:
             at = schedule.stages.index("rollout")
             acquired = schedule.between(schedule.stages[at - 1], "rollout").acquires
@@ -206,8 +211,7 @@ class Search:
         talk: tuple[str, ...] = ()
         if self.space.config.kind == "mlp":
             talk = _DIRECT if mode.shared else _CHANNELS
-        known = {name.replace(COLD, "") for name in self.profile.costs}
-        return sorted({*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk} - known)
+        return sorted({*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk} - self._measured)
 
     def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
         """Predict a plan, once for all that take as long."""
@@ -382,7 +386,9 @@ class _Run:
                 if keys not in seen:
                     seen.add(keys)
                     self._leaf(
-                        _Leaf(layout, node.cells, keys, self.search.least(layout, schedule), used), schedule, bound
+                        _Leaf(layout, node.cells, keys, self.search.least(layout, schedule, keys), used),
+                        schedule,
+                        bound,
                     )
 
     def _leaf(self, leaf: _Leaf, schedule: Schedule, bound: float) -> None:

@@ -87,7 +87,9 @@ class TextStages(Stages):
             return {"actor": self._load("actor", [self._of("actor.push_weights/rest")] * sizes["actor"].ranks)}, 0.0
         if self._ahead and stage == "rollout":
             return {}, 0.0
-        return {c: self._one(stage, c, sizes[c]) for c in active}, 0.0
+        loads = {c: self._one(stage, c, sizes[c]) for c in active}
+        both = stage == "rollout" and {"env", "rollout"} <= {*active}
+        return loads, self._tail(sizes["env"].ranks, sizes["rollout"].ranks) if both else 0.0
 
     def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
         """Give one: of each component the least that any of its sizes has."""
@@ -97,7 +99,11 @@ class TextStages(Stages):
             several = [self._alone(stage, component, size) for size in sizes[component]]
             ranks, calls, longest_s, cpu_s, least_s, meets = (min(values) for values in zip(*several, strict=True))
             found[component] = Load(int(ranks), int(calls), longest_s, cpu_s, least_s, bool(meets))
-        yield Options(found, 0.0, {c: max(size.accelerators for size in sizes[c]) for c in components})
+        chain_s = 0.0
+        if stage == "rollout" and len(components) == 2:
+            ranks = itertools.product(*({size.ranks for size in sizes[c]} for c in ("env", "rollout")))
+            chain_s = min(self._tail(*pair) for pair in ranks)
+        yield Options(found, chain_s, {c: max(size.accelerators for size in sizes[c]) for c in components})
 
     def _alone(self, stage: str, component: str, size: Size) -> Load:
         if stage == "sync":
@@ -185,18 +191,61 @@ class TextStages(Stages):
             work.append(added(asked, added(reward.times(2 * groups * each), wait.times(groups * each))))
         return self._load(component, work)
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
+    def _tail(self, envs: int, engines: int) -> float:
+        """Return what an env rank takes with answers that come home as soon as engines could end them.
+
+        Nobody has an answer before its prompt is read and its tokens are decoded, one step each.
+        """
+        if not self._wholes:
+            return 0.0
+        lengths, each, found = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt, list[float]()
+        run, generate = "env.run/", "rollout.generate/"
+
+        def of(name: str, size: float = 0.0) -> float:
+            return _seconds(self._of(name, size))
+
+        step_s = _seconds(self._decode(self._at_once(engines)))
+        vllm = self._config.text_rollout.engine == "vllm"
+        asked_s = _seconds(self._around("env")) + of(run + "sim") + of(run + "put") + of(generate + "wait")
+        judged_s, over_s = of(run + "wait") + of(run + "sim") + 2 * of(run + "reward"), of(run + "rest")
+        for index in _INDEXES:
+            longest_s = 0.0
+            for first, stop in itertools.pairwise(block_edges(self._groups, envs)):
+                ends = list[float]()
+                for group in range(first, stop):
+                    prompt = lengths.prompt(index, group)
+                    read_s = step_s if vllm else of(generate + "prefill", prompt)
+                    asked = Request(index, 0, group, 0, each, 0, prompt)
+                    answers = (lengths.answer(asked, sample) for sample in range(each))
+                    ends += [read_s + (tokens - 1) * step_s for tokens in answers]
+                left = ((end + at * judged_s) for at, end in enumerate(sorted(ends, reverse=True), 1))
+                longest_s = max(longest_s, max(left, default=0.0))
+            found.append(longest_s)
+        return asked_s + statistics.fmean(found) + over_s
+
+    def _at_once(self, ranks: int) -> int:
+        """Return how many answers an engine can have in flight."""
+        taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt  # of a group all are taken at once
+        return min(taken, self._config.text_rollout.step_sequences)
+
+    def _decode(self, at_once: int) -> Cost:
+        """Return the least that a step takes. With vLLM one that reads prompts decodes as well."""
+        decode = self._least("rollout.generate/decode", 1, at_once)
+        if self._config.text_rollout.engine != "vllm":
+            return decode
+        return _less(decode, self._least("rollout.generate/prefill", 1, max(2, self._config.text_rollout.step_tokens)))
+
     def _generate(self, ranks: int) -> Cost:
         """Return the work of an engine that has its share; some engine has as much."""
-        generate, block = "rollout.generate/", self._config.text_rollout
-        taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt  # of a group all are taken at once
-        at_once = min(taken, block.step_sequences)
-        decode = self._least(generate + "decode", 1, at_once)
+        generate, block, at_once = "rollout.generate/", self._config.text_rollout, self._at_once(ranks)
+        decode = self._decode(at_once)
         token = self._least(generate + "decode", 1, at_once, each=True)
         drawn, read = self._drawn, Cost(0.0)
         steps = drawn.longest - 1
-        if block.engine == "vllm":  # a step that reads prompts decodes as well
+        if block.engine == "vllm":
             reading = self._least(generate + "prefill", 1, max(2, block.step_tokens))
-            decode, token = _less(decode, reading), _less(token, reading.times(1.0 / at_once))
+            token = _less(token, reading.times(1.0 / at_once))
         else:
             read = self._read.times(1.0 / ranks)
         decoded = token.times((drawn.answers - self._samples) / ranks)
@@ -280,6 +329,10 @@ class TextStages(Stages):
         block = self._config.block_of(component)
         assert isinstance(block, TrainedConfig), "it learns"
         return block.token_budget
+
+
+def _seconds(cost: Cost) -> float:
+    return cost.cpu_s + cost.blocked_s
 
 
 def _less(one: Cost, other: Cost) -> Cost:

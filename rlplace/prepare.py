@@ -260,8 +260,8 @@ def _sampling_problems(config: Config) -> Iterator[Problem]:
             fix = f"{name}: {1.0 if name == 'top_p' else 0}        (a lower temperature narrows the draw as well)"
             got = f"{name}: {getattr(rollout, name)}"
             yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
-    if rollout.temperature > 0 and algorithm.tis_cap is None:
-        for name, value in rollout.penalties.items():
+    if algorithm.tis_cap is None:
+        for name, value in rollout.penalties.items():  # also of greedy answers
             what = "penalised answers cannot be learned from without algorithm.tis_cap"
             why = "the engine's probabilities are penalised, the actor's are not: every ratio of the two is wrong\n"
             why += "with it, ratios are of the actor's own, and weights correct for what the engine drew"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -244,6 +245,26 @@ def spoil(file: Path, version: int) -> None:
     with open(file, "r+b") as opened:
         opened.seek(opened.read().index(whole.tobytes()) + at)
         opened.write(bytes([whole[at] ^ 4]))
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.5])
+def test_a_copy_for_another_node_is_never_in_memory_beside_what_is_on_its_way(tmp_path: Path, delta: float) -> None:
+    """Two buckets in the channel, one that is filled, one that is taken; to send changes, the last version is kept."""
+    size, bucket = 8 << 20, 128 << 10
+    channel, sent = channel_of(capacity_items=2), shards_of({"w": torch.randn(size // 4)})
+    deliveries = [Delivery(readers=(0,))]
+    sender = WeightSender(channel, deliveries=deliveries, folder=tmp_path, bucket_bytes=bucket, delta_share=delta)
+    receiver = CopyReceiver(channel, 0, folder=tmp_path)  # the copy itself is in a file
+    with ThreadPoolExecutor(1) as pushing:
+        for version in range(3):
+            tracemalloc.start()
+            push = pushing.submit(sender.push, version, sent)
+            with receiver.pull(version):
+                push.result(PATIENCE_S)
+            held, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most < 5 * bucket + (size if delta else 0)
+            assert held < bucket + (size if delta else 0)
 
 
 def messages() -> list[Any]:

@@ -169,7 +169,8 @@ class WeightSender:
             bucket = Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))
             self._channel.put(bucket, key=str(lead))
             sent += data.nbytes
-            kept.append(whole)
+            if self._delta_share:
+                kept.append(whole)
         if self._delta_share:
             self._streamed[lead] = push.version, kept
         return sent

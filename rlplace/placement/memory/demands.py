@@ -448,7 +448,7 @@ class EngineDemand:
         process = self.sync.beside(placed.process(placed.groups))
         if not placed.emulated:
             process[Part.ASLEEP] = formulas.GRAPHS_BYTES
-        weights = formulas.parameters(model, number, parallel)
+        weights, sent = (formulas.parameters(model, each, parallel) for each in (number, self.sync.number))
         simple = block.engine == "transformers"
         workspace = formulas.engine_workspace(model, block.step_tokens, block.step_sequences, number, parallel)
         if simple:
@@ -482,7 +482,7 @@ class EngineDemand:
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={
-                "sync": {Part.SYNC: self.sync.working(weights, anew, formulas.sync_windows(model, self.sync.number))},
+                "sync": {Part.SYNC: self.sync.working(sent, anew, formulas.sync_windows(model, self.sync.number))},
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host,

@@ -56,6 +56,12 @@ def test_gpus_get_a_second_copy_past_the_host_which_is_counted() -> None:
     assert ledger.hosts[0].loads[-1].holds[-1].size_bytes < 64 << 20  # channels, and no buffer of weights
 
 
+def test_a_second_copy_is_of_the_type_that_the_actor_computes_in() -> None:
+    _, ledger = planned(config(compute="fp32"))
+    weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)  # of the engine, in bfloat16
+    assert in_sync(ledger, 3, "rollout") == 2 * weights + EMBEDDING
+
+
 @pytest.mark.parametrize(
     ("kind", "sync"),
     [("cuda", {"through_host": True}), ("cuda", {"mode": "lora"}), ("cuda", {"mode": "delta"}), ("emulated", {})],

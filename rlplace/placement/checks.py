@@ -83,22 +83,24 @@ def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator
 
 
 def _check_prompts(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Report env ranks without a prompt and copies of the actor, ranks where nothing cuts it, without a sample."""
+    """Report env ranks without a prompt, and ranks of the actor that have the same samples without any."""
     prompts, each = config.algorithm.prompts or 0, config.algorithm.samples_per_prompt
     for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
         ranks = placement.world_size(component) if component in placement.components else 0
         cut = placement.spec(component).parallel.ranks if ranks else 1
         if prompts * items < (parts := ranks // cut):
-            least, unit = -(-parts // items), "rank" if cut == 1 else "copy"
-            yield _without_rows("algorithm.prompts", prompts, component, parts, least, item=f"one {item}", unit=unit)
+            least = -(-parts // items)
+            yield _without_rows("algorithm.prompts", prompts, component, parts, least, item=f"one {item}", together=cut)
 
 
 def _without_rows(
-    key: str, value: int, component: str, ranks: int, least: int, given: str = "", item: str = "one", unit: str = "rank"
+    key: str, value: int, component: str, ranks: int, least: int, given: str = "", item: str = "one", together: int = 1
 ) -> Problem:
-    units = f"{component} {'ranks' if unit == 'rank' else 'copies'}"
+    unit, units = f"{component} rank", f"{component} ranks"
+    if together > 1:  # with the same samples
+        unit, units = f"group of {together} {units}", f"groups of {together} {units}"
     what = f"too few for {ranks} {units}: some would have nothing to do"
-    why = f"{given}each {component} {unit} takes at least {item}"
+    why = f"{given}each {unit} takes at least {item}"
     fix = f"{key.rpartition('.')[2]}: {least}        (or fewer {units})"
     return _problem("rank-without-rows", key, what, value, why, fix)
 

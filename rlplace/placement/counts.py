@@ -58,14 +58,16 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
     """How much of its state a rank holds, of what all ranks of a component share."""
     for component in placement.components:
-        copies = placement.spec(component).num_copies
-        text = f"{placement.world_size(component)} ranks"
+        spec = placement.spec(component)
+        cut = spec.parallel.tensor_parallel_size  # ranks that have a copy between them
+        parts, text = spec.num_copies * cut, f"{placement.world_size(component)} ranks"
         match config.block_of(component):
-            case TrainedConfig(zero_stage=stage) if copies > 1:
-                why = f"each holds 1/{copies} of {_SHARED[stage]} (zero_stage: {stage})"
+            case TrainedConfig(zero_stage=stage) if parts > 1:
+                why = f"each holds 1/{parts} of {_SHARED[stage]} (zero_stage: {stage})"
                 yield Count(component, text, why)
-            case FrozenConfig(sharded=sharded) if copies > 1 and placement.accelerators(component):
-                why = f"each holds 1/{copies} of the weights" if sharded else "each holds all weights (sharded: false)"
+            case FrozenConfig(sharded=sharded) if parts > 1 and placement.accelerators(component):
+                whole = "all weights" if cut == 1 else f"1/{cut} of the weights"
+                why = f"each holds 1/{parts} of the weights" if sharded else f"each holds {whole} (sharded: false)"
                 yield Count(component, text, why)
 
 
@@ -84,12 +86,14 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
     if algorithm.prompts is None:
         return
     samples = algorithm.prompts * algorithm.samples_per_prompt
-    batch, actors = algorithm.train_batch or samples, placement.spec("actor").data_parallel
+    batch, actor = algorithm.train_batch or samples, placement.spec("actor")
+    together = actor.parallel.ranks  # with the same samples
+    takers = "each rank" if together == 1 else f"every {together} ranks"
     engines = placement.spec("rollout").num_copies
     why = f"{algorithm.prompts} prompts x {algorithm.samples_per_prompt}; {_each(samples, engines)} for each engine"
     yield Count("samples", f"{samples} in an iteration", why)
     steps = -(-samples // batch) * algorithm.epochs
-    why = f"{samples} samples in batches of {batch}, {_each(batch, actors)} for each rank of the actor"
+    why = f"{samples} samples in batches of {batch}, {_each(batch, actor.data_parallel)} for {takers} of the actor"
     yield Count("steps", f"{steps} of the optimizer", why)
 
 

@@ -45,6 +45,15 @@ def test_thirds() -> None:
     assert found["steps"] == ("8 of the optimizer", "1024 samples in batches of 128, 8 for each rank of the actor")
 
 
+def test_ranks_that_have_a_copy_or_its_tokens_between_them() -> None:
+    cut = {"tensor_parallel_size": 2, "context_parallel_size": 2}
+    placed = THIRDS | {"actor": {"placement": "0-15", **cut}, "reference": {"placement": "0-15", **cut}}
+    found = counts(placed, prompts=1024, train_batch=128)
+    assert found["actor"] == ("16 ranks", "each holds 1/16 of optimizer, gradients and weights (zero_stage: 3)")
+    assert found["reference"] == ("16 ranks", "each holds 1/16 of the weights")
+    assert found["steps"][1] == "1024 samples in batches of 128, 32 for every 4 ranks of the actor"
+
+
 @pytest.mark.parametrize(
     ("rollout", "said"),
     [

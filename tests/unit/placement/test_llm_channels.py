@@ -109,3 +109,12 @@ def test_what_cannot_be_is_refused(placement: dict[str, str], algorithm: dict[st
     with pytest.raises(PlacementError) as caught:
         layout(config(placement, algorithm=algorithm, **leaving))
     assert code in caught.value.codes
+
+
+def test_ranks_with_the_same_samples_take_them_together() -> None:
+    placement = {"actor": {"placement": "0-3", "context_parallel_size": 2}, "env": "0", "rollout": "1"}
+    with pytest.raises(PlacementError) as caught:
+        layout(config(placement, algorithm={"prompts": 1, "samples_per_prompt": 1}, **LEAVING))
+    (problem,) = caught.value.problems
+    assert problem.what == "too few for 2 groups of 2 actor ranks: some would have nothing to do"
+    assert problem.why == "each group of 2 actor ranks takes at least one sample"

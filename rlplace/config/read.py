@@ -58,7 +58,7 @@ MODEL_KEYS = ("path", "model_type")  # either is in every language model
 _OWN = "package.module:Class"  # an adapter of the user's
 MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
 _CHANGES_TRAINING = ("lora_rank", "lora_alpha", "lora_targets")  # a policy of simulators is trained whole
-_ENV_STEPS = "runner.total_env_steps"
+_ENV_STEPS = ("total_env_steps", "total_timesteps")  # last parts of keys for the length of a run
 
 
 @functools.cache
@@ -284,8 +284,8 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
     role = key.partition(".")[0]
     ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
     if ours is not None:
-        place = role + ours if ours.startswith(".") else ours
-        if place in all_places(kind):
+        places = [role + ours, *([f"actor{ours}"] if kind == "mlp" else [])] if ours.startswith(".") else [ours]
+        if (place := next((place for place in places if place in all_places(kind)), None)) is not None:
             return place
     begun = [field for field in fields if field.startswith(name)]
     if (near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)) is not None:
@@ -456,7 +456,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         keys = new.get(role) if role else new
         if isinstance(keys, dict) and leaf in keys and (leaf != "optimizer" or isinstance(keys[leaf], str)):
             written[old] = value = keys.pop(leaf)
-            if old == _ENV_STEPS:
+            if leaf in _ENV_STEPS:
                 value = _iterations(value, new)
             elif old == "model":
                 value = {"kind": "causal_lm"} | (value if isinstance(value, dict) else {})
@@ -465,11 +465,13 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 _drop(new, path)  # the line of the fix has the whole block, with this value
             elif not isinstance(value_at(new, path), (dict, NoneType)):
                 doubled[old] = f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
+                if role != path.partition(".")[0]:
+                    doubled[old] = f"{path}: {show(value)}        (a line without indent, in place of {leaf})"
             _put(new, path, value)
     for old, value in written.items():
         path, why = moved()[old]
         key = ".".join(path.split(".")[:2])  # the optimizer is replaced as a whole
-        name = key.rpartition(".")[2] if "." in old else key
+        name = key.rpartition(".")[2] if old.partition(".")[0] == key.partition(".")[0] else key
         beside = " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
         fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
         if (source := source_of(old, found.sources)) is not None and source.file.startswith(COMMAND_LINE):

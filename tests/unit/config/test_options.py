@@ -158,6 +158,8 @@ def test_the_fix_of_a_value_on_the_command_line_is_a_word_for_it() -> None:
         "actor.optimizer.l=0.1": "actor.optimizer.lr=0.1",
         "actor.adam.lr=0.1": "actor.optimizer={lr: 0.1}",
         "runner.total_env_steps=8192": "runner.total_iterations=2",
+        "total_timesteps=8192": "runner.total_iterations=2",
+        "algorithm.learning_rate=0.1": "actor.optimizer.lr=0.1",
     }
     for word, meant in fixes.items():
         with pytest.raises(ConfigError) as caught:

@@ -37,6 +37,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, object]]] = {
         {"algorithm.advantages_normalized": True},
     ),
     "runner.total_env_steps": (SIMULATED, {"runner": {"total_env_steps": 300_000}}, {"runner.total_iterations": 74}),
+    "runner.total_timesteps": (SIMULATED, {"runner": {"total_timesteps": 300_000}}, {"runner.total_iterations": 74}),
+    "algorithm.total_timesteps": (
+        SIMULATED,
+        {"algorithm": {"total_timesteps": 300_000}},
+        {"runner.total_iterations": 74},
+    ),
+    "total_timesteps": (SIMULATED, {"total_timesteps": 300_000}, {"runner.total_iterations": 74}),
     "actor.adam": (LANGUAGE, {"actor": {"adam": {"lr": 0.005}}}, {"actor.optimizer.lr": 0.005}),
     "actor.optimizer": (LANGUAGE, {"actor": MASTER}, {"actor.optimizer.kind": "adamw_master"}),
     "actor.optimizer_on_host": (LANGUAGE, {"actor": MASTER}, {"actor.optimizer.on_host": True}),
@@ -70,7 +77,8 @@ def test_every_renamed_key_has_a_case() -> None:
 @pytest.mark.parametrize("old", RENAMED)
 def test_the_fix_of_a_renamed_key_can_be_pasted(old: str) -> None:
     rest, written, means = CASES[old]
-    mapping = copy.deepcopy({**rest, **{k: {**rest.get(k, {}), **block} for k, block in written.items()}})
+    blocks = {k: {**rest.get(k, {}), **block} if isinstance(block, dict) else block for k, block in written.items()}
+    mapping = copy.deepcopy({**rest, **blocks})
     with pytest.raises(ConfigError) as caught:
         read_config(mapping)
     assert set(caught.value.codes) == {"renamed-key"}

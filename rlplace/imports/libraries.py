@@ -213,6 +213,14 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
             pool.share(component, "actor", total)
     pool.copies["rollout"] = tensor = draft.count(_VERL_TENSOR, 2, 1)
     pool.check_engines(_VERL_TENSOR, tensor, total)
+    actor, reference = (_ulysses(f"{_VERL}{block}") for block in ("actor.", "ref."))
+    blocks = {
+        "reference": (*reference, *actor),
+        "actor": actor,
+    }  # the reference does as the actor unless told otherwise
+    blocks |= {"critic": _ulysses("critic."), "reward": _ulysses("reward_model.")}
+    for component, keys in blocks.items():
+        pool.divide_tokens(component, *keys)
     topology = pool.write()
     if _VERL_TENSOR not in draft.given:
         draft.assume(f"rollout in engines of {tensor}", f"the default of {_VERL_TENSOR} there")
@@ -235,6 +243,10 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         "rollout": sleeps,
     }
     return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where})
+
+
+def _ulysses(block: str) -> tuple[str, ...]:
+    return tuple(f"{block}{at}ulysses_sequence_parallel_size" for at in ("", "fsdp_config.", "model.fsdp_config."))
 
 
 def _both_offload(draft: Draft, block: str, component: str) -> bool:
@@ -287,6 +299,8 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
     whole = engines - engines % engine  # 0 where there are too few for one engine
     pool.take("rollout", whole or engines, engine if whole else 1, anew=together)
     pool.copies |= dict.fromkeys(("actor", "critic"), draft.count("tensor-model-parallel-size", 1, 1))
+    for component in ("actor", "critic", "reference"):
+        pool.divide_tokens(component, "context-parallel-size")
     topology = pool.write()
     draft.apply_rules()
     draft.set("algorithm.loss", "token" if draft.has("calculate-per-token-loss") else "sequence")
@@ -335,6 +349,8 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
     pool = place_by_size(draft, asks, 4, per_node, partners, together=together)
     engines, tensor = draft.count(_SKYRL_ENGINES, 1, 1), draft.count(_SKYRL_TENSOR, 4, 1)
     pool.take_engines(_SKYRL_ENGINES, engines, _SKYRL_TENSOR, tensor, together=together)
+    for component in ("actor", "critic", "reference"):
+        pool.divide_tokens(component, f"trainer.{_SKYRL_ROLES[component]}.sequence_parallel_size")
     topology = pool.write()
     draft.apply_rules()
     scorers = [c for c in ("reference", "reward") if c in pool.where]

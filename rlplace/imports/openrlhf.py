@@ -25,6 +25,8 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     for component, why in _absent(draft).items():
         draft.unmapped(why, *asks.pop(component))
     pool = _place(draft, asks, per_node)
+    for component in _FLAGS_OF:
+        pool.divide_tokens(component, "ds.ring_attn_size")
     topology = pool.write()
     _place_remote_reward(draft)
     _set_dtype(draft)

@@ -18,6 +18,7 @@ class Allocation:
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
         self.copies: dict[str, int] = {}  # accelerators of one copy of a component's model, where it is not 1
+        self._tokens: dict[str, int] = {}  # copies that have the tokens of the same samples between them
         self._draft, self._width, self._next = draft, width, 0
 
     def take(self, component: str, count: int, copy: int = 1, *, anew: bool = False) -> None:
@@ -60,6 +61,22 @@ class Allocation:
             why = "each engine takes that many accelerators, and none may be left over"
             self._draft.find("import-engines", what, key, why=why, fix={key: _nearest_divisor(accelerators, size)})
 
+    def divide_tokens(self, component: str, *keys: str) -> None:
+        """Have copies divide long sequences as the first of `keys` that is given says."""
+        key = next((key for key in keys if key in self._draft.given), None)
+        if key is None or component not in self.where:
+            return
+        there, copy, size = len(self.where[component]), self.copies.get(component, 1), self._draft.count(key, 1, 1)
+        self._draft.becomes(key, f"{PLACEMENT}.{component}")
+        if there % (size * copy):
+            each = f"copies of {copy}" if copy > 1 else "accelerators"
+            what = f"{there} accelerators of {component} are no groups of {size} {each}"
+            why = "so many have the tokens of the same samples between them"
+            fix = {key: _nearest_divisor(max(1, there // copy), size)}
+            self._draft.find("import-counts", what, key, why=why, fix=fix)
+        elif size > 1:
+            self._tokens[component] = size
+
     def write(self, nodes: int = 1) -> Topology:
         """Write the lines and the machines, at least `nodes`.
 
@@ -77,6 +94,7 @@ class Allocation:
                 one_rank = component == "rollout" and copy <= self._width
                 line["accelerators_per_rank" if one_rank else "tensor_parallel_size"] = copy
                 line |= {"tensor_parallel_across_nodes": True} if copy > self._width else {}
+            line |= {"context_parallel_size": self._tokens[component]} if component in self._tokens else {}
             self._draft.set(f"{PLACEMENT}.{component}", line if len(line) > 1 else str(numbers))
         return topology
 

@@ -54,6 +54,9 @@ ROLL = (
     "'actor_infer.device_mapping=list(range(0,12))' actor_infer.num_gpus_per_worker=2 rewards.rule.world_size=8 "
     "'reference.device_mapping=[0, 1, 2, 3] + list(range(8, 12, 2))' 'rewards.judge.device_mapping=[12,13]'"
 )
+CONTEXT = "cluster.component_placement.{}.context_parallel_size"
+ULYSSES, KL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size", "actor_rollout_ref.actor.use_kl_loss=True "
+SKYRL_ENGINES = "generator.num_inference_engines=2"
 SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 4 "
 
 
@@ -145,6 +148,7 @@ ENGINES = "--vllm_num_engines 8 "
             "import-engines",
             "",
         ),
+        ("verl", VERL + ULYSSES + "=3", "import-counts", ULYSSES + "=2"),
         ("skyrl", SKYRL, "import-engines", "generator.num_inference_engines=2 "),
         ("skyrl", APART + "trainer.placement.policy_num_gpus_per_node=8", "import-partners", "trainer.placement.ref_"),
         (
@@ -214,6 +218,18 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ("openrlhf", ENGINES + "--eval_steps -1", {"runner.eval_samples": {}}),
         ("slime", SLIME + "--n-samples-per-eval-prompt 4 --eval-interval 5", {"runner.eval_samples": 4}),
         ("roll", ROLL + " validation.generating_args.num_return_sequences=3", {"runner.eval_samples": 3}),
+        *(
+            (library, text, dict.fromkeys(map(CONTEXT.format, divided), 2))
+            for library, text, divided in (
+                ("verl", VERL + KL + ULYSSES + "=2", ("actor", "reference")),
+                ("verl", VERL + KL + ULYSSES + "=4 " + ULYSSES.replace("actor.u", "ref.u") + "=2", ("reference",)),
+                ("verl", VERL + "critic.ulysses_sequence_parallel_size=2", ("critic",)),
+                ("openrlhf", ENGINES + "--ring_attn_size 2", ("actor", "critic", "reference", "reward")),
+                ("slime", SLIME + "--context-parallel-size 2 --use-kl-loss", ("actor", "reference")),
+                ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.policy.sequence_parallel_size=2", ("actor",)),
+            )
+        ),
+        ("verl", VERL + ULYSSES + "=1", {"cluster.component_placement.actor": "0-15"}),
         ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
         (
             "areal",

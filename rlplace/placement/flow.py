@@ -184,7 +184,7 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
 BUCKET_BYTES = 16 << 20  # of weights on their way to a copy on another node
 CUT_BUCKET_BYTES = 64 << 20  # of weights on their way to the processes of an engine that cuts them
 SUMMED_AT_ONCE_BYTES = 1 << 20  # that a rank on a host sends at most to spare all a second exchange
-WINDOW_BYTES = 256 << 20  # of whole weights that an engine's process loads at a time; a larger weight has its own
+WINDOW_BYTES = 256 << 20  # of whole weights that the process of an engine loads at a time, or the largest weight
 DEVICE_BUCKET_BYTES = 64 << 20  # between accelerators; large: the notes about a bucket should take little of its time
 
 

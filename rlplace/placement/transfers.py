@@ -85,7 +85,7 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 
 def _delivered(plan: Plan) -> Transfer:
     """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
-    on_device = sum(len(d.takers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
+    on_device = sum(len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
     on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
     amounts = [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")] if on_nodes else []
     if on_device:

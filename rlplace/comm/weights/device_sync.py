@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -126,22 +128,23 @@ class DevicePush:
     def windows(self) -> Iterator[Window]:
         """Yield all windows, in the order in which every member handles their buckets; one where no reader cuts."""
         layout, first = self.assembly.layout, 0
+        begun = [0] * len(self.assembly.pieces)  # pieces of earlier windows, by actor rank; they are in order
         for stop in self._ends():
-            cut = Layout.of(layout.tensors[first:stop])
-            own = [[piece for piece in pieces if first <= piece.tensor < stop] for pieces in self.assembly.pieces]
-            buckets = tuple(
-                DeviceBucket(owner=owner, pieces=pieces, layout=layout)
-                for owner, held in enumerate(own)
-                for pieces in layout.buckets(held, self.bucket_bytes)
-            )
-            yield Window(layout=cut, first=layout.offsets[first] if cut.tensors else 0, buckets=buckets)
+            cut, buckets = Layout.of(layout.tensors[first:stop]), list[DeviceBucket]()
+            for owner, held in enumerate(self.assembly.pieces):
+                end = bisect_left(held, stop, begun[owner], key=attrgetter("tensor"))
+                for pieces in layout.buckets(held[begun[owner] : end], self.bucket_bytes):
+                    buckets.append(DeviceBucket(owner=owner, pieces=pieces, layout=layout))
+                begun[owner] = end
+            yield Window(layout=cut, first=layout.offsets[first] if cut.tensors else 0, buckets=tuple(buckets))
             first = stop
 
     def _ends(self) -> Iterator[int]:
-        """Yield the number of tensors before the end of each window."""
+        """Yield the number of tensors before the end of each window, none larger than the largest tensor has to be."""
         tensors, size = self.assembly.layout.tensors, 0
+        most = max([self.window_bytes, *(tensor.size_bytes for tensor in tensors)])
         for number, tensor in enumerate(tensors):
-            if size and size + tensor.size_bytes > self.window_bytes and self.delivery.cut:
+            if size and size + tensor.size_bytes > most and self.delivery.cut:
                 yield number
                 size = 0
             size += tensor.size_bytes

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,6 +64,7 @@ from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
 LOGS = "logs"  # of what workers print, in the run's folder
+ERROR = "error.txt"  # what ended the run, where that is an error
 _FORESEEN = 512  # most ranks whose iterations are predicted at the end of a run: that takes seconds
 
 
@@ -159,9 +161,14 @@ def run(
         }
         for name, text in {**texts, "plan.txt": render_text(report) + "\n", "plan.svg": render_svg(report)}.items():
             write_whole(folder / name, text)
+        (folder / ERROR).unlink(missing_ok=True)
         try:
             _run(job, folder, texts, signals or Signals(), resumed, history or History())
         except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, Stopped):
+                text = str(error) if isinstance(error, RlplaceError) else "".join(traceback.format_exception(error))
+                with contextlib.suppress(OutputError):  # the error itself is told
+                    write_whole(folder / ERROR, f"{text.rstrip()}\n")
             error.add_note(where(folder))
             raise
     _tell(where(folder))

@@ -88,6 +88,8 @@ def test_a_callback_is_told_of_a_start_that_fails(tmp_path: Path) -> None:
     assert run.code == 1
     assert "AttributeError: no such motor" in run.err
     assert Broken.seen == [0, "failed"]
+    (folder,) = (tmp_path / "hybrid_ppo").iterdir()
+    assert "AttributeError: no such motor" in (folder / "error.txt").read_text(encoding="utf-8")
 
 
 def test_a_callback_that_fails_ends_the_run_with_its_line_and_what_was_learned_is_saved(tmp_path: Path) -> None:
@@ -100,5 +102,7 @@ def test_a_callback_that_fails_ends_the_run_with_its_line_and_what_was_learned_i
     assert Broken.seen == [0, 1, 2, "failed"]
     assert run.folder is not None
     assert (run.folder / "checkpoints" / "000002").is_dir()
+    assert "KeyError: 'no such metric'" in (run.folder / "error.txt").read_text(encoding="utf-8")
     resumed = train("hybrid_ppo", tmp_path, *SMALL, "runner.total_iterations=3", "resume=auto")
     assert resumed.code == 0, resumed.err
+    assert not (run.folder / "error.txt").exists()

@@ -292,7 +292,9 @@ def model_problems(
         yield _wrong("attention-not-full", "rollout.engine", what, got, why, "rollout.engine: vllm")
     if engine == "vllm" and any(isinstance(model.get(key), int) for key in EXPERTS):
         what, got = f"a {model.get('model_type')} is not sent to vllm", engine
-        why = "an actor has one weight for all experts of a layer, this engine's names are of single ones"
+        why = (
+            "vllm 0.32 answers otherwise than the model once its experts are loaded anew, as each sync does (on a CPU)"
+        )
         yield _wrong("plan-only", "rollout.engine", what, got, why, "rollout.engine: transformers")
     heads = model.get("num_attention_heads")
     if isinstance(heads, int) and heads % tensor_parallel:

@@ -85,6 +85,7 @@ CASES = {
     "own memory, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0,)), Delivery(readers=(1,))), shared=False),
     "one node, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,), near=(0,)),), shared=True),
     "one node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0, 1), near=(0, 1, 2)),), shared=True),
+    "one node, 2 to 4": Case(ranks=2, deliveries=(Delivery(readers=(0, 1, 2, 3), near=(0, 1)),), shared=True),
     "another node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True),
     "half of them near, 4 to 3": Case(ranks=4, deliveries=(Delivery(readers=(0, 1, 2), near=(1, 3)),), shared=True),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,15 +15,18 @@ from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
+from rlplace.comm.weights.device_sync import DevicePush, LoadedParts
 from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, WEIGHTS, EndOfIteration
 from rlplace.workers.engines.transformers import TransformersEngine
+from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.training import trained_model
 from rlplace.workers.worker import Rendezvous
+from tests.contract.device_sync import CutEngine
 from tests.lm_ranks import ADAM, LmScenario, give, made_up_samples, make_lm_worker
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import Kind, tiny_model
@@ -139,6 +143,30 @@ def test_past_the_host_they_agree_too(pair_of: Callable[..., Pair], host: int | 
             pair.learn(version - 1)
         pushed, pulled = pair.sync(version)
         assert pushed[f"actor/pushed_{way}_bytes"].value == pulled[f"rollout/pulled_{way}_bytes"].value > 0
+        assert pair.generate()["sync/verify_max_diff"].value < 1e-4
+
+
+def test_an_engine_whose_processes_load_what_they_take_agrees_too(
+    pair_of: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them beside the actor, one in a group; threads stand for them, and a whole engine for their parts."""
+    cut = CutEngine(2, torch.device("cpu"))
+
+    def load_from(engine: TransformersEngine, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
+        found = cut.load_from(sync, rank, deadline_s)
+        others = {name: found.others.pop(name) for name in [PROBE]}
+        engine.load(found.others, sync.push.version)
+        return dataclasses.replace(found, others=others)
+
+    monkeypatch.setattr(TransformersEngine, "load_from", load_from, raising=False)
+    delivery = DeviceDelivery(readers=(0,), owners=(0, None), actors=1, parts=(2,))
+    pair = pair_of("llama", (delivery,), sync={"verify": "logprobs", "verify_every": 1})
+    for version in range(2):
+        if version:
+            pair.learn(version - 1)
+        pushed, pulled = pair.sync(version)
+        for way in ("gloo", "shared_tensor"):
+            assert pushed[f"actor/pushed_{way}_bytes"].value == pulled[f"rollout/pulled_{way}_bytes"].value > 0
         assert pair.generate()["sync/verify_max_diff"].value < 1e-4
 
 

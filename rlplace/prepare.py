@@ -209,7 +209,10 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         for key, (why, fix) in config.missing.items():
             why, fix = f"{why}; without it the job is planned only", f"{fix}        (or only plan: dry_run: true)"
             yield _wrong("plan-only", key, "is required in a run", None, why, fix)
-    if not config.runs or config.kind == "mlp":
+    if not config.runs:
+        return
+    yield from _undivided_problems(config, plan)
+    if config.kind == "mlp":
         return
     rollout, algorithm, actor = config.text_rollout, config.algorithm, config.actor
     yield from not_run("actor", actor)
@@ -310,6 +313,18 @@ def model_problems(
         why = "max_position_embeddings in the model's config.json"
         fix = f"algorithm.max_prompt_length + algorithm.max_new_tokens <= {longest}"
         yield _wrong("context-too-long", "rollout", what, got, why, fix)
+
+
+def _undivided_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Report parallel sizes of components whose ranks have nothing to divide."""
+    simulated = config.kind == "mlp"
+    why = "policies of simulators are whole on every rank, which divide the rows" if simulated else "it has no model"
+    for component in plan.placement.components if simulated else ("env",):
+        parallel = plan.placement.spec(component).parallel
+        for key in ("tensor_parallel_size", "context_parallel_size"):
+            if (size := getattr(parallel, key)) > 1:
+                what, path = "its ranks do not divide a model", plan.placement.spec(component).key
+                yield _wrong("parallel-sizes", path, what, f"{key}: {size}", why, f"no {key}")
 
 
 def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:

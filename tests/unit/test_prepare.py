@@ -230,6 +230,24 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
     assert all(str(p.fix).startswith(str(fix)) for p in found)
 
 
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "context_parallel_size"])
+@pytest.mark.parametrize("component", ["actor", "rollout", "env"])
+def test_ranks_without_a_language_model_divide_none(folder: Path, component: str, size: str) -> None:
+    line = {"placement": "0-1", size: 2}
+    lines = dict.fromkeys(("actor", "env", "rollout"), "0-1") | {component: line}
+    cluster = {"accelerators_per_node": 2, "component_placement": lines}
+    leaving = {c: {"enable_offload": True} for c in ("actor", "env", "rollout")}
+    simulated = read_config({"cluster": cluster, **leaving, "env": leaving["env"] | {"id": "Pendulum-v1"}})
+    jobs = [simulated]
+    if component == "env":
+        jobs.append(
+            config(folder, cluster={"component_placement": {"actor": "0", "env": line, "rollout": "2"}}, **leaving)
+        )
+    for job in jobs:
+        (problem,) = (p for p in problems(job, without_machine) if p.code == "parallel-sizes")
+        assert (problem.key, problem.fix) == (f"cluster.component_placement.{component}", f"no {size}")
+
+
 WHOLE = "no tensor_parallel_size        (ranks then share the state by FSDP)"
 TWELVE = {"num_attention_heads": 12, "vocab_size": 12}
 HEADS, FAMILY, TOKENS = "tensor-parallel-heads", "tensor-parallel-family", "context-parallel-heads"

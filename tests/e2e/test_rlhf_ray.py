@@ -18,9 +18,9 @@ EVERYBODY = ("actor", "critic", "reference", "reward", "rollout")
 ONE_RANK_EACH = dict.fromkeys(EVERYBODY, "0")
 PLACEMENTS = {
     "one rank each": ONE_RANK_EACH,
-    "critic partly on a cut actor": {
+    "tokens of a critic on a cut actor": {
         "actor": "{placement: 0-1, tensor_parallel_size: 2}",
-        "critic": "1-2",
+        "critic": "{placement: 1-2, context_parallel_size: 2}",
         "reference": "{placement: 2-3, tensor_parallel_size: 2}",
         "reward": "3",
         "rollout": "0",
@@ -47,7 +47,7 @@ def run_of(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
-@pytest.mark.parametrize("name", ["critic partly on a cut actor", pytest.param("uneven", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["tokens of a critic on a cut actor", pytest.param("uneven", marks=pytest.mark.slow)])
 def test_every_placement_makes_the_same_update(name: str, run_of: Run) -> None:
     first, other = run_of("one rank each"), run_of(name)
     assert first.code == 0, first.err

@@ -429,6 +429,13 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     except ConfigError as error:
         yield from error.problems
         return
+    for text in config.text_rollout.stop:
+        if (special := tokenizer.special_within(text)) is not None:
+            what, why = (
+                "never ends an answer",
+                f"{special} is a token by itself, which the text of an answer leaves out",
+            )
+            yield _wrong("stop-text", "rollout.stop", what, repr(text), why, f"stop: ['{special}']")
     size = tokenizer.size
     if isinstance(vocabulary, int) and size > vocabulary:
         what = f"the tokenizer knows {size} tokens, the model {vocabulary}"

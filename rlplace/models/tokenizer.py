@@ -70,10 +70,20 @@ class Tokenizer:
 
     def stops(self, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return what ends an answer: ids, the model's own and the special tokens among `texts`, and other texts."""
-        special = {token.content: number for number, token in self._library.get_added_tokens_decoder().items()}
-        special = {text: number for text, number in special.items() if not self.decode([number])}  # in no text
+        special = self._without_text
         ids = dict.fromkeys([*self.stop_token_ids, *(special[text] for text in texts if text in special)])
         return tuple(ids), tuple(text for text in texts if text not in special)
+
+    def special_within(self, text: str) -> str | None:
+        """Return a special token that is a part of `text`, which is then never found in an answer."""
+        special = self._without_text
+        return None if text in special else next((token for token in special if token in text), None)
+
+    @property
+    def _without_text(self) -> Mapping[str, int]:
+        """Tokens that the text of an answer leaves out."""
+        added = {token.content: number for number, token in self._library.get_added_tokens_decoder().items()}
+        return {text: number for text, number in added.items() if not self.decode([number])}
 
     @property
     def size(self) -> int:

@@ -418,3 +418,13 @@ def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(
     monkeypatch.setenv("HOME", "/home/me")
     (problem,) = found(address="auto")
     assert (problem.key, problem.fix) == ("runner.output_dir", "runner.output_dir=/home/me/runs")
+
+
+def test_a_text_with_a_special_token_ends_no_answer(folder: Path) -> None:
+    stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    write(
+        folder / "tokenizer.json", stored | {"added_tokens": [{"id": 0, "content": "<eos>", "special": True} | flags]}
+    )
+    (problem,) = problems(config(folder, rollout={"stop": ["<eos>", "x", "x<eos>"]}))
+    assert (problem.code, problem.got, problem.fix) == ("stop-text", "'x<eos>'", "stop: ['<eos>']")

@@ -182,6 +182,7 @@ def test_special_tokens_end_an_answer_by_themselves_and_texts_wherever_they_are_
     assert tokenizer.stop_token_ids == (END,)
     turn = tokenizer.encode("<turn>").tolist()
     assert tokenizer.stops(("<turn>", "x", "<eos>", "STOP")) == ((END, *turn), ("x", "STOP"))
+    assert [tokenizer.special_within(text) for text in ("<turn>", "x", "x<turn>")] == [None, None, "<turn>"]
     texts = StopTexts(tokenizer, ("left of", "\N{SNOWMAN}"))
     for written in ("it is left off", "a b \N{SNOWMAN} c", "left  of what is not left"):
         tokens = tokenizer.encode(written).tolist()

@@ -14,6 +14,7 @@ from typing import Self
 
 _NEAR = 0.75  # how like each other a misspelt part of a name and the right one are, of 1
 _JOINED = 0.9  # the same of names with other numbers of parts
+_ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
 COMMAND_LINE = "command line: "  # begins the source of what is no file's, before the word
 _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}\(.*\))?")
 
@@ -83,6 +84,8 @@ def _as_word(key: str, line: str) -> str:
         return line
     lead, name, value, remark = match.groups("")
     path = whole if f".{whole}".endswith(f".{name}") else name
+    if whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES:  # instead of the misspelt one
+        path = f"{whole.rpartition('.')[0]}.{name}"
     plain = value[0] not in "[{\"'<"
     if ("." not in path and path != whole) or (plain and ": " in value):
         return line

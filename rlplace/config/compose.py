@@ -46,9 +46,11 @@ from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_m
 
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()  # in a clone, a link to the folder beside the package
 # Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
+_PRESET = "cluster.component_placement.preset"  # in place of the lines of components
 _CHOICES = (
     (("env.kind", "env.id", "env.task"), re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")),
     (("actor.model.kind",), re.compile(r"actor\.model\.(?!kind\b)[^.\[]+")),
+    ((_PRESET,), re.compile(r"cluster\.component_placement\.(?!preset\b)[^.\[]+")),
 )
 _DASHES = re.compile(f"[{DASHES}]")
 CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
@@ -330,7 +332,7 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
         kept: set[str] = set()
         for values, keys in [*steps, (given, [*given])]:
             chosen = {key: values[key] for key in choosing if key in values}
-            if any(named.get(key, value) != value for key, value in chosen.items()):
+            if any(named.get(key, "" if key == _PRESET else value) != value for key, value in chosen.items()):
                 gone, kept = gone | kept, set()
             named |= chosen
             here = {match[0] for key in keys if (match := belonging.match(key))}

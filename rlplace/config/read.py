@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -264,7 +265,7 @@ def _unknown(
         elif block != above or _stands(written, place):
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
         if str(found.sources.get(key, "")).startswith(COMMAND_LINE):
-            fix = f"{place}={show(value)}"
+            fix = shlex.quote(f"{place}={show(value)}")
     elif (size := PARALLEL.get(name)) is not None and (line := _placed_with(above, size, value, written)) is not None:
         why, fix = "it says where a component is, so it stands in component_placement", line
     elif re.split("_", name)[0] in SPLITS:

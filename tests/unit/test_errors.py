@@ -58,6 +58,7 @@ def test_the_caret_marks_the_piece(span: tuple[int, int], carets: str) -> None:
         ("c.actor: true        (a line without indent, in place of x)", "c.actor=true"),
         ("or: c.actor: true", "or: c.actor=true"),
         ("actor: <a number, such as 1>", "a.b.actor=<a number, such as 1>"),
+        ("env: 3", "env: 3"),
         ("sibling: 3", "sibling: 3"),  # of which block is not known
         ("actor: 3, and env: 4", "actor: 3, and env: 4"),
         ("remove actor", "remove actor"),

@@ -228,6 +228,27 @@ def test_another_task_drops_the_arguments_of_the_one_before(
     assert env["chat"] is False
 
 
+@pytest.mark.parametrize(
+    ("child", "words", "placed"),
+    [
+        ("", ["cluster.component_placement.preset=colocate_all"], {"preset": "colocate_all"}),
+        ("", ["cluster.component_placement={preset: hybrid, actor: 4}"], {"preset": "hybrid", "actor": 4}),
+        ("cluster: {component_placement: {preset: hybrid, actor: 4}}", [], {"preset": "hybrid", "actor": 4}),
+        (
+            "cluster: {component_placement: {preset: hybrid}}",
+            ["cluster.component_placement.preset=disaggregated"],
+            {"preset": "disaggregated"},
+        ),
+    ],
+)
+def test_a_preset_takes_the_place_of_the_lines_that_are_extended(
+    child: str, words: list[str], placed: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [hybrid_ppo, _self_]\n{child}\n", encoding="utf-8")
+    (job,) = with_hydra([str(tmp_path / "mine.yaml"), *words])
+    assert job.mapping["cluster"]["component_placement"] == placed
+
+
 def test_a_shipped_config_takes_the_task_of_the_guide(tmp_path: Path) -> None:
     child = "defaults: [hybrid_grpo_llm, _self_]\nenv:\n  task: guess_number\n  kwargs: {most: 20}\n"
     (tmp_path / "mine.yaml").write_text(child, encoding="utf-8")

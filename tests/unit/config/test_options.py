@@ -156,6 +156,7 @@ def test_the_fix_of_a_value_on_the_command_line_is_a_word_for_it() -> None:
         "runner.sinks={wandb: 1}": "runner.sinks=[wandb]",
         "runner.callbacks={name: 'a:B'}": "runner.callbacks=[{name: a:B}]",
         "actor.optimizer.l=0.1": "actor.optimizer.lr=0.1",
+        "actor.optim={lr: 0.1}": "actor.optimizer={lr: 0.1}",
         "actor.adam.lr=0.1": "actor.optimizer={lr: 0.1}",
         "runner.total_env_steps=8192": "runner.total_iterations=2",
         "total_timesteps=8192": "runner.total_iterations=2",

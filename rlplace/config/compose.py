@@ -533,7 +533,25 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
         "cannot read the override",
         "inside braces, commas separate entries; a value with a comma is quoted there",
     )
+    if (in_quotes := _as_text(word)) is not None:
+        why, fix = "Hydra reads text with characters such as < and > where it is quoted", shlex.quote(in_quotes)
     return ConfigError.of("bad-config", word.partition("=")[0].lstrip("+~"), what, word, why, fix)
+
+
+def _as_text(word: str) -> str | None:
+    """Return an override with its text, or the texts of its list, in quotes; None where that cannot be read either."""
+    key, _, value = word.partition("=")
+    listed = re.fullmatch(r"\[(.+)\]", value)
+    texts = [text.strip() for text in listed[1].split(",")] if listed else [value]
+    if any(not text or re.search(r"[\[\]{}\"'\\$]", text) for text in texts):
+        return None
+    quoted = ",".join(f'"{text}"' for text in texts)
+    found = f"{key}=[{quoted}]" if listed or takes_list(key.lstrip("+")) else f"{key}={quoted}"
+    try:
+        OverridesParser.create().parse_overrides([found])
+    except OverrideParseException:
+        return None
+    return found
 
 
 def _closes(text: str) -> bool:

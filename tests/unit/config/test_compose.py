@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlplace.config.compose import CONFIG_DIR, Composed, override, with_hydra
@@ -83,6 +84,22 @@ def test_commas_in_the_braces_of_an_override_are_quoted_by_the_fix(tmp_path: Pat
     (pasted,) = shlex.split(str(problem.fix))
     placement = composed(tmp_path, "", "", pasted).mapping["cluster"]["component_placement"]["env"]
     assert (placement["placement"] if isinstance(placement, dict) else placement) in ("0-3,5-7", "0-2:0-2,5")
+
+
+@pytest.mark.parametrize(
+    ("word", "pasted"),
+    [
+        ("rollout.stop=</answer>", 'rollout.stop=["</answer>"]'),
+        ("rollout.stop=[</answer>, <x>]", 'rollout.stop=["</answer>","<x>"]'),
+        ("env.system=Is it <x>?", 'env.system="Is it <x>?"'),
+    ],
+)
+def test_text_that_hydra_cannot_read_is_quoted_by_the_fix(tmp_path: Path, word: str, pasted: str) -> None:
+    problem = refused(tmp_path, "", "", word)
+    assert shlex.split(str(problem.fix)) == [pasted]
+    key, _, value = pasted.partition("=")
+    block, _, leaf = key.partition(".")
+    assert composed(tmp_path, "", "", pasted).mapping[block][leaf] == yaml.safe_load(value)
 
 
 def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFi
 
 
 def test_the_settings_are_read() -> None:
-    task, another, critic, judges, cut = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
+    blocks = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
+    task, another, agent, critic, judges, cut, context = blocks
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 1},
@@ -57,6 +58,11 @@ def test_the_settings_are_read() -> None:
     with_cut = read_config(rest | {"env": {"task": "arithmetic"}} | cut)
     assert with_cut.placed == ("actor", "reference", "rollout", "env")
     assert with_cut.cluster.component_placement["actor"] == {"placement": "0-7", "tensor_parallel_size": 2}
+    context["cluster"]["component_placement"] |= {"rollout": "0-7", "env": "cpu"}
+    with_context = read_config(rest | {"env": {"task": "arithmetic"}} | context)
+    assert with_context.cluster.component_placement["actor"] == {"placement": "0-7", "context_parallel_size": 4}
+    with_agent = read_config(rest | agent)
+    assert (with_agent.text_env.task, with_agent.text_env.max_turns) == ("agent", 4)
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]
     assert another["env"]["kwargs"] == task["env"]["kwargs"]
     config = read_config(task | rest)

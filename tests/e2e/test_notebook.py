@@ -39,7 +39,8 @@ def test_plans_are_pictures_inline(cells: list[Any]) -> None:
 
 def test_it_compares_explains_and_predicts(cells: list[Any]) -> None:
     said = "\n".join(map(text_of, cells))
-    for expected in ("lines differ, marked *", "[accelerator-out-of-range]", "fix: env: 0-3", "from published rates"):
+    fix = "fix: cluster.component_placement.env=0-3"
+    for expected in ("lines differ, marked *", "[accelerator-out-of-range]", fix, "from published rates"):
         assert expected in said, expected
 
 

@@ -19,7 +19,9 @@ import itertools
 import json
 import queue
 import random
+import re
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -33,7 +35,8 @@ from rlplace.errors import ConfigError
 
 _HOST = "127.0.0.1"  # of this machine alone: who has no key of an episode is refused as well
 _PATH = "/v1/chat/completions"
-_MOST_BYTES = 64 << 20  # of a request
+_MOST_BYTES, _MOST_UNKNOWN = 64 << 20, 1 << 20  # of a request; of one without a key of an episode
+_SILENT_S = 120.0  # after which a connection is closed on which nothing comes
 _END_S = 10.0  # that an agent may take to return once nothing answers it any more
 _KEPT = 64  # first requests, to compare those of the samples of one prompt
 _NOT_HERE = ("stream", "tools", "functions", "response_format", "logprobs")  # that a request may not ask for
@@ -178,6 +181,10 @@ class _Line:
             self.asked.put(_End())
         except Exception as error:  # noqa: BLE001  # raised by the reply that waits for the agent
             self.asked.put(_End(error))
+        except BaseException as error:  # noqa: BLE001  # sys.exit, or a task that asyncio has cancelled
+            ended = RuntimeError(f"the agent ended with {type(error).__name__}: {error}")
+            ended.__cause__ = error
+            self.asked.put(_End(ended))
 
     def ask(self, messages: list[Message]) -> str | None:
         """Wait for the answer; None where there are no more. ValueError beside another request of the agent."""
@@ -201,6 +208,11 @@ class _Server(http.server.ThreadingHTTPServer):
 
     request_queue_size = 1024
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Be silent where a client has gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Endpoint:
@@ -248,6 +260,7 @@ def _requests_of(find: Callable[[str], _Line | None]) -> type[http.server.BaseHT
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
         wbufsize = -1  # an answer is sent at once
+        timeout = _SILENT_S
 
         def do_GET(self) -> None:  # named by http.server
             if self.path == "/v1/models":
@@ -260,7 +273,13 @@ def _requests_of(find: Callable[[str], _Line | None]) -> type[http.server.BaseHT
         def do_POST(self) -> None:
             line = find(self.headers.get("Authorization", "").removeprefix("Bearer ").strip())
             size = self.headers.get("Content-Length", "")
-            body = self.rfile.read(int(size)) if size.isdigit() and int(size) <= _MOST_BYTES else b""
+            whole = int(size) if re.fullmatch(r"[0-9]{1,18}", size) else None
+            if whole is None or whole > (most := _MOST_UNKNOWN if line is None else _MOST_BYTES):
+                self.close_connection = True  # the body stays unread: where the next request begins is not known
+                if whole is None:
+                    return self._refuse(411, "a request has a Content-Length: bodies in chunks are not read")
+                return self._refuse(413, f"a request has at most {most} bytes, this one {whole}")
+            body = self.rfile.read(whole)
             if self.path != _PATH:
                 return self._refuse(404, f"there is {_PATH}")
             if line is None:
@@ -284,6 +303,8 @@ def _requests_of(find: Callable[[str], _Line | None]) -> type[http.server.BaseHT
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
 
@@ -297,7 +318,7 @@ def _messages(body: bytes) -> list[Message]:
     """Read a request. ValueError says what is wrong with it, or not offered here."""
     try:
         asked = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the request is no JSON: {error}") from None
     if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list) or not asked["messages"]:
         raise ValueError("a request is an object with a list of messages")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import http.client
 import json
+import socket
+import struct
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +19,7 @@ import pytest
 
 from rlplace.config.schema import TextEnvConfig
 from rlplace.envs.registry import make_task
+from rlplace.envs.text import agents
 from rlplace.envs.text.agents import AgentTask
 from rlplace.envs.text.contract import Message
 from rlplace.errors import ConfigError
@@ -52,6 +57,7 @@ class Told:
 
     refused: ClassVar[list[tuple[int, str]]] = []
     ended: ClassVar[threading.Semaphore] = threading.Semaphore(0)
+    met: ClassVar[threading.Event] = threading.Event()
 
 
 def endless(url: str, key: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,6 +93,49 @@ def silent(url: str, key: str, row: Mapping[str, Any]) -> float:
 def broken(url: str, key: str, row: Mapping[str, Any]) -> float:
     call(url, key, [user(row["question"])])
     raise OSError("no such tool")
+
+
+def leaves(url: str, key: str, row: Mapping[str, Any]) -> float:
+    call(url, key, [user(row["number"])])
+    sys.exit(3)
+
+
+def impatient(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """Goes while it is answered, and asks again over another connection."""
+    host = url.removeprefix("http://").removesuffix("/v1")
+    body = json.dumps({"messages": [user("x")]})
+    first = http.client.HTTPConnection(host)
+    first.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {key}"})
+    Told.ended.acquire()
+    first.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # with a reset
+    first.close()
+    Told.met.set()
+    return 1.0
+
+
+def rude(url: str, key: str, row: Mapping[str, Any]) -> float:
+    """Sends what no client sends, each time over a connection of its own."""
+    host = url.removeprefix("http://").removesuffix("/v1")
+    known = {"Authorization": f"Bearer {key}"}
+    for headers in (
+        {**known, "Content-Length": str((64 << 20) + 1)},
+        {**known, "Content-Length": "9" * 5000},
+        {**known, "Transfer-Encoding": "chunked"},
+        {"Authorization": "Bearer another", "Content-Length": str((1 << 20) + 1)},
+    ):
+        connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+        connection.putrequest("POST", "/v1/chat/completions")
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        Told.refused.append((answer.status, f"{answer.getheader('Connection')}"))
+        connection.close()
+    nested = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+    nested.request("POST", "/v1/chat/completions", "[" * 200000, known)
+    Told.refused.append((nested.getresponse().status, "nested"))
+    call(url, key, [user("go")])
+    return 1.0
 
 
 counter = iter(range(1000))
@@ -154,6 +203,45 @@ def test_what_is_not_offered_is_refused_with_a_reason_and_the_episode_goes_on(ta
     ]
     with pytest.raises(ValueError, match=r"one conversation; its roles are \['user'\]"):
         episode.reply("answer")
+
+
+def test_what_cannot_be_read_is_refused_and_its_connection_ends(task: Callable[..., AgentTask]) -> None:
+    assert task(rude).episode(0).prompt == (Message("user", "go"),)
+    assert [code for code, _ in Told.refused] == [413, 411, 411, 413, 400]
+    assert [told for _, told in Told.refused[:4]] == ["close"] * 4
+
+
+def test_a_connection_on_which_nothing_comes_is_closed(
+    task: Callable[..., AgentTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SILENT_S", 0.1)
+    made = task(endless)
+    episode = made.episode(0)
+    place = made._endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.create_connection((place[0], int(place[1])), timeout=PATIENCE_S) as silent:
+        assert silent.recv(1) == b""
+    assert episode.reply("a") == "more"  # an answer may take longer than that
+
+
+def test_an_agent_that_ends_by_exit_says_so(task: Callable[..., AgentTask]) -> None:
+    episode = task(leaves).episode(0)
+    with pytest.raises(RuntimeError, match="the agent ended with SystemExit: 3"):
+        episode.reply("because")
+
+
+def test_a_client_that_has_gone_is_told_of_nowhere(
+    task: Callable[..., AgentTask], capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {*threading.enumerate()}
+    episode = task(impatient).episode(0)
+    Told.met.clear()
+    Told.ended.release()
+    assert Told.met.wait(PATIENCE_S)
+    assert episode.reply("x" * 10_000_000) is None
+    for thread in {*threading.enumerate()} - before:
+        if "process_request" in thread.name:
+            thread.join(PATIENCE_S)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,8 @@ class Bounds:
         fullest_s = max((load.cpu_s / nodes[c] for c, load in found.loads.items()), default=0.0)
         return self._interval(found.loads, found.chain_s, max(fullest_s, whole_s / self._nodes))
 
-    def of_plan(self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread) -> float:
-        """Return a bound for one plan, with its moves. `spread`: its ranks by node."""
-        return sum(self.of_stages(schedule, mode, sizes, spread))
-
     def of_stages(self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread) -> list[float]:
-        """Return a bound for each stage of a plan, with its moves."""
+        """Return a bound for each stage of a plan, with its moves. `spread`: its ranks by node."""
         found, joins = list[float](), not schedule.needs.ahead  # what is asked for before the loop waits is one message
         bases = {base_stage(stage): stage for stage in schedule.stages}
         scored = bases.get("infer", "rollout") if "advantages" in self.stages.names else None

@@ -162,7 +162,7 @@ class Search:
 
         `rivals`: plans of other spaces; what cannot be better than the best of these is left out.
         """
-        return _Run(self, objective, most or self.space.most, keep, rivals).go(over)
+        return _Run(self, objective, most or self.space.most, keep, rivals, over).go()
 
     def least(self, layout: Layout, schedule: Schedule, keys: Sequence[object]) -> tuple[float, ...]:
         """Return a bound for each of the `keys`."""
@@ -226,8 +226,16 @@ class Search:
 class _Run:
     """One search: the branches that are left, and the best that were found."""
 
-    def __init__(self, search: Search, objective: str, most: int, keep: int, rivals: Sequence[Found]) -> None:
-        self.search, self.space = search, search.space
+    def __init__(
+        self,
+        search: Search,
+        objective: str,
+        most: int,
+        keep: int,
+        rivals: Sequence[Found],
+        over: Callable[[], bool],
+    ) -> None:
+        self.search, self.space, self.over = search, search.space, over
         self.objective, self.most, self.keep = objective, most, keep
         self.rivals = {id(found.prediction): found.value for found in rivals}
         self.heap: list[tuple[float, int, int, _Node]] = []
@@ -238,14 +246,14 @@ class _Run:
         self.nearest: tuple[tuple[bool, int], Layout] | None = None  # with what it lacks in bytes
         self.counts, self.refused, self.lacking = Counter[str](), Counter[str](), Counter[str]()
 
-    def go(self, over: Callable[[], bool]) -> Answer:
+    def go(self) -> Answer:
         self.current = self._check(self.space.current())  # what the config has is predicted, whatever its bound
         for mode in self.space.modes:
             left = self.space.sizes(mode)
             if all(left.values()):
                 self._push(self.search.of_sizes(mode, left), _Sizes(mode, left))
         proven_at = math.inf
-        while self.heap and self.heap[0][0] < self._limit(self.keep) * (1 - _SAME) and not over():
+        while self.heap and self.heap[0][0] < self._limit(self.keep) * (1 - _SAME) and not self.over():
             if self.heap[0][0] >= self._limit(1) * (1 - _SAME):
                 proven_at = min(proven_at, self.counts["predicted"])
             if self.counts["predicted"] >= proven_at + _MORE:
@@ -301,7 +309,7 @@ class _Run:
         known = bound
         while True:
             known = max(bound, self._worth(self.search.of_sizes(node.mode, sizes), used))
-            if known > bound * (1 + _SAME) or not self.search.sharpen(node.mode, sizes):
+            if known > bound * (1 + _SAME) or self.over() or not self.search.sharpen(node.mode, sizes):
                 return known
 
     def _dive(self, node: _Node, bound: float) -> None:
@@ -310,7 +318,7 @@ class _Run:
         while True:
             self.heap, found = [], len(self.found)
             self._expand(at[3], at[0])
-            if not self.heap or len(self.found) > found:
+            if not self.heap or len(self.found) > found or self.over():
                 break
             at = heapq.heappop(self.heap)
             others += self.heap

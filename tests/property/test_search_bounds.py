@@ -90,7 +90,7 @@ def test_no_prediction_of_a_job_with_text_is_below_its_bound(words: tuple[str, .
         bounds = Bounds(config, plan, Costs(profile))
         found = predict(config, plan, memory_case(plan, config), profile)
         assert not found.costs.missing
-        bound = bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout))
+        bound = sum(bounds.of_stages(plan.schedule, layout.mode, layout.sizes, space.spread(layout)))
         assert 0.0 < bound <= found.seconds * (1 + 1e-9), (layout, plan.placement.canonical())
         assert bounds.of_sizes(layout.mode, {c: (s,) for c, s in layout.sizes.items()}) <= found.seconds * (1 + 1e-9)
         assert bounds.of_sizes(layout.mode, sizes) <= found.seconds * (1 + 1e-9)
@@ -149,7 +149,7 @@ def test_no_prediction_is_below_its_bound(words: tuple[str, ...], tries: int) ->
         profile = random_profile(rng)
         bounds = Bounds(config, plan, Costs(profile))
         seconds = predict(config, plan, memory_case(plan, config), profile).seconds
-        bound = bounds.of_plan(plan.schedule, layout.mode, layout.sizes, space.spread(layout))
+        bound = sum(bounds.of_stages(plan.schedule, layout.mode, layout.sizes, space.spread(layout)))
         assert bound <= seconds * (1 + 1e-9), (layout, plan.placement.canonical())
         several = {c: (size, Size(8, 8)) for c, size in layout.sizes.items()}
         one = bounds.of_sizes(layout.mode, {c: (size,) for c, size in layout.sizes.items()})

@@ -48,6 +48,15 @@ def test_without_time_the_plan_of_the_config_has_a_gap() -> None:
     assert 0.0 < answer.gap < 1.0
 
 
+def test_a_search_whose_time_ends_goes_down_to_no_further_plan() -> None:
+    job = prepared()
+    times = iter([False])  # once it is not over
+    answer = Search(Space(job.config, job.plan), usual_profile()).run(over=lambda: next(times, True))
+    assert answer.counts["branches"] == answer.counts["planned"] == 1
+    assert answer.best is answer.current
+    assert 0.0 < answer.gap < 1.0
+
+
 def test_alike_accelerators_and_nodes_are_tried_once() -> None:
     job = prepared("cluster.num_nodes=3", "cluster.accelerators_per_node=4")
     space = Space(job.config, job.plan)
@@ -123,5 +132,5 @@ def test_the_bound_of_a_usual_job_is_near() -> None:
     space = Space(job.config, job.plan)
     layout = space.current()
     bounds = Bounds(job.config, job.plan, Costs(profile))
-    bound = bounds.of_plan(job.plan.schedule, layout.mode, layout.sizes, space.spread(layout))
+    bound = sum(bounds.of_stages(job.plan.schedule, layout.mode, layout.sizes, space.spread(layout)))
     assert 0.9 < bound / predict(job.config, job.plan, job.case, profile).seconds <= 1.0

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.options import OptionParser
-from rlplace.config.read import word_meant
+from rlplace.config.read import value_at, word_meant
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import ConfigError, OutputError, PlacementError, did_you_mean, suggestion
 from rlplace.foresight.answer import Result, pareto, render_json, render_svg, render_text, turns
@@ -259,7 +260,8 @@ def _nothing(request: Request, job: Prepared, search: Search, answer: Answer) ->
         reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")
     fix: str | None = None
     if answer.nearest is not None:
-        fix = _planning(request.words, search.space.changes(answer.nearest))
+        nearest, layout = answer.nearest
+        fix = _planning(request.words, nearest.changes(layout))
     elif answer.lacking:
         fix = measuring(job.words)  # under placements that share accelerators, and others
     elif request.accelerators:  # as else the plan of the config holds
@@ -309,12 +311,18 @@ def _apply(request: Request, job: Prepared, result: Result) -> None:
     if applied.plan.placement.canonical() != result.best.plan.placement.canonical():
         why = "the file takes lines from others that it names in defaults, which do not mix with the new ones"
         raise _wrong("--apply", "the written config has another placement", str(file), why, "apply the lines by hand")
+    others = {key: value for key, value in changes.items() if not key.startswith(PLACEMENT)}
+    if key := next((key for key, value in others.items() if value_at(applied.mapping, key) != value), None):
+        why = f"{key} is {value_at(applied.mapping, key)} in a file that it names in defaults behind _self_"
+        fix = f"put _self_ last in its defaults, or write {key}: {others[key]} there"
+        raise _wrong("--apply", "the written config has another value", str(file), why, fix)
     run = shlex.join([word for word in words if not word.startswith("profile=")])
     print(f"wrote {file}: python -m rlplace.train {run}", file=sys.stderr)
 
 
 def _overruled(key: str, changes: Sequence[str] | dict[str, object]) -> bool:
-    return any(key == changed or key.startswith(f"{changed}.") for changed in changes)
+    name = key.lstrip("+~")  # that Hydra has before a key
+    return any(name == changed or name.startswith(f"{changed}.") for changed in changes)
 
 
 def _wrong(key: str, what: str, got: str | None, why: str, fix: str | None = None) -> ConfigError:

@@ -74,7 +74,7 @@ class Answer:
     bound: float  # no plan of the space is below it
     counts: Mapping[str, int]
     refused: Mapping[str, int]  # why plans do not hold -> how many
-    nearest: Layout | None  # of the plans that do not fit in memory, that which lacks least
+    nearest: tuple[Space, Layout] | None  # of the plans that do not fit in memory, that which lacks least
     lacks_bytes: int  # that it lacks, on an accelerator
     lacking: Mapping[str, int]  # cost that the profile lacks -> plans that were left out for it
     proven: bool
@@ -278,7 +278,7 @@ class _Run:
             bound=bound,
             counts=self.counts,
             refused=self.refused,
-            nearest=None if self.nearest is None else self.nearest[1],
+            nearest=None if self.nearest is None else (self.space, self.nearest[1]),
             lacks_bytes=0 if self.nearest is None else self.nearest[0][1],
             lacking=self.lacking,
             proven=proven,

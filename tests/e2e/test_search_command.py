@@ -93,6 +93,34 @@ def test_micro_batches_and_staleness_vary_where_that_is_asked_for(
     assert f"max_staleness: {ahead}" in file.read_text()
 
 
+def test_what_is_written_has_the_values_of_the_plan_or_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = written(tmp_path, random_text_profile(random.Random(1), ("actor", "env", "rollout")))
+    (tmp_path / "small.yaml").write_text("# @package _global_\nactor: {token_budget: 128}\n")
+    few = ("algorithm.max_new_tokens=8", "algorithm.prompts=16", "algorithm.samples_per_prompt=4")
+    small = ("cluster.accelerators_per_node=2", "cluster.component_placement.env=cpu", "rollout.engine=transformers")
+    words, file = (*few, *small, profile, "fix=actor,rollout", "vary=actor.token_budget"), tmp_path / "best.yaml"
+    asked = [*words, "--apply", str(file), "--config-dir", str(tmp_path), "--config-name"]
+    (tmp_path / "mine.yaml").write_text("defaults: [hybrid_grpo_llm, _self_]\n")
+    assert search([*asked, "mine", "++actor.token_budget=128"]) == 0
+    assert "token_budget" not in capsys.readouterr().err.partition("rlplace.train")[2]
+    assert "token_budget: 512" in file.read_text()
+    (tmp_path / "mine.yaml").write_text("defaults: [hybrid_grpo_llm, _self_, small]\n")
+    assert search([*asked, "mine"]) == 2
+    assert "why: actor.token_budget is 128 in a file that it names in defaults" in capsys.readouterr().err
+
+
+def test_the_nearest_plan_that_does_not_fit_has_the_values_that_were_varied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = written(tmp_path, random_text_profile(random.Random(1), ("actor", "env", "rollout")))
+    few = ("algorithm.max_new_tokens=8", "rollout.engine=transformers", "cluster.accelerator.memory=100MiB")
+    words = ("--config-name", "hybrid_grpo_llm", *few, profile, "fix=actor,env,rollout", "vary=actor.token_budget")
+    assert search(words) == 3
+    assert " actor.token_budget=" in capsys.readouterr().err.partition("fix: python -m rlplace.plan ")[2]
+
+
 @pytest.mark.slow
 def test_plans_are_probed_and_what_they_measure_is_searched_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

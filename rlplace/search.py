@@ -232,7 +232,7 @@ def _found(request: Request, job: Prepared) -> Result:
         def value(plan: Found, seconds: float) -> float:
             return seconds * plan.used if request.objective == "accelerator_seconds" else seconds
 
-        found = list(turns(search, best, answer.found[1:], value))
+        found = list(turns(search, best, answer.found[1:], value, over))
     return Result(
         name=job.view.name,
         search=search,

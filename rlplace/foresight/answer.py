@@ -62,19 +62,31 @@ def pareto(found: Sequence[Found]) -> list[Found]:
 
 
 def turns(
-    search: Search, best: Found, others: Sequence[Found], objective: Callable[[Found, float], float]
+    search: Search,
+    best: Found,
+    others: Sequence[Found],
+    objective: Callable[[Found, float], float],
+    over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Turn]:
-    """Bisect each of the costs that take most of the processors for the factor at which one of `others` is as good."""
+    """Bisect each of the costs that take most of the processors for the factor at which one of `others` is as good.
+
+    `over` tells whether time is over: then what is left of the costs is left out.
+    """
     spent = best.prediction.costs.spent
     whole = sum(spent.values()) or 1.0
     for cost in sorted((c for c in spent if spent[c]), key=lambda c: -spent[c])[:COSTS]:
 
         def lead(factor: float, cost: str = cost) -> float:
+            if over():
+                return 0.0  # of no use: this cost is left out
             scaled = _scaled(search.profile, cost, factor)
             ours, *theirs = (objective(f, _again(f, scaled).seconds) for f in (best, *others))
             return min(theirs) - ours
 
-        yield Turn(cost=cost, share=spent[cost] / whole, less=_flip(lead, 1 / FACTOR), more=_flip(lead, FACTOR))
+        turn = Turn(cost=cost, share=spent[cost] / whole, less=_flip(lead, 1 / FACTOR), more=_flip(lead, FACTOR))
+        if over():
+            return
+        yield turn
 
 
 def _flip(lead: Callable[[float], float], far: float) -> float | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from rlplace.config import compose
 from rlplace.errors import ConfigError
+from rlplace.foresight import answer as answers
 from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size
-from rlplace.foresight.predict import predict
+from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.plan import make_plan
@@ -55,6 +57,21 @@ def test_a_search_whose_time_ends_goes_down_to_no_further_plan() -> None:
     assert answer.counts["branches"] == answer.counts["planned"] == 1
     assert answer.best is answer.current
     assert 0.0 < answer.gap < 1.0
+
+
+def test_what_would_turn_the_choice_is_found_out_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, calls = prepared(), list[object]()
+
+    def counted(*given: Any) -> Prediction:
+        calls.append(given)
+        return predict(*given)
+
+    search = Search(Space(job.config, job.plan), usual_profile())
+    best, *others = search.run().found[:3]
+    monkeypatch.setattr(answers, "predict", counted)
+    told = list(answers.turns(search, best, others, lambda _, seconds: seconds, lambda: len(calls) > 30))
+    assert 0 < len(told) < answers.COSTS
+    assert len(calls) <= 30 + 3
 
 
 def test_alike_accelerators_and_nodes_are_tried_once() -> None:

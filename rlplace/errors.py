@@ -92,7 +92,7 @@ def _as_word(key: str, line: str) -> str:
     if "<" in value or "..." in value:  # to be filled in
         return f"{lead}{path}={value}{remark}"
     if plain and not re.fullmatch(r"[\w/.:+%*@ -]+", value):
-        value = f'"{value}"'
+        value = '"' + value.replace('"', '\\"') + '"'
     remark = "" if "a line without indent" in remark else remark
     return f"{lead}{shlex.quote(f'{path}={value}')}{remark}"
 

@@ -53,6 +53,7 @@ def test_the_caret_marks_the_piece(span: tuple[int, int], carets: str) -> None:
         ("actor: 0-7        (or: actor: all)", "a.b.actor=0-7        (or: actor: all)"),
         ("actor: part 1/2 of 8", "'a.b.actor=part 1/2 of 8'"),
         ("actor: 0-3,5-7", "'a.b.actor=\"0-3,5-7\"'"),
+        ('actor: say "a"', """'a.b.actor="say \\"a\\""'"""),
         ("actor: {same_as: env}", "'a.b.actor={same_as: env}'"),
         ("one of\nactor: 1\nactor: 2", "one of\na.b.actor=1\na.b.actor=2"),
         ("c.actor: true        (a line without indent, in place of x)", "c.actor=true"),

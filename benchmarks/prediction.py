@@ -1,13 +1,14 @@
 """Predicted beside measured seconds of an iteration, over placements that the profile was not taken on.
 
-    python -m benchmarks.prediction [pendulum|cheetah|grpo|ppo ...] [--iterations 16] [--tries 3]
+    python -m benchmarks.prediction [pendulum|cheetah|grpo|ppo ...] [--iterations 16] [--repeat 1] [--tries 3]
 
 For each job the short runs of `python -m rlplace.profile` and a run of each placement below take turns, in random
 order: the clock of a machine drifts by ten percent in minutes, and what was measured first would be faster or slower
 throughout. Then each placement is predicted from the profile alone. Measured is the median of the iterations after the
-second. A run during which other processes used more than a twelfth of the processors is made again, up to `--tries`
-times; the share of the try that counts, the least disturbed one, is printed. Printed are the error of every placement,
-their median and 95th percentile, and how far both orders agree (Kendall's tau).
+second, and with `--repeat` the median of that over runs. A run during which other processes used more than a twelfth of
+the processors is made again, up to `--tries` times; the share of the try that counts, the least disturbed one, is
+printed. Printed are the error of every placement, their median and 95th percentile, and how far both orders agree
+(Kendall's tau).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import itertools
 import math
 import random
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -102,11 +104,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("jobs", nargs="*", choices=[*JOBS, []], default=[])
     parser.add_argument("--iterations", type=int, default=16)
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--tries", type=int, default=3)
     options = parser.parse_args()
     rows: list[Row] = []
     for name in options.jobs or JOBS:
-        rows += measure(JOBS[name], options.iterations, options.tries)
+        rows += measure(JOBS[name], options.iterations, options.repeat, options.tries)
     errors = sorted(abs(row.error) for row in rows)
     percentile = errors[min(len(errors) - 1, math.ceil(0.95 * len(errors)) - 1)]
     print(f"\n{len(rows)} placements: median error {errors[len(errors) // 2]:.1%}, 95th percentile {percentile:.1%}")
@@ -126,31 +129,33 @@ def timed(variant: Variant, iterations: int, tries: int) -> tuple[float, Measure
     return others, measured
 
 
-def measure(job: Job, iterations: int, tries: int) -> list[Row]:
+def measure(job: Job, iterations: int, repeat: int, tries: int) -> list[Row]:
     """Run the variants of a job's profile and its placements, and predict these."""
     base = prepared(job.words)
     every = variants(base.mapping, base.plan.placement.topology.num_accelerators)
     known = [variant for variant in distinct(every) if runs(variant)]
     there = {name: prepared((*job.words, *words)) for name, words in job.placements.items()}
     tried = [*known, *(Variant(name=name, mapping=target.mapping) for name, target in there.items())]
-    found: dict[str, tuple[float, Measured]] = {}
+    found: dict[str, list[tuple[float, Measured]]] = {}
     print(f"\n{job.name}: {len(tried)} placements run in turns", flush=True)
-    for variant in random.Random(0).sample(tried, len(tried)):
+    for variant in random.Random(0).sample(tried * repeat, len(tried) * repeat):
         try:
-            found[variant.name] = timed(variant, iterations, tries)
+            found.setdefault(variant.name, []).append(timed(variant, iterations, tries))
         except RlplaceError as error:
             print(f"{variant.name:24} failed: {str(error).splitlines()[0]}")
     profile: Profile | None = None
     known = [variant for variant in known if variant.name in found]
-    for variant in known:
-        measured = found[variant.name][1]
+    for _, measured in (each for variant in known for each in found[variant.name]):
         profile = measured.profile if profile is None else profile.merged(measured.profile)
     assert profile is not None, "the job as it is runs"
-    names, most = ", ".join(variant.name for variant in known), max(found[variant.name][0] for variant in known)
+    names, most = (
+        ", ".join(variant.name for variant in known),
+        max(others for variant in known for others, _ in found[variant.name]),
+    )
     print(f"profile of {len(known)} of them ({names}); others {most:.0%}\n")
     stages = "rollout, learn, sync and moves: ms (measured)"
     print(f"{'placement':28}{'predicted':>10}{'measured':>10}{'error':>8}{'others':>8}   {stages}", flush=True)
-    rows = [compared(name, there[name], profile, *found[name]) for name in there if name in found]
+    rows = [compared(name, there[name], profile, found[name]) for name in there if name in found]
     for row in rows:
         stages = "  ".join(f"{a * 1e3:.0f} ({b * 1e3:.0f})" for a, b in row.stages.values())
         numbers = f"{row.predicted:9.3f}s{row.measured:9.3f}s{row.error:+8.1%}{row.others:8.0%}"
@@ -164,16 +169,15 @@ def prepared(words: Sequence[str]) -> Prepared:
     return prepare(composed.mapping, name=composed.name, sources=composed.sources)
 
 
-def compared(name: str, job: Prepared, profile: Profile, others: float, measured: Measured) -> Row:
+def compared(name: str, job: Prepared, profile: Profile, found: Sequence[tuple[float, Measured]]) -> Row:
     numbers = predict(job.config, job.plan, job.case, profile).numbers
-    seconds = measured.seconds
 
     def both(*stages: str) -> tuple[float, float]:
-        there = [seconds[stage]["measured"] for stage in stages if stage in seconds]
-        return sum(numbers.get(f"time/{stage}_s", 0.0) for stage in stages), sum(there)
+        measured = [sum(each.seconds[s]["measured"] for s in stages if s in each.seconds) for _, each in found]
+        return sum(numbers.get(f"time/{stage}_s", 0.0) for stage in stages), statistics.median(measured)
 
     stages = {"rollout": both("rollout"), "learn": both("infer", "learn"), "sync": both("sync", "moves")}
-    return Row(name, numbers["time/iteration_s"], seconds["iteration"]["measured"], stages, others)
+    return Row(name, *both("iteration"), stages, max(others for others, _ in found))
 
 
 def tau(pairs: Iterable[tuple[float, float]]) -> float:

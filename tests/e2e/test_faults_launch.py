@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
@@ -122,14 +123,21 @@ def test_a_driver_that_ends_leaves_no_process_and_no_memory(number: signal.Signa
 # ── machines that are not what the plan needs ────────────────────────────────────────────────────────────────────────
 
 
-def test_an_address_without_a_cluster() -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    # As after a cluster that has ended: its address is still in a file, which is of all users of this machine.
+    monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(set))
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: "127.0.0.1:1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with (
-        Cluster(1, 1, accelerator=EMULATED, ray=RayConfig(address="127.0.0.1:1")) as cluster,
+        Cluster(1, 1, accelerator=EMULATED, ray=RayConfig(address=address)) as cluster,
         pytest.raises(ClusterError) as refused,
     ):
         cluster.start()
     assert refused.value.code == "cluster-unreachable"
-    assert refused.value.problem.got == "127.0.0.1:1"
+    assert refused.value.problem.got == address
     assert "refused" in (refused.value.problem.why or "")
 
 

@@ -210,13 +210,18 @@ def _listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str)
 
 def _join(address: str) -> None:
     import ray
+    from ray._private import services
 
-    host, _, port = address.rpartition(":")
     try:
-        if host and port.isdecimal():  # "auto" and addresses with a scheme are Ray's to read
-            # Connect once: Ray takes half a minute to notice that no process listens.
+        where = address
+        if address == "auto":  # may be a cluster that has ended, whose address is still in a file
+            where = services.canonicalize_bootstrap_address(address) or address
+        host, _, port = where.rpartition(":")
+        if host and port.isdecimal():  # addresses with a scheme are Ray's to read
+            # Connect once: Ray takes half a minute to notice that no process listens, or for ever, deaf to signals.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-            use_token(address)
+            if address != "auto":  # for that Ray looks for a token itself
+                use_token(address)
         with _signals_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:

@@ -87,7 +87,7 @@ class SlowRollout(VectorRolloutWorker):
             time.sleep(self.config.row_s * len(observations))
             return decide(observations, noise)
 
-        self.engine.decide = slowly  # type: ignore[method-assign]
+        self.engine.decide = slowly  # type: ignore[method-assign]  # an engine at a pace
 
 
 def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> SlowJob:

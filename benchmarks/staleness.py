@@ -23,17 +23,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rlplace.config import compose  # noqa: E402
-from rlplace.metrics import Metrics  # noqa: E402
-from rlplace.placement import Plan  # noqa: E402
-from rlplace.prepare import prepare_composed  # noqa: E402
-from rlplace.run import job_spec, run  # noqa: E402
-from rlplace.workers.roles.actor import LmActor  # noqa: E402
-from rlplace.workers.roles.rollout import TextRolloutWorker  # noqa: E402
-from tests.tiny_lm import tiny_model  # noqa: E402
+from rlplace.config import compose
+from rlplace.metrics import Metrics
+from rlplace.placement import Plan
+from rlplace.prepare import prepare_composed
+from rlplace.run import job_spec, run
+from rlplace.workers.roles.actor import LmActor
+from rlplace.workers.roles.rollout import TextRolloutWorker
+from tests.tiny_lm import tiny_model
 
 TOKENS = 32  # of an answer, about the steps of an iteration: all answers are under way at once
 PACES = {"steady": (1.0, 1.0), "uneven": (0.5, 1.5)}  # of iterations in turn

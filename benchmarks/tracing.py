@@ -59,7 +59,7 @@ class Turns:
         before, self._cpu_s = self._cpu_s, time.process_time()
         self.seconds[self._off].append((metrics["time/iteration_s"], self._cpu_s - before))
         self._off = 1 - self._off if iteration % 2 else self._draw.randrange(2)  # pairs, in either order
-        Stopwatch.lap, Stopwatch.spans = LEFT_OUT if self._off else KEPT  # type: ignore[method-assign]
+        Stopwatch.lap, Stopwatch.spans = LEFT_OUT if self._off else KEPT  # type: ignore[method-assign]  # to leave them out
 
 
 def main(iterations: int, *words: str) -> int:

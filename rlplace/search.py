@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import math
 import os
@@ -209,7 +210,7 @@ def _found(request: Request, job: Prepared) -> Result:
         searches, answers = {one: Search(one, profile) for one in (space, *others)}, list[Answer]()
         for number, search in enumerate(searches.values(), 1):
             share, rivals = 0.8 * number / len(searches), merged(answers).found if answers else ()
-            answers.append(search.run(objective=request.objective, rivals=rivals, over=lambda s=share: over(s)))  # type: ignore[misc]
+            answers.append(search.run(objective=request.objective, rivals=rivals, over=functools.partial(over, share)))
         return searches, merged(answers)
 
     searches, answer = searched()

@@ -68,6 +68,6 @@ def module() -> types.ModuleType:
     """What `import textarena` would give."""
     made = types.ModuleType("textarena")
     registration = types.SimpleNamespace(ENV_REGISTRY=REGISTRY)
-    made.envs = types.SimpleNamespace(registration=registration)  # type: ignore[attr-defined]
-    made.make = lambda name, **options: REGISTRY[name](**options)  # type: ignore[attr-defined]
+    made.envs = types.SimpleNamespace(registration=registration)
+    made.make = lambda name, **options: REGISTRY[name](**options)
     return made

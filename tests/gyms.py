@@ -106,13 +106,13 @@ class Poisoned(Script):
 class DictObservations(Script):
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = Dict({"a": Box(0, 1), "b": Box(0, 1)})  # type: ignore[assignment]
+        self.observation_space = Dict({"a": Box(0, 1), "b": Box(0, 1)})
 
 
 class Texts(Script):
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = Dict({"a": Box(0, 1), "said": Text(5)})  # type: ignore[assignment]
+        self.observation_space = Dict({"a": Box(0, 1), "said": Text(5)})
 
 
 class Pixels(Script):
@@ -333,7 +333,7 @@ class NeedsAbsent(Script):
     """Its library is nowhere."""
 
     def __init__(self) -> None:
-        import no_such_simulator_library  # noqa: F401
+        import no_such_simulator_library  # noqa: F401  which is not there
 
 
 class Broken(Script):

@@ -66,7 +66,7 @@ def allocations() -> Iterator[Allocations]:
     found = Allocations()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         yield found
-    kineto = recorded.profiler.kineto_results  # type: ignore[union-attr]  # it is there after a profile
+    kineto = recorded.profiler.kineto_results
     events = sorted((e.start_ns(), e.nbytes()) for e in kineto.events() if e.name() == "[memory]")
     held, sizes = 0, {}
     for _, size in events:
@@ -92,7 +92,7 @@ def freed_in_time() -> None:
 
     for name in ("all_reduce", "all_to_all_single", "all_gather_single", "reduce_scatter_single"):
         setattr(dist, name, waiting(getattr(dist, name)))
-    DTensor.full_tensor = waiting(DTensor.full_tensor)  # type: ignore[method-assign]
+    DTensor.full_tensor = waiting(DTensor.full_tensor)
 
 
 def language_model(folder: Path, **config: Any) -> Path:

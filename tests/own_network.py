@@ -40,7 +40,7 @@ class Remembers(Own):
         super().__init__(spaces)
         self.put, self.get = nn.Linear(16, 4), nn.Linear(4, 16)
 
-    def forward(self, observations: Any, memory: Tensor) -> Any:  # type: ignore[override]
+    def forward(self, observations: Any, memory: Tensor) -> Any:
         dtype = self.head.weight.dtype
         given = [observations] if isinstance(observations, Tensor) else list(observations.values())
         found = [layer(each.flatten(1).to(dtype)) for layer, each in zip(self.entries, given, strict=True)]

@@ -20,10 +20,10 @@ class OptionParser(argparse.ArgumentParser):
     words: Sequence[str] = ()  # of the command line that is parsed
 
     def __init__(
-        self, command: str, *, word_of: Callable[[str, str], str | None] = lambda name, value: None, **options: object
+        self, command: str, *, word_of: Callable[[str, str], str | None] = lambda name, value: None, **options: Any
     ) -> None:
         """`command`: as the user has typed it. `word_of`: the key=value that is meant by an unknown option."""
-        super().__init__(prog=command, allow_abbrev=False, **options)  # type: ignore[arg-type]  # those of argparse
+        super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

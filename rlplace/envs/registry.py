@@ -241,9 +241,9 @@ def row_seeds(seed: int, first_row: int, rows: int, iteration: int = 0) -> Seque
 # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_task(name: str) -> type[TextTask]:
+def find_task(name: str) -> Callable[..., TextTask]:
     """Return the class called `name`: a shipped one, or `package.module:Class` of your own. Raises ConfigError."""
-    return cast("type[TextTask]", named(name, TASKS, key="env.task", code="unknown-task", noun="text task"))
+    return cast("Callable[..., TextTask]", named(name, TASKS, key="env.task", code="unknown-task", noun="text task"))
 
 
 def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
@@ -257,7 +257,7 @@ def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
         raise ConfigError(problems)
     shown = ", ".join(f"{key}: {value}" for key, value in kwargs.items()) or "none"
     try:
-        task = kind(seed=seed, split=split, **kwargs)  # type: ignore[call-arg]  # a Protocol has no constructor
+        task = kind(seed=seed, split=split, **kwargs)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:

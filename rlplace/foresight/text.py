@@ -112,7 +112,7 @@ class Lengths:
             self._costs.missing.setdefault(name, unknown)
         return drawn or [unknown]
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019
+    @functools.lru_cache(maxsize=64)  # noqa: B019  the same
     def _quantiles(self, name: str, count: int, iteration: int, turn: int) -> Sequence[float]:
         measured = sorted(self._costs.profile.samples.get(name, ()))
         drawn = [measured[int((place + 0.5) / count * len(measured))] for place in range(count) if measured]

@@ -252,7 +252,7 @@ class ImageNetwork(ImageEncoder):
         initialise([self.policy], 0.01, generator)
         initialise([self.value], 1.0, generator)
 
-    def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # more than features
         joined = super().forward(observations)
         return self.policy(joined), self.value(joined)[:, 0]
 

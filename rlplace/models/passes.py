@@ -80,7 +80,7 @@ class _Trunk:
             torch.mm(slopes.t(), given, out=of_weight)
             torch.sum(slopes, 0, out=of_bias)
             if at:
-                slopes = self._activation.backward(slopes @ weight, before, given)  # type: ignore[union-attr]
+                slopes = self._activation.backward(slopes @ weight, before, given)  # type: ignore[union-attr]  # as above
 
 
 class _Trunks:

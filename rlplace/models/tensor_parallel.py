@@ -116,7 +116,7 @@ def _cut_rows_or_columns(module: nn.Module, dim: int, mesh: DeviceMesh, made: di
 @contextmanager
 def _own_parts(module: nn.Module) -> Iterator[None]:
     kept = dict(module._parameters)
-    module._parameters.update({name: local(p) for name, p in kept.items() if p is not None})  # type: ignore[misc]
+    module._parameters.update({name: local(p) for name, p in kept.items() if p is not None})  # type: ignore[misc]  # tensors for a while
     try:
         yield
     finally:
@@ -140,7 +140,7 @@ def _cut_vocabulary(lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Paramet
         found = own_rows(torch.where(ours, tokens - first, 0))
         return cast(Tensor, _Scatter.apply(found * ours.unsqueeze(-1), mesh.get_group()))
 
-    embedding.forward = forward  # type: ignore[assignment,method-assign]
+    embedding.forward = forward  # type: ignore[assignment,method-assign]  # hooks and the class stay
 
 
 def _entering(parallel: TensorParallel) -> Any:

@@ -203,7 +203,7 @@ class Display:
             yield self
             return
         with needs("rich", got="console", extra="run", key="runner.sinks", of="the sink"):
-            import rich.live  # noqa: F401
+            import rich.live  # noqa: F401  which the thread needs
         says, signals.say = signals.say, self._notices.append
         self._thread = threading.Thread(target=self._draw, name="display", daemon=True)
         try:

@@ -93,9 +93,7 @@ class Mixture:
 
 def serve() -> tuple[Any, StoreAddress]:
     """The store lives as long as the first is kept."""
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S)
-    )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S))
     return store, StoreAddress(host="127.0.0.1", port=store.port)
 
 

@@ -78,7 +78,7 @@ def remote_channels(behind: Callable[[ChannelSpec], Any]) -> Iterator[Callable[[
         name, channel = f"channel {next(names)}", behind(spec)
         server.add(name, channel)
         end = RemoteChannel(connection, dataclasses.replace(spec, name=name))
-        end.destroy = channel.destroy  # type: ignore[attr-defined]
+        end.destroy = channel.destroy
         return end
 
     yield create

@@ -161,7 +161,7 @@ def test_a_reader_that_asks_for_another_version_calls_the_push_off_and_the_next_
 def test_damage_on_the_way_is_noticed_by_the_rank_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ends_of(Mixture(actors=2, hosts=(None, 0), verify_every=1), channel_of(), tmp_path) as ends:
         sync(ends, 1, weights(1))
-        member = ends.receivers[0]._member  # type: ignore[attr-defined]
+        member = ends.receivers[0]._member
         spoil_next_broadcast_of(member, monkeypatch, owner=1)
         pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
         damaged = pulls[0].exception(PATIENCE_S)
@@ -180,7 +180,7 @@ def test_an_engine_that_cuts_and_whose_process_gets_damage_has_no_weights_until_
 ) -> None:
     with ends_of(Mixture(actors=2, hosts=(0, None), parts=(2,), verify_every=1), channel_of(), tmp_path) as ends:
         sync(ends, 1, weights(1))
-        takers = ends.receivers[0]._load.__self__._takers  # type: ignore[attr-defined]
+        takers = ends.receivers[0]._load.__self__._takers
         spoil_next_broadcast_of(takers[1]._member, monkeypatch, owner=1)
         pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
         damaged = pulls[0].exception(PATIENCE_S)
@@ -217,14 +217,14 @@ def test_a_broadcast_that_never_ends_is_given_up_at_the_deadline_and_the_next_ve
     channel = Weighing(ChannelSpec(name="weights", capacity_items=64, timeout_s=SHORT_S))
     with lagging(), ends_of(Mixture(actors=2, hosts=(None, 0)), channel, tmp_path) as ends:
         sync(ends, 1, weights(1))
-        lost = ends.senders[1]._device._member  # type: ignore[union-attr]
+        lost = ends.senders[1]._device._member
         broadcast = lost.broadcast
 
         def leaves(bucket: torch.Tensor, owner: int, deadline_s: float) -> None:
-            lost.broadcast = broadcast  # type: ignore[method-assign]
+            lost.broadcast = broadcast
             raise RuntimeError("its GPU fell off the bus")
 
-        lost.broadcast = leaves  # type: ignore[method-assign]
+        lost.broadcast = leaves
         pushes, pulls = ends.push(2, weights(2)), ends.pull(2, cloned)
         sender, died, reader = push_error(pushes[0]), push_error(pushes[1]), pulls[0].exception(PATIENCE_S)
         assert "its GPU fell off the bus" in str(died)
@@ -293,7 +293,7 @@ def test_a_group_of_gpus_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.update(thread=device))
     monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
-    device_sync.device_group(object(), rank=0, size=2, device=device, timeout_s=7.0)  # type: ignore[arg-type]
+    device_sync.device_group(object(), rank=0, size=2, device=device, timeout_s=7.0)
     assert told == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -368,7 +368,7 @@ def act(folder: Path, point: StoreAddress, rank: int) -> None:
 
 
 def _die_after(sender: object, *, buckets: int) -> None:
-    member = sender._device._member  # type: ignore[attr-defined]
+    member = sender._device._member
     broadcast, left = member.broadcast, [buckets]
 
     def deadly(bucket: torch.Tensor, owner: int, deadline_s: float) -> None:

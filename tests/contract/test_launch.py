@@ -48,7 +48,7 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 def cluster_of(launcher: str, accelerators: int = 4, memory: int = 1000) -> Cluster:
     accelerator = AcceleratorConfig(kind="emulated", memory=memory)
-    return Cluster(1, accelerators, accelerator=accelerator, launcher=launcher, workers=[Probe])  # type: ignore[arg-type]
+    return Cluster(1, accelerators, accelerator=accelerator, launcher=launcher, workers=[Probe])
 
 
 @pytest.fixture(scope="module")

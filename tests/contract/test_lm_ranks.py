@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +66,31 @@ SCENARIOS: dict[str, tuple[str, tuple[int, ...], LmScenario]] = {
         LmScenario(model=Path(), component="critic", trained={"lora_rank": 3, "optimizer": QUICK}),
     ),
 }
-AGREED = ("loss", "entropy", "approx_kl", "clipped_low", "reward", "value_loss", "clip_share", "explained_variance")
+AGREED = (
+    "loss entropy approx_kl clipped_low reward value_loss clip_share explained_variance grad_norm optimizer_steps lr"
+)
 
 
 @functools.cache
 def outcomes(folder: Path, name: str, ranks: int) -> list[Outcome]:
     return run_lm_ranks(dataclasses.replace(SCENARIOS[name][2], model=folder, ranks=ranks, iterations=2))
+
+
+def check_update_of_one(together: Sequence[Outcome], one: Sequence[Outcome], component: str) -> None:
+    """Whether ranks have made the update that one rank makes, and all of them have the same of it."""
+    (alone,) = one
+    assert len({outcome.digest for outcome in together}) == 1
+    for outcome in together:
+        assert outcome.weights.keys() == alone.weights.keys()
+        assert all(np.array_equal(outcome.weights[key], tensor) for key, tensor in together[0].weights.items())
+    for weight, expected in alone.weights.items():
+        np.testing.assert_allclose(together[0].weights[weight], expected, rtol=1e-4, atol=2e-5, err_msg=weight)
+    atol, rtol, metrics_atol = (1e-4, 0.0, 1e-6) if component == "actor" else (1e-3, 1e-3, 1e-4)
+    for values, expected in zip(together[0].values, alone.values, strict=True):
+        np.testing.assert_allclose(values, expected, atol=atol, rtol=rtol)
+    for key in [f"{component}/{agreed}" for agreed in AGREED.split()]:
+        found, expected = ([m[key].value for m in of.metrics if key in m] for of in (together[0], alone))
+        assert found == pytest.approx(expected, rel=1e-3, abs=metrics_atol), key
 
 
 @pytest.mark.parametrize(
@@ -83,20 +103,7 @@ def outcomes(folder: Path, name: str, ranks: int) -> list[Outcome]:
 )
 def test_ranks_make_the_update_of_one(request: pytest.FixtureRequest, name: str, ranks: int) -> None:
     folder: Path = request.getfixturevalue(SCENARIOS[name][0])
-    (alone,), together = outcomes(folder, name, 1), outcomes(folder, name, ranks)
-    assert len({outcome.digest for outcome in together}) == 1
-    for outcome in together:
-        assert outcome.weights.keys() == alone.weights.keys()
-        assert all(np.array_equal(outcome.weights[key], tensor) for key, tensor in together[0].weights.items())
-    for weight, expected in alone.weights.items():
-        np.testing.assert_allclose(together[0].weights[weight], expected, rtol=1e-4, atol=2e-5, err_msg=weight)
-    component = SCENARIOS[name][2].component
-    atol, rtol, metrics_atol = (1e-4, 0.0, 1e-6) if component == "actor" else (1e-3, 1e-3, 1e-4)
-    for values, expected in zip(together[0].values, alone.values, strict=True):
-        np.testing.assert_allclose(values, expected, atol=atol, rtol=rtol)
-    for key in [f"{component}/{agreed}" for agreed in (*AGREED, "grad_norm", "optimizer_steps", "lr")]:
-        found, expected = ([m[key].value for m in of.metrics if key in m] for of in (together[0], alone))
-        assert found == pytest.approx(expected, rel=1e-3, abs=metrics_atol), key
+    check_update_of_one(outcomes(folder, name, ranks), outcomes(folder, name, 1), SCENARIOS[name][2].component)
 
 
 def test_gradients_that_ranks_make_early_make_the_same_step(qwen: Path) -> None:

@@ -17,7 +17,7 @@ from rlplace.models.lora import LoraSpec
 from rlplace.models.saved_lm import write_lm
 from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.worker import Rendezvous
-from tests.contract.test_lm_ranks import AGREED, QUICK
+from tests.contract.test_lm_ranks import QUICK, check_update_of_one
 from tests.lm_ranks import LmScenario, Outcome, iterate, make_lm_worker, run_lm_ranks
 from tests.tiny_lm import tiny_model
 from tests.worker_ranks import Session, in_processes, spec_of
@@ -94,18 +94,7 @@ def outcomes(folder: Path, name: str, ranks: int, weights: int, tokens: int) -> 
 def test_ranks_of_a_copy_make_the_update_of_one(request: pytest.FixtureRequest, name: str) -> None:
     model, ranks, within, scenario = SCENARIOS[name]
     folder: Path = request.getfixturevalue(model)
-    (alone,), together = outcomes(folder, name, 1, 1, 1), outcomes(folder, name, ranks, *within)
-    assert len({outcome.digest for outcome in together}) == 1
-    assert together[0].weights.keys() == alone.weights.keys()
-    for weight, expected in alone.weights.items():
-        np.testing.assert_allclose(together[0].weights[weight], expected, rtol=1e-4, atol=2e-5, err_msg=weight)
-    component = scenario.component
-    atol, rtol, metrics_atol = (1e-4, 0.0, 1e-6) if component == "actor" else (1e-3, 1e-3, 1e-4)
-    for values, expected in zip(together[0].values, alone.values, strict=True):
-        np.testing.assert_allclose(values, expected, atol=atol, rtol=rtol)
-    for key in [f"{component}/{agreed}" for agreed in (*AGREED, "grad_norm", "optimizer_steps", "lr")]:
-        found, expected = ([m[key].value for m in of.metrics if key in m] for of in (together[0], alone))
-        assert found == pytest.approx(expected, rel=1e-3, abs=metrics_atol), key
+    check_update_of_one(outcomes(folder, name, ranks, *within), outcomes(folder, name, 1, 1, 1), scenario.component)
 
 
 FACTORS = {"lora_rank": 3, "optimizer": QUICK}

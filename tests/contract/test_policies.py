@@ -83,20 +83,20 @@ class Case:
 
 SWITCHES = MultiDiscreteActions(n=(2, 3, 2, 4), shape=(2, 2))
 CASES = {
-    "mlp of several choices": Case({"kind": "mlp"}, Spaces(actions=SWITCHES, **VECTOR)),  # type: ignore[arg-type]
-    "impala of several choices": Case(IMPALA, Spaces(actions=SWITCHES, **STACK)),  # type: ignore[arg-type]
-    "mlp": Case({"kind": "mlp"}, Spaces(actions=ARM, **VECTOR)),  # type: ignore[arg-type]
-    "nature": Case(NATURE, Spaces(actions=BUTTONS, **PIXELS)),  # type: ignore[arg-type]
-    "impala of a stack": Case(IMPALA, Spaces(actions=ARM, **STACK)),  # type: ignore[arg-type]
-    "impala and numbers": Case(IMPALA, Spaces(actions=BUTTONS, **MIXED)),  # type: ignore[arg-type]
-    "own of numbers": Case(OWN, Spaces(actions=ARM, **VECTOR)),  # type: ignore[arg-type]
-    "transformer of a chunk": Case(TRANSFORMER, Spaces(actions=ARM, **VECTOR).chunked(2)),  # type: ignore[arg-type]
-    "transformer and images": Case(TRANSFORMER, Spaces(actions=BUTTONS, **MIXED).chunked(3)),  # type: ignore[arg-type]
-    "transformer of one": Case(TRANSFORMER, Spaces(actions=SWITCHES, **STACK)),  # type: ignore[arg-type]
-    "gru of numbers": Case(GRU, Spaces(actions=ARM, **VECTOR).remembering(6)),  # type: ignore[arg-type]
-    "lstm of a dict": Case(LSTM, Spaces(actions=BUTTONS, **MIXED).remembering(10)),  # type: ignore[arg-type]
-    "own with memory": Case(REMEMBERS, Spaces(actions=BUTTONS, **MIXED).remembering(4)),  # type: ignore[arg-type]
-    "own of a dict": Case({**OWN, "kwargs": {"width": 8}}, Spaces(actions=BUTTONS, **MIXED)),  # type: ignore[arg-type]
+    "mlp of several choices": Case({"kind": "mlp"}, Spaces(actions=SWITCHES, **VECTOR)),
+    "impala of several choices": Case(IMPALA, Spaces(actions=SWITCHES, **STACK)),
+    "mlp": Case({"kind": "mlp"}, Spaces(actions=ARM, **VECTOR)),
+    "nature": Case(NATURE, Spaces(actions=BUTTONS, **PIXELS)),
+    "impala of a stack": Case(IMPALA, Spaces(actions=ARM, **STACK)),
+    "impala and numbers": Case(IMPALA, Spaces(actions=BUTTONS, **MIXED)),
+    "own of numbers": Case(OWN, Spaces(actions=ARM, **VECTOR)),
+    "transformer of a chunk": Case(TRANSFORMER, Spaces(actions=ARM, **VECTOR).chunked(2)),
+    "transformer and images": Case(TRANSFORMER, Spaces(actions=BUTTONS, **MIXED).chunked(3)),
+    "transformer of one": Case(TRANSFORMER, Spaces(actions=SWITCHES, **STACK)),
+    "gru of numbers": Case(GRU, Spaces(actions=ARM, **VECTOR).remembering(6)),
+    "lstm of a dict": Case(LSTM, Spaces(actions=BUTTONS, **MIXED).remembering(10)),
+    "own with memory": Case(REMEMBERS, Spaces(actions=BUTTONS, **MIXED).remembering(4)),
+    "own of a dict": Case({**OWN, "kwargs": {"width": 8}}, Spaces(actions=BUTTONS, **MIXED)),
 }
 
 

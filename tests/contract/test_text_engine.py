@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -343,7 +344,7 @@ def test_moving_away_from_answers_in_flight_is_refused(bench: Bench) -> None:
 
 def test_what_is_asked_too_early_is_refused(bench: Bench) -> None:
     engine = bench.ready()
-    ask: Callable[[], object] = lambda: engine.submit(request_of(0))  # noqa: E731
+    ask = functools.partial(engine.submit, request_of(0))
     early: list[tuple[Residency, Callable[[], object], str]] = [
         (WEIGHTS, ask, "not-resident"),
         (OFF, ask, "not-resident"),

@@ -203,7 +203,7 @@ def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
     store, point = serve()
     senders = [mixture.sender(channel, rank, point, None) for rank in range(mixture.actors)]
     receiver = CutReceiver(channel, 0, load=engine.load_from)
-    failing = senders[1]._device._member  # type: ignore[union-attr]
+    failing = senders[1]._device._member
 
     def sync(version: int, weights: Mapping[str, Tensor], fails_at: int | None = None) -> Mapping[str, int]:
         calls, broadcast = itertools.count(), failing.broadcast

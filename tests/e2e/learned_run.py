@@ -31,11 +31,11 @@ def recorded(file: Path) -> Iterator[None]:
                 out.write(json.dumps(entry | arrays) + "\n")
         return shard, experience
 
-    LmActor._receive = receiving  # type: ignore[method-assign]
+    LmActor._receive = receiving
     try:
         yield
     finally:
-        LmActor._receive = receive  # type: ignore[method-assign]
+        LmActor._receive = receive
 
 
 if __name__ == "__main__":

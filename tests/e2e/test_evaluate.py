@@ -232,7 +232,7 @@ def test_an_animated_image_shows_the_episodes_of_the_first_row(
     assert report(capsys, drawn, "episodes=18", f"video={video}")["video"] == str(video)
     with Image.open(video) as film:
         grey = []
-        for frame in range(film.n_frames):  # type: ignore[attr-defined]
+        for frame in range(film.n_frames):
             film.seek(frame)
             grey.append(np.asarray(film.convert("L")).mean().round())
     # Two episodes of 3 and 5 steps, 50 frames a second, of which an animated image has every third.

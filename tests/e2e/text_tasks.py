@@ -27,7 +27,7 @@ class SmallLetters:
 class Twice(SmallLetters):
     """It is asked twice."""
 
-    def episode(self, number: int) -> Repeated:  # type: ignore[override]
+    def episode(self, number: int) -> Repeated:
         return Repeated()
 
 

@@ -113,7 +113,7 @@ class Text:
         return "\n".join(self.lines) + "\n"
 
     def read(self) -> dict[str, Any]:
-        return OmegaConf.to_container(OmegaConf.create(str(self)), resolve=False)  # type: ignore[return-value]
+        return OmegaConf.to_container(OmegaConf.create(str(self)), resolve=False)
 
     def where(self) -> Mapping[str, Source]:
         return lines_of(str(self))
@@ -124,7 +124,7 @@ class Text:
         if source is None or source.line is None:
             return None
         first = source.line - 1
-        column = re.match(r" *(- )*", self.lines[first]).end()  # type: ignore[union-attr]
+        column = re.match(r" *(- )*", self.lines[first]).end()
         if key.endswith("]"):
             column -= 2
         last = first + 1
@@ -222,7 +222,7 @@ def outcome(row: Mapping[str, Any]) -> str:
 def test_fixes_lead_to_what_was_meant() -> None:
     """All do; none is stuck, and none leads to another job."""
     results = [(row, outcome(row)) for row in ROWS]
-    rate = collections.Counter(re.match(r"\w+", result)[0] for _, result in results)  # type: ignore[index]
+    rate = collections.Counter(re.match(r"\w+", result)[0] for _, result in results)
     print(f"\n{len(ROWS)} wrong configs: {dict(rate)}")
     for row, result in results:
         if result != "right":

@@ -31,7 +31,7 @@ TRAINED, FROZEN = ("actor", "critic"), ("reference", "reward")
 
 
 @st.composite
-def models(draw: st.DrawFn):  # type: ignore[no-untyped-def]
+def models(draw: st.DrawFn):
     heads = draw(st.sampled_from([2, 4]))
     return read_model(
         {

@@ -158,7 +158,7 @@ def test_numbers_of_hundreds_of_digits_are_refused_wherever_a_number_stands(name
     (composed,) = with_hydra(["--config-name", name])
 
     def numbers(block: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        for key, below in block.items() if isinstance(block, Mapping) else enumerate(block):  # type: ignore[arg-type]
+        for key, below in block.items() if isinstance(block, Mapping) else enumerate(block):
             if isinstance(below, (Mapping, list)):
                 yield from numbers(below, (*path, key))
             elif isinstance(below, (int, float)) and not isinstance(below, bool):

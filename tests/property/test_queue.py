@@ -111,7 +111,7 @@ class RandomWalk(RuleBasedStateMachine):
         for request in self.waiting:
             step = self.queue.put if isinstance(request, Put) else self.queue.get
             with pytest.raises(ChannelBroken):
-                step(request, 1, self.now)  # type: ignore[arg-type]
+                step(request, 1, self.now)
         for put in self.reserved:
             with pytest.raises(ChannelBroken) if settled else contextlib.nullcontext():
                 self.queue.fill(put, (0,), self.now) if settled else self.queue.cancel(put, self.now)

@@ -11,7 +11,7 @@ from rlplace.units import byte_unit, exact_bytes, show_bytes
 @pytest.mark.parametrize(("way", "value"), [("sum", 5.0), ("max", 4.0), ("min", 1.0), ("mean", 1.3)])
 def test_only_a_mean_is_weighted_and_ranks_that_saw_nothing_do_not_count(way: str, value: float) -> None:
     seen = [(1.0, 9.0), (4.0, 1.0), (float("nan"), 0.0)]
-    ranks = [{"a": Metric(number, way, weight)} for number, weight in seen]  # type: ignore[arg-type]
+    ranks = [{"a": Metric(number, way, weight)} for number, weight in seen]
     assert reduce_metrics(ranks) == {"a": value}
 
 

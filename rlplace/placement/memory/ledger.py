@@ -16,14 +16,13 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.memory.demands import Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
-T = TypeVar("T")
 Reserve = int | float | Literal["auto"]  # of `memory.reserve`: bytes, a share of each accelerator, or by its kind
 Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
 SharedMemory = Mapping[str, Mapping[int, int]]  # "channels" and "weights" -> node rank -> bytes; others have none
@@ -269,8 +268,6 @@ class MemoryCase:
     demands: Mapping[str, Demand]
     # component -> key of its block, where that is not its name: rewards may share one
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # component -> world size, where another one than the placement's is asked about
-    ranks: Mapping[str, int] = dataclasses.field(default_factory=dict)
     measured: Measurements = dataclasses.field(default_factory=dict)
     # what a run was found to hold beside what is computed here
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
@@ -333,7 +330,7 @@ class MemoryCase:
         parallel = self.placement.spec(component).parallel
         declared = parallel.tensor_parallel_size
         return Placed(
-            ranks=self.ranks.get(component, self.placement.world_size(component)),
+            ranks=self.placement.world_size(component),
             accelerators_per_rank=each,
             tensor_parallel=declared if declared > 1 else max(1, each),
             context_parallel=parallel.context_parallel_size,
@@ -363,11 +360,11 @@ class MemoryCase:
         return dataclasses.replace(self, demands=demands)
 
 
-def _with(of: T, key: str, value: object) -> T:
+def _with(of: Any, key: str, value: object) -> Any:
     """The same with another value at a path of fields; demands and blocks are dataclasses."""
     field, _, rest = key.partition(".")
     inside = _with(getattr(of, field), rest, value) if rest else value
-    return dataclasses.replace(of, **{field: inside})  # type: ignore[type-var]
+    return dataclasses.replace(of, **{field: inside})
 
 
 def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residency]]]:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from rlplace.config.schema import ActorConfig
-from rlplace.config.yaml_text import quote, show
+from rlplace.config.yaml_text import show
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.bound import LORA_RANK, too_small
 from rlplace.placement.memory.demands import Demand, EngineDemand, ScoringDemand, TrainingDemand
@@ -27,7 +27,6 @@ SPARE = 0.05  # of each accelerator, where memory.reserve keeps nothing free: th
 _LEAST = 0.01
 _MOST_STEPS = 12
 _MOST_HOLDERS = 5
-_FACTORS = (2, 4, 8, 16, 32, 64)  # more is no remedy but another job
 _LESS_KEPT = (  # of what asks for memory: key of its block, the value that holds less, and what that costs
     (
         TrainingDemand,
@@ -295,9 +294,9 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
         for kind, key, value, cost in _LESS_KEPT:
             if isinstance(demand, kind) and attrgetter(key)(demand.block) != value:
                 yield _change(case, component, key, value, cost)
-    for component in holders:
-        yield from _more_ranks(case, component)
     if case.job is not None:
+        for component in holders:
+            yield from _more_ranks(case, component)
         for component in holders:
             yield from _other_training(case, component)
             yield from _other_engine(case, component)
@@ -400,38 +399,16 @@ def _smaller_cache(case: MemoryCase, component: str, lacking_bytes: int = 0) -> 
 
 
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Twice, four times ... the accelerators, up to the first that is enough; nothing where none is.
-
-    Other components do not shrink when this one has more. Components whose ranks share accelerators, or have none, are
-    left out.
-    """
+    """All accelerators of the cluster, for a component that has fewer, and whose ranks share none."""
     if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
         return
-    spec = case.placement.spec(component)
+    spec, everything = case.placement.spec(component), len(case.placement.topology.all)
     each, uneven = divmod(len(spec.accelerators), spec.world_size)
-    if not each or uneven:
-        return
-    now, topology = case.ranks.get(component, spec.world_size), case.placement.topology
-    if case.job is not None:  # those of the cluster: where it is, and all
-        path, everything = f"cluster.component_placement.{component}", len(topology.all)
-        if len(spec.accelerators) < everything:
-            kept = spec.canonical()
-            block = {**kept, "placement": "all"} if isinstance(kept, dict) and "node_group" not in kept else "all"
-            cost = f"{everything - len(spec.accelerators)} more accelerators, which others may use as well"
-            yield Remedy(fix=f"{path}: {show(block)}", cost=cost, case=case, lines={path: block})
-        return
-    for factor in _FACTORS:
-        wider = dataclasses.replace(case, ranks={**case.ranks, component: now * factor})
-        if shortest(wider.ledger()) is None:
-            more = now * (factor - 1) * each
-            where = "" if more <= len(topology.all - case.placement.used) else ", on a larger cluster"
-            written = spec.canonical()
-            wide: dict[str, object] = {"accelerators": now * factor * each}
-            wide |= {"accelerators_per_rank": each} if each > 1 else {}
-            wide |= {k: v for k, v in written.items() if k != "placement"} if isinstance(written, dict) else {}
-            fix = f"cluster.component_placement.{component}: {quote(wide, inside=False)}"
-            yield Remedy(fix=fix, cost=f"{more} more accelerators{where}", case=wider)
-            return
+    if each and not uneven and len(spec.accelerators) < everything:
+        path, kept = f"cluster.component_placement.{component}", spec.canonical()
+        block = {**kept, "placement": "all"} if isinstance(kept, dict) and "node_group" not in kept else "all"
+        cost = f"{everything - len(spec.accelerators)} more accelerators, which others may use as well"
+        yield Remedy(fix=f"{path}: {show(block)}", cost=cost, case=case, lines={path: block})
 
 
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:

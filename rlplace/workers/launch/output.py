@@ -56,7 +56,7 @@ class Outputs:
         with contextlib.suppress(OSError):
             if file not in self._opened:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self._opened[file] = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+                self._opened[file] = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  `close` does
             return self._opened[file]
         return None
 
@@ -84,7 +84,7 @@ class ByThread(io.TextIOBase):
         return self._now.encoding
 
     @property
-    def errors(self) -> str | None:  # type: ignore[override]
+    def errors(self) -> str | None:  # type: ignore[override]  # the same
         return self._now.errors
 
     def write(self, text: str, /) -> int:

@@ -250,8 +250,7 @@ class RayLauncher:
         ids = self._reserved[slot.node].visible_ids(slot)
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
-        # The stubs of ray.remote leave out concurrency_groups.
-        host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]
+        host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]  # not in its stubs
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
         if runtime_env.env_vars:  # also for what reads them before our code runs
             options["runtime_env"] = {"env_vars": dict(runtime_env.env_vars)}

@@ -172,8 +172,10 @@ class Ranks:
         module.set_force_sum_reduction_for_comms(True)
         if self._on_host:
             # Their base classes live in a private module of torch; what is called is `allocate` and the object itself.
-            module.set_custom_all_gather(_DirectAllGather())  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(_DirectReduceScatter())  # type: ignore[arg-type]
+            gather: Any = _DirectAllGather()
+            scatter: Any = _DirectReduceScatter()
+            module.set_custom_all_gather(gather)
+            module.set_custom_reduce_scatter(scatter)
 
     def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
         """Give every rank its own of rank 0's `shards`; the others pass None and wait as in `wait_for_rank_0`."""
@@ -181,7 +183,7 @@ class Ranks:
         if self.world_size == 1:
             assert shards is not None, "the only rank is rank 0"
             return shards[0]
-        mine: list[Shard] = [None]  # type: ignore[list-item]  # filled in place
+        mine: list[Any] = [None]  # filled in place
         dist.scatter_object_list(mine, None if shards is None else list(shards))
         return mine[0]
 

@@ -45,9 +45,9 @@ def test_the_same_formulas_have_the_slopes_that_are_written_by_hand(
     made = own(algorithm(clip_ratio_high=0.3, value_clip=value_clip)) if own is Same else own()
     rules = {"value_clip": value_clip, "value_coef": 0.7, "count": 100}
     given = (*minibatch(n), CLIP)
-    expected = ppo_slopes(*given, **rules)  # type: ignore[arg-type]
+    expected = ppo_slopes(*given, **rules)
     with torch.inference_mode():
-        found = ppo_slopes_by_variant(Variant("own", made), *given, **rules)  # type: ignore[arg-type]
+        found = ppo_slopes_by_variant(Variant("own", made), *given, **rules)
     torch.testing.assert_close(found.logprobs, expected.logprobs)
     torch.testing.assert_close(found.values, expected.values)
     torch.testing.assert_close(found.shares[: len(PPO_MEANS)], expected.shares)

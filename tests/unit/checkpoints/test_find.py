@@ -285,4 +285,4 @@ def test_the_key_of_an_error_is_that_of_who_asks(runs: Path) -> None:
 
 def test_a_checkpoint_is_a_value(runs: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        newest(runs).iteration = 3  # type: ignore[misc]
+        newest(runs).iteration = 3

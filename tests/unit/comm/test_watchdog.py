@@ -100,7 +100,7 @@ def test_a_deadlock_beside_a_channel_that_moves_is_found(
 
 
 def wait(owner: str, wants: str = "item", key: str = "", seconds: float = 5.0) -> Wait:
-    return Wait(owner=owner, key=key, wants=wants, seconds=seconds)  # type: ignore[arg-type]
+    return Wait(owner=owner, key=key, wants=wants, seconds=seconds)
 
 
 def seen(*waits: Wait, producers: str = "", consumers: str = "", dead: str = "", depth: int = 0) -> ChannelStats:

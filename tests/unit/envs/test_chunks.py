@@ -97,7 +97,7 @@ def test_it_can_be_restored_and_drawn_if_the_simulator_can() -> None:
 
     from rlplace.envs.chunks import in_chunks
 
-    bare = in_chunks(Bare(), 2)  # type: ignore[arg-type]
+    bare = in_chunks(Bare(), 2)
     assert not isinstance(bare, Restorable | Rendering)
 
 

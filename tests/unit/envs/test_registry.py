@@ -23,7 +23,7 @@ class OwnAdapter(GymnasiumAdapter):
 
 
 def config(name: str = "CartPole-v1", **fields: object) -> SimulatorEnvConfig:
-    return dataclasses.replace(SimulatorEnvConfig(id=name), **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(SimulatorEnvConfig(id=name), **fields)
 
 
 def problem(broken: SimulatorEnvConfig) -> Problem:

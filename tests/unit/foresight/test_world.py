@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,18 +116,17 @@ def test_a_channel_holds_its_capacity_and_keeps_the_order_of_a_key(world: World)
 
 
 def test_a_world_in_which_nothing_is_due_says_so_and_one_that_is_late_stops_at_the_deadline(world: World) -> None:
-    never: Callable[[], bool] = lambda: False  # noqa: E731
     channel = Channel(world, 1)
     world.spawn(channel.get("nothing"))
-    assert not world.run(never)
+    assert not world.run(lambda: False)
 
     def sleeper() -> Process:
         yield Sleep(10.0)
 
     world.spawn(sleeper())
-    assert not world.run(never, until=4.0)
+    assert not world.run(lambda: False, until=4.0)
     assert world.now == 4.0
-    assert not world.run(never)
+    assert not world.run(lambda: False)
     assert world.now == 10.0
 
 

@@ -521,7 +521,7 @@ def test_a_value_that_is_refused_hides_nothing_of_the_placement() -> None:
     words = ["trainer.nnodes=1", "trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.free_cache_engine=false"]
     for refused in ([], ["algorithm.gamma=5"]):
         imported = import_words("verl", [*words, *refused])
-        assert imported.config["cluster"]["allow_resident"] == ["actor", "critic", "rollout"]  # type: ignore[index]
+        assert imported.config["cluster"]["allow_resident"] == ["actor", "critic", "rollout"]
 
 
 # ── the mean that a loss is ──────────────────────────────────────────────────────────────────────────────────────────

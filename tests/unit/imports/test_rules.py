@@ -113,4 +113,4 @@ def test_keys_of_ours() -> None:
     assert (text.default_of("algorithm.epochs"), simulator.default_of("algorithm.epochs")) == (1, 10)
     assert simulator.default_of("env.id") == ""
     mapping = {"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}
-    assert list(ordered(mapping, "mlp", Config)["cluster"]) == ["num_nodes", "component_placement"]  # type: ignore[call-overload]
+    assert list(ordered(mapping, "mlp", Config)["cluster"]) == ["num_nodes", "component_placement"]

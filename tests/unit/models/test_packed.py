@@ -19,7 +19,7 @@ def packed(lengths: tuple[int, ...] = LENGTHS) -> Packed:
 
 def heads(lengths: tuple[int, ...] = LENGTHS, queries: int = 4, keys: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return tuple(torch.randn(1, n, sum(lengths), 8, generator=generator) for n in (queries, keys, keys))  # type: ignore[return-value]
+    return tuple(torch.randn(1, n, sum(lengths), 8, generator=generator) for n in (queries, keys, keys))
 
 
 def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:

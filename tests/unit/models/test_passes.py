@@ -27,7 +27,7 @@ def policy(actions: ContinuousActions | DiscreteActions, **model: object) -> Act
     return built
 
 
-def by_autograd(module: ActorCritic, observations: Tensor, actions: Tensor, slopes: tuple[Tensor, float, Tensor]):  # type: ignore[no-untyped-def]
+def by_autograd(module: ActorCritic, observations: Tensor, actions: Tensor, slopes: tuple[Tensor, float, Tensor]):
     """Log-probabilities, entropies, and the gradient of a loss with these slopes."""
     output = module(observations)
     if isinstance(output, DiscreteOutput):

@@ -264,7 +264,7 @@ def test_declared_tensor_parallelism_cuts_an_engine_of_several_ranks() -> None:
 def demand(**changes: object) -> TrainingDemand:
     trained = rlhf_demands("8b")["actor"]
     assert isinstance(trained, TrainingDemand)
-    return dataclasses.replace(trained, block=dataclasses.replace(trained.block, **changes))  # type: ignore[arg-type]
+    return dataclasses.replace(trained, block=dataclasses.replace(trained.block, **changes))
 
 
 def working(trained: TrainingDemand | ScoringDemand, ranks: int, stage: str) -> dict[Part, int]:

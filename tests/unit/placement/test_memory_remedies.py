@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import yaml
 
-from rlplace.placement import Topology
+from rlplace.config.read import read_config
+from rlplace.placement import Topology, make_plan
 from rlplace.placement.memory.bound import too_small
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase, reserved
-from rlplace.placement.memory.solve import Remedy, find_remedies, find_shortages
+from rlplace.placement.memory.solve import find_remedies, find_shortages
 from rlplace.placement.schedule import text_needs
 from rlplace.units import show_bytes
 from tests.unit.placement.memory_cases import (
@@ -19,6 +19,7 @@ from tests.unit.placement.memory_cases import (
     GIB,
     PENDULUM,
     colocated_8b,
+    llama_3,
     ppo,
     ppo_case,
     rlhf,
@@ -119,28 +120,25 @@ def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
     assert fixes(whole) == ["reference.sharded: true", "reference.on_host: true"]
 
 
-def test_more_accelerators_are_counted_in_doublings() -> None:
-    case = colocated_8b()
-    alone = dataclasses.replace(case, demands={"actor": rlhf_demands("70b", micro_batch=1)["actor"]})
-    found = {r.fix: r for r in find_remedies(alone)}
-    wider = found["cluster.component_placement.actor: {accelerators: 32}"]  # a line that the placement reads
-    assert wider.cost == "24 more accelerators, on a larger cluster"
-
-
-def test_more_accelerators_keep_those_of_a_rank_and_need_ranks_of_their_own() -> None:
-    demands = {"actor": rlhf_demands("70b", micro_batch=1)["actor"]}
-    cluster = Topology.uniform(2, 8, "cuda", 80 * GIB)
-
-    def more(**actor: object) -> list[Remedy]:
-        placement = {"actor": actor, "rollout": "8"}
-        return [r for r in find_remedies(rlhf(placement, cluster, demands)) if "component_placement" in r.fix]
-
-    (wider,) = more(accelerators=8, accelerators_per_rank=2)
-    line = yaml.safe_load(wider.fix)["cluster.component_placement.actor"]
-    assert line == {"accelerators": 16, "accelerators_per_rank": 2}
-    assert wider.cost == "8 more accelerators, on a larger cluster"
-    assert wider.case.ranks == {"actor": 8}
-    assert more(placement="0-7", ranks_per_accelerator=2) == []
+@pytest.mark.parametrize(
+    ("actor", "fix"),
+    [
+        ("0-1", "all"),
+        ({"placement": "0-3", "tensor_parallel_size": 2}, "{placement: all, tensor_parallel_size: 2}"),
+        ("0-7", None),
+        ({"placement": "0-1", "ranks_per_accelerator": 2}, None),
+    ],
+)
+def test_an_actor_may_have_all_accelerators_unless_its_ranks_share_them(actor: object, fix: str | None) -> None:
+    model = {"micro_batch": 1, "enable_offload": True, "optimizer": {"kind": "adamw_master"}, "model": llama_3("8b")}
+    blocks = {"cluster": {"component_placement": {"actor": actor, "rollout": "0-7"}}, "actor": model}
+    config = read_config(blocks | {"rollout": {"enable_offload": True}, "algorithm": {"sequence_length": 2048}})
+    plan = make_plan(config, Topology.uniform(1, 8, "cuda", 24 * GIB))
+    wider = [r for r in find_remedies(memory_case(plan, config)) if "component_placement.actor" in r.fix]
+    assert [r.fix for r in wider] == ([f"cluster.component_placement.actor: {fix}"] if fix else [])
+    for remedy in wider:
+        assert remedy.cost.endswith(" more accelerators, which others may use as well")
+        assert len(remedy.case.placement.spec("actor").accelerators) == 8
 
 
 def test_a_host_too_small_drops_sleep_copies() -> None:

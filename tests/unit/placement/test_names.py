@@ -13,7 +13,7 @@ from rlplace import placement
 def test_the_python_api_is_found_by_name_and_nothing_else_is() -> None:
     assert {name: getattr(placement, name).__name__ for name in placement.__all__} == {n: n for n in placement.__all__}
     with pytest.raises(AttributeError, match="no attribute 'render_pdf'"):
-        placement.render_pdf  # noqa: B018
+        placement.render_pdf  # noqa: B018  to ask for it raises
 
 
 def test_a_worker_imports_neither_the_memory_proof_nor_what_draws_plans() -> None:

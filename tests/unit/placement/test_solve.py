@@ -39,7 +39,7 @@ def test_the_longest_sequence_is_that_of_all_components() -> None:
     solution = solve(colocated_8b(micro_batch=1), Knob.SEQUENCE_LENGTH)
     assert solution is not None
     assert solution.value > 8192
-    lengths = {d.sequence_length for d in solution.case.demands.values() if not isinstance(d, EngineDemand)}  # type: ignore[attr-defined]
+    lengths = {d.sequence_length for d in solution.case.demands.values() if not isinstance(d, EngineDemand)}
     assert lengths == {solution.value}
 
 

@@ -45,7 +45,7 @@ def answering(folder: Path, text: str) -> None:
 
 def topology_of(**changes: object) -> Topology:
     return declared_topology(
-        ClusterConfig(component_placement={}, **{"accelerator": AcceleratorConfig(kind="cuda"), **changes})  # type: ignore[arg-type]
+        ClusterConfig(component_placement={}, **{"accelerator": AcceleratorConfig(kind="cuda"), **changes})
     )
 
 

@@ -90,7 +90,7 @@ def test_a_killed_producer_leaves_the_line(make: Callable, start: Callable[..., 
 
 def stops_between(channel: SharedChannel) -> None:
     """Takes credit for a large item and never delivers it."""
-    channel._attachment.store.write = lambda *_: signal.pause()  # type: ignore[method-assign,assignment,return-value]
+    channel._attachment.store.write = lambda *_: signal.pause()
     channel.put(np.zeros(100_000))
 
 
@@ -107,7 +107,7 @@ def test_the_credit_of_an_unfinished_put_comes_back(make: Callable, start: Calla
 def dies_at(channel: SharedChannel, store: int, work: Callable[[SharedChannel], Any]) -> None:
     attachment = channel._attachment
     words = FatalWords(attachment.table.words, store)
-    attachment.table.words = attachment.queue.words = channel._attachment.store._words = words  # type: ignore[assignment]
+    attachment.table.words = attachment.queue.words = channel._attachment.store._words = words
     work(channel)
 
 
@@ -175,7 +175,7 @@ def dies_with_a_segment(channel: SharedChannel) -> None:
         write(packed)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    channel._attachment.store.write = write_and_die  # type: ignore[method-assign]
+    channel._attachment.store.write = write_and_die
     channel.put(LARGE)
 
 

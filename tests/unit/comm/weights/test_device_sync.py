@@ -76,7 +76,7 @@ MEMBERS = ("actor rank 0", "rollout rank 0", "rollout rank 1")
 
 
 def members() -> list[SyncRendezvous]:
-    store = dist.HashStore()  # type: ignore[attr-defined]  # it is there, but not in the stubs
+    store = dist.HashStore()
     return [SyncRendezvous(store, member) for member in MEMBERS]
 
 

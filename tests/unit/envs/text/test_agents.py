@@ -273,8 +273,8 @@ def test_a_stage_learns_what_the_policy_said_to_agents(tmp_path: Path) -> None:
     """Tokens are those that were sampled; rewards are the agents' scores."""
     folder = tiny_tokenizer(tmp_path / "model")
     env = {"task": "agent", "kwargs": {"agent": f"{__name__}:adder"}, "max_turns": 3}
-    said: Callable[..., str] = lambda request, sample: f"{request.group if sample else 'no'}<eos>"  # noqa: E731
-    with TextStage(folder, said, env=env, algorithm={"max_prompt_length": 90, "max_new_tokens": 200}) as stage:
+    job = {"env": env, "algorithm": {"max_prompt_length": 90, "max_new_tokens": 200}}
+    with TextStage(folder, lambda request, sample: f"{request.group if sample else 'no'}<eos>", **job) as stage:
         stage.run()
         groups = stage.groups()
     assert len(groups) == 3

@@ -64,7 +64,7 @@ def test_a_number_is_found_by_halving() -> None:
 @pytest.mark.usefixtures("library")
 def test_an_episode_follows_from_seed_split_and_number_whoever_plays_in_between() -> None:
     def task(seed: int = 3, split: str = "train") -> TextArena:
-        return TextArena(seed=seed, split=split, game="GuessTheNumber-v0")  # type: ignore[arg-type]
+        return TextArena(seed=seed, split=split, game="GuessTheNumber-v0")
 
     alone = [played(task().episode(n)) for n in range(5)]
     together = [task().episode(n) for n in range(5)]

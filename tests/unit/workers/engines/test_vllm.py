@@ -117,7 +117,7 @@ def test_on_a_gpu_a_step_that_vllm_only_logs_is_an_error() -> None:
     memory.move(OFF)
     gpu.wake_up(["weights"])  # behind its back
     gpu.wake_up(["kv_cache"])
-    gpu.wake_up = lambda tags=None: True  # type: ignore[method-assign]
+    gpu.wake_up = lambda tags=None: True
     with pytest.raises(AssertionError, match="vLLM is wholly awake after waking weights"):
         memory.move(WEIGHTS_ONLY)
 

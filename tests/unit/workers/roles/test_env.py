@@ -75,7 +75,7 @@ class OneEnvRank:
         return [channel.get_nowait(key=key) for _ in range(channel.stats().depth_by_key.get(key, 0))]
 
     def sent(self, actor_rank: int = 0) -> Trajectory:
-        return self.channels[TRAJECTORIES].get_nowait(key=str(actor_rank))  # type: ignore[no-any-return]
+        return self.channels[TRAJECTORIES].get_nowait(key=str(actor_rank))
 
     def run(self, iteration: int = 0) -> Metrics:
         self.answer()
@@ -183,12 +183,12 @@ def test_moves_account_for_the_simulator() -> None:
     assert env.held == {"simulator": 1 << 20}
     assert env.worker.offload().accelerator_bytes == 0
     assert env.held == {}
-    env.worker.context.device.limit = 999  # type: ignore[attr-defined]
+    env.worker.context.device.limit = 999
     with pytest.raises(MemoryError):
         env.worker.onload()
     with pytest.raises(NotResident):  # it is still off
         env.worker.run(0)
-    env.worker.context.device.limit = None  # type: ignore[attr-defined]
+    env.worker.context.device.limit = None
     report = env.worker.onload()
     assert (report.residency, report.accelerator_bytes, report.host_bytes) == (Residency.FULL, 1 << 20, 0)
     env.worker.close()

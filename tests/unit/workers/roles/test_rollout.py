@@ -65,7 +65,7 @@ class OneRolloutRank:
         self.channels[OBSERVATIONS].put_nowait(piece, key=str(self.rank), weight=piece.weight)
 
     def answer(self, env_rank: int = 0, group: int = 0) -> ActionChunk:
-        return self.channels[ACTIONS].get_nowait(key=f"{env_rank}/{group}")  # type: ignore[no-any-return]
+        return self.channels[ACTIONS].get_nowait(key=f"{env_rank}/{group}")
 
 
 def test_each_observation_is_answered_to_whom_it_came_from() -> None:

@@ -402,8 +402,8 @@ def test_an_episode_whose_reply_fails_is_begun_anew_or_left_out(
 def test_what_an_iteration_left_out_does_not_count_in_the_evaluation_after_it(folder: Path) -> None:
     runner, faults = {"eval_every": 1, "eval_prompts": 1}, {"on_error": "skip", "error_budget": 1}
     env = tools(odd="raises", again=True)
-    answers: Any = lambda r, s: f"1{1 if r.held_out else s}{r.turn}<eos>"  # noqa: E731
-    with TextStage(folder, answers, env=env, prompts=1, runner=runner, algorithm=LONG, faults=faults) as stage:
+    job = {"env": env, "prompts": 1, "runner": runner, "algorithm": LONG, "faults": faults}
+    with TextStage(folder, lambda r, s: f"1{1 if r.held_out else s}{r.turn}<eos>", **job) as stage:
         assert value(stage.run()[0], "env/failures") == 1
         evaluated = stage.evaluate()[0]
         assert (value(evaluated, "eval/episodes"), value(evaluated, "eval/failures")) == (0, 1)

@@ -44,7 +44,7 @@ SCORERS = ("reference", "reward.math")
 def score_of(scorer: str, sample: Sample, **other: object) -> Scores:
     size = 1 if scorer.startswith("reward") else sample.response_tokens
     facts = {"group": sample.group, "sample": sample.sample, "values": np.full(size, sample.sample, np.float32)}
-    return Scores(**{**facts, **other})  # type: ignore[arg-type]
+    return Scores(**{**facts, **other})
 
 
 def channels() -> dict[str, LocalChannel]:
@@ -98,7 +98,7 @@ def test_a_score_that_is_not_finite_names_its_component(wrong: float) -> None:
 )
 def test_scores_of_something_else_are_refused(scores: object, what: str) -> None:
     made, samples = channels(), everything()
-    made["scores.reference"].put(scores(samples[0]))  # type: ignore[operator]
+    made["scores.reference"].put(scores(samples[0]))
     with pytest.raises(ChannelMisuse, match=what) as caught:
         gathered(made, ("reference",))
     assert caught.value.code == "out-of-step"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
 from rlplace.config.yaml_text import to_yaml
 from rlplace.foresight.predict import Prediction, predict
-from rlplace.foresight.probe import Probe, describe
+from rlplace.foresight.probe import Probe, changed, describe
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
 from rlplace.foresight.show import STAGES, crowded, limit, stage_seconds
 from rlplace.placement.show.svg import FONT, PALETTE
+from rlplace.placement.show.text import table
 from rlplace.units import show_bytes
 
 COSTS, FACTOR, _STEPS = 8, 4.0, 6
@@ -148,8 +149,8 @@ def render_text(result: Result) -> str:
     else:
         lines.append(f"{current.seconds / best.seconds:.3g} times as fast as the config: {current.seconds:.3g} s")
     lines += [f"  {describe(best)}", f"  {limit(best.prediction)}", "", *_stage_table(result), ""]
-    if changes := best.changes:
-        lines += ["keys that change", *(f"  {line}" for line in to_yaml(nested(changes)).splitlines()), ""]
+    if there := {key: value for key, value in best.changes.items() if value is not None}:
+        lines += ["keys that change", *(f"  {line}" for line in to_yaml(changed({}, there)).splitlines()), ""]
     if others := answer.found[1:]:
         lines.append("the runners-up")
         rows = []
@@ -208,23 +209,7 @@ def _counted(result: Result) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    return [("  " + "   ".join(f"{t:<{w}}" for t, w in zip(row, widths, strict=True))).rstrip() for row in rows]
-
-
-def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as blocks, as YAML has them; the names of components keep their dots."""
-    found: dict[str, Any] = {}
-    for key, value in changes.items():
-        if value is None:
-            continue
-        block = "cluster.component_placement."
-        path = ["cluster", "component_placement", key[len(block) :]] if key.startswith(block) else key.split(".")
-        at = found
-        for name in path[:-1]:
-            at = at.setdefault(name, {})
-        at[path[-1]] = value
-    return found
+    return [f"  {line}" for line in table(rows)]
 
 
 # ── plain values, and a picture ──────────────────────────────────────────────────────────────────────────────────────

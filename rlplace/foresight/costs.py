@@ -38,8 +38,17 @@ class Cost(NamedTuple):
     blocked_s: float = 0.0
     on_accelerator: bool = False  # cpu_s is of the rank's accelerator
 
+    @property
+    def seconds(self) -> float:
+        return self.cpu_s + self.blocked_s
+
     def times(self, count: float) -> Cost:
         return self._replace(cpu_s=self.cpu_s * count, blocked_s=self.blocked_s * count)
+
+    def plus(self, *others: Cost) -> Cost:
+        """Return what processors do one after another."""
+        costs = (self, *others)
+        return Cost(sum(cost.cpu_s for cost in costs), sum(cost.blocked_s for cost in costs))
 
 
 NOTHING = Cost(0.0)
@@ -99,8 +108,8 @@ class Costs:
         return sum(point.spread * point.laps for point in points) / laps if laps else 0.0
 
     def sizes(self, name: str) -> list[float]:
-        """Return the sizes between which a cost is a line."""
-        return [point.size for point in self._points.get(name, ())]
+        """Return the sizes between which a cost is a line, and those beside them: where lines end, costs jump."""
+        return [point.size * off for point in self._points.get(name, ()) for off in (1 - 1e-6, 1.0, 1 + 1e-6)]
 
     def count(self, name: str, default: float) -> float:
         return self.profile.counts.get(name, default)

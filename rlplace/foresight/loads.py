@@ -93,8 +93,7 @@ class Stages(abc.ABC):
         work = [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks
         if not joins:
             return self._load(move.component, work)
-        cpu_s, blocked_s = work[0].cpu_s, work[0].blocked_s
-        return Load(size.ranks, 0, cpu_s + blocked_s, cpu_s * size.ranks, cpu_s)
+        return Load(size.ranks, 0, work[0].seconds, work[0].cpu_s * size.ranks, work[0].cpu_s)
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
         """Return a cost in which what an accelerator does is no work of processors."""
@@ -102,7 +101,7 @@ class Stages(abc.ABC):
         names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
         found = [self._costs.of(each, size) for each in sorted(names)]
         cost = found[0]._replace(cpu_s=min(c.cpu_s for c in found), blocked_s=min(c.blocked_s for c in found))
-        return Cost(0.0, cost.cpu_s + cost.blocked_s) if cost.on_accelerator else cost
+        return Cost(0.0, cost.seconds) if cost.on_accelerator else cost
 
     def _around(self, component: str) -> Cost:
         return Cost(0.0) if self._inline else self._of(f"{component}/ray_call")
@@ -110,7 +109,7 @@ class Stages(abc.ABC):
     def _load(self, component: str, work: Sequence[Cost]) -> Load:
         """Return the load of one call; `work`: of each rank."""
         around = self._around(component)
-        longest = max(cost.cpu_s + cost.blocked_s for cost in work) + around.cpu_s + around.blocked_s
+        longest = max(cost.seconds for cost in work) + around.seconds
         cpu = [cost.cpu_s + around.cpu_s for cost in work]
         return Load(len(work), 1, longest, sum(cpu), min(cpu))
 
@@ -118,19 +117,12 @@ class Stages(abc.ABC):
         pushed, pulled = self._of("actor.push_weights/rest"), self._of("rollout.pull_weights/rest")
         push = self._load("actor", [pushed] * ranks["actor"])
         pull = self._load("rollout", [pulled] * ranks["rollout"])
-        return {"actor": push, "rollout": pull}, push.longest_s + pulled.cpu_s + pulled.blocked_s
+        return {"actor": push, "rollout": pull}, push.longest_s + pulled.seconds
 
     def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
-        """Return the least cost of any size between two, or of `each` one of what it does.
-
-        Costs are lines between measured points, and jump where these end.
-        """
-        ends = [size * off for size in self._costs.sizes(name) for off in (1 - 1e-6, 1.0, 1 + 1e-6)]
-        sizes = [low, high, *(size for size in ends if low < size < high)]
-        found = [self._of(name, size).times(1.0 / size if each else 1.0) for size in sizes]
-        return Cost(
-            min(c.cpu_s for c in found), min(c.cpu_s + c.blocked_s for c in found) - min(c.cpu_s for c in found)
-        )
+        """Return the least cost of any size between two, or of `each` one of what it does."""
+        sizes = [low, high, *(size for size in self._costs.sizes(name) if low < size < high)]
+        return least_of([self._of(name, size).times(1.0 / size if each else 1.0) for size in sizes])
 
 
 class SimulatorStages(Stages):
@@ -182,8 +174,8 @@ class SimulatorStages(Stages):
             decided, waited = of(generate + "policy", each), of(run + "direct_wait")
             alone = self._costs.known("rollout.generate", "policy", cold=False)
             more_s = max(0.0, waited.cpu_s - self._costs.of(alone, each).cpu_s)
-            step = added(decided, Cost(more_s, waited.blocked_s))
-            work = added(added(of(run + "sim", each), step).times(laps), of(run + "rest", each * laps))
+            step = of(run + "sim", each).plus(decided, Cost(more_s, waited.blocked_s))
+            work = step.times(laps).plus(of(run + "rest", each * laps))
             return {
                 "env": self._load("env", [work] * envs),
                 "rollout": self._load("rollout", [Cost(0.0)] * engines),
@@ -194,26 +186,24 @@ class SimulatorStages(Stages):
             sent[source].append(share)
             received[target].append(share)
         merges, put, wait = config.torch_rollout.merge_requests, of(run + "put"), of(run + "wait")
-        around_answer = added(of(generate + "wait"), of(generate + "put"))
+        around_answer = of(generate + "wait").plus(of(generate + "put"))
 
         def policy(shares: Sequence[int]) -> Cost:
             """Return what the answers of one step and group take at least."""
             if merges:
                 return self._least(generate + "policy", min(shares), mode.groups * sum(shares)).times(1 / mode.groups)
-            costs = [of(generate + "policy", share) for share in shares]
-            return Cost(sum(c.cpu_s for c in costs), sum(c.blocked_s for c in costs))
+            return Cost(0.0).plus(*(of(generate + "policy", share) for share in shares))
 
         simulated, chain_s = list[Cost](), 0.0
         for shares in sent:
             sim, rest = of(run + "sim", sum(shares)), of(run + "rest", sum(shares) * laps)
-            talk = added(put, wait).times(len(shares))
-            simulated.append(added(added(sim, talk).times(laps), rest))
+            talk = put.plus(wait).times(len(shares))
+            simulated.append(sim.plus(talk).times(laps).plus(rest))
             answer = self._least(generate + "policy", shares[-1], rows) if merges else policy(shares[-1:])
-            step = added(added(put.times(len(shares)), added(around_answer, answer)), added(wait, sim))
-            chain = added(step.times(steps), added(rest, self._around("env")))
-            chain_s = max(chain_s, chain.cpu_s + chain.blocked_s)
+            step = put.times(len(shares)).plus(around_answer, answer, wait, sim)
+            chain_s = max(chain_s, step.times(steps).plus(rest, self._around("env")).seconds)
         rest = of(generate + "rest")
-        decided_in = [added(added(policy(s), around_answer.times(len(s))).times(laps), rest) for s in received]
+        decided_in = [policy(s).plus(around_answer.times(len(s))).times(laps).plus(rest) for s in received]
         return {"env": self._load("env", simulated), "rollout": self._load("rollout", decided_in)}, chain_s
 
     def _learn(self, ranks: Mapping[str, int]) -> tuple[Loads, float]:
@@ -228,14 +218,16 @@ class SimulatorStages(Stages):
         for count, received in zip(rows, shares, strict=True):
             samples = algorithm.rollout_steps * count
             minibatch = of(learn + "minibatch", samples / algorithm.num_minibatches)
-            step = added(added(minibatch, exchange), of(learn + "step")).times(steps)
-            once = added(added(of(learn + "estimate", samples), exchange), of(learn + "rest", actors))
-            work.append(added(added(step, once), of(learn + "wait").times(received)))
+            once = of(learn + "estimate", samples).plus(exchange, of(learn + "rest", actors))
+            step = minibatch.plus(exchange, of(learn + "step"))
+            work.append(step.times(steps).plus(once, of(learn + "wait").times(received)))
         return {"actor": self._load("actor", work)}, 0.0
 
 
-def added(one: Cost, other: Cost) -> Cost:
-    return Cost(one.cpu_s + other.cpu_s, one.blocked_s + other.blocked_s)
+def least_of(costs: Sequence[Cost]) -> Cost:
+    """Return a cost that is above none of these, of processors and in all."""
+    cpu_s = min(cost.cpu_s for cost in costs)
+    return Cost(cpu_s, min(cost.seconds for cost in costs) - cpu_s)
 
 
 def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int, int]]:

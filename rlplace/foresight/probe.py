@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlplace.config.keys import PLACEMENT
 from rlplace.foresight.measure import Variant, run
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Found
 
 _ITERATIONS = 6  # of the first round
-_PLACEMENT = ("cluster", "component_placement")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """Return the config with changes of a plan."""
     whole = copy.deepcopy(dict(mapping))
     for key, value in changes.items():
-        block = ".".join(_PLACEMENT) + "."
-        path = [*_PLACEMENT, key.removeprefix(block)] if key.startswith(block) else key.split(".")
+        component = key.removeprefix(f"{PLACEMENT}.")  # whose name may have dots
+        path = key.split(".") if component == key else [*PLACEMENT.split("."), component]
         at = whole
         for name in path[:-1]:
             at = at.setdefault(name, {})

@@ -174,7 +174,7 @@ class Rank:
         waited, began = self.world.now > self._ended, self.world.now
         yield from self.spend(cost)
         self._ended = self.world.now
-        self._off = waited or self._ended - began > cost.cpu_s + cost.blocked_s + OFF_S
+        self._off = waited or self._ended - began > cost.seconds + OFF_S
 
     def watch(self, *parts: str) -> Stopwatch:
         """Start a stopwatch of the logical clock, whose spans go into the record of the call."""

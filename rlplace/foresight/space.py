@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, did_you_mean
 from rlplace.foresight.loads import Mode, Size, Sizes, Spread
@@ -28,7 +29,6 @@ from rlplace.placement.schedule import Schedule, schedule_of
 
 GROUPS = (1, 2, 4)  # stage groups
 _SLICES = (1, 2, 4, 8)  # accelerators of an engine
-_PLACEMENT = "cluster.component_placement"
 Cells = tuple[tuple[int, ...], ...]  # node -> accelerator -> the components there, as bits
 
 
@@ -272,10 +272,10 @@ class Space:
     def changes(self, layout: Layout) -> dict[str, Any]:
         """Return the keys of the config that differ, with their values; None: the line goes."""
         lines, written = self._lines(layout), self._written.cluster.component_placement
-        changed: dict[str, Any] = self.varied | {f"{_PLACEMENT}.{name}": None for name in written if name not in lines}
+        changed: dict[str, Any] = self.varied | {f"{PLACEMENT}.{name}": None for name in written if name not in lines}
         for component, line in lines.items():
             if written.get(component) != line:
-                changed[f"{_PLACEMENT}.{component}"] = line
+                changed[f"{PLACEMENT}.{component}"] = line
         if layout.mode.groups != self.now.groups:
             changed["rollout.pipeline_stage_num"] = layout.mode.groups
         sharing = self._sharing(layout)
@@ -329,9 +329,9 @@ class Space:
 
     def config_of(self, layout: Layout) -> Config:
         """Return the config with the changes of a layout."""
-        config = replaced(self.config, _PLACEMENT.split("."), self._lines(layout))
+        config = replaced(self.config, PLACEMENT.split("."), self._lines(layout))
         for key, value in self.changes(layout).items():
-            if not key.startswith(_PLACEMENT):
+            if not key.startswith(PLACEMENT):
                 value = tuple(value) if isinstance(value, list) else value
                 config = replaced(config, key.split("."), value)
         assert isinstance(config, Config)

@@ -17,7 +17,7 @@ from rlplace.algo.packing import Packing
 from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.learners import pack
-from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages, added
+from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages, least_of
 from rlplace.foresight.text import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
@@ -145,41 +145,36 @@ class TextStages(Stages):
     @functools.cached_property
     def _wholes(self) -> Sequence[tuple[int, ...]]:
         """Return the tokens of all samples of each iteration, in any order; of episodes of several turns, nothing."""
-        if self._config.text_env.max_turns > 1:
-            return ()
+        several = self._config.text_env.max_turns > 1
+        return () if several else [tuple(map(sum, samples)) for samples in self._lengths]
+
+    @functools.cached_property
+    def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return the tokens of prompt and first answer of each sample of each iteration, group by group."""
         lengths, each = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt
         return [
-            tuple(
-                prompt + lengths.answer(Request(index, 0, group, 0, each, 0, prompt), sample)
+            [
+                (prompt, lengths.answer(Request(index, 0, group, 0, each, 0, prompt), sample))
                 for group in range(self._groups)
                 for prompt in (lengths.prompt(index, group),)
                 for sample in range(each)
-            )
+            ]
             for index in _INDEXES
         ]
 
     @functools.cached_property
     def _drawn(self) -> _Drawn:
-        lengths, each = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt
         found = []
-        for index in _INDEXES:
-            prompts = [lengths.prompt(index, group) for group in range(self._groups)]
-            answers = [
-                [lengths.answer(Request(index, 0, group, 0, each, 0, prompts[group]), sample) for sample in range(each)]
-                for group in range(self._groups)
-            ]
-            wholes = [prompts[g] + n for g, row in enumerate(answers) for n in row]
-            flat = [n for row in answers for n in row]
-            found.append((sum(flat), sum(wholes), max(flat), min(wholes)))
+        for samples in self._lengths:
+            answers, wholes = [answer for _, answer in samples], [*map(sum, samples)]
+            found.append((sum(answers), sum(wholes), max(answers), min(wholes)))
         return _Drawn(*(min(values) for values in zip(*found, strict=True)))
 
     @functools.cached_property
     def _read(self) -> Cost:
         """Return what it takes to read all prompts, each by itself."""
-        lengths, read = Lengths(self._config, self._costs), Cost(0.0)
-        for group in range(self._groups):
-            read = added(read, self._of("rollout.generate/prefill", lengths.prompt(_INDEXES[0], group)))
-        return read
+        prompts = (prompt for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt])
+        return Cost(0.0).plus(*(self._of("rollout.generate/prefill", prompt) for prompt in prompts))
 
     def _env(self, component: str, ranks: int) -> Load:
         run, each = "env.run/", self._algorithm.samples_per_prompt
@@ -187,8 +182,8 @@ class TextStages(Stages):
         edges, work = block_edges(self._groups, ranks), list[Cost]()
         for first, stop in itertools.pairwise(edges):
             groups = stop - first
-            asked = added(added(sim.times(groups * (1 + each)), put.times(2 * groups)), self._of(run + "rest"))
-            work.append(added(asked, added(reward.times(2 * groups * each), wait.times(groups * each))))
+            asked = sim.times(groups * (1 + each)).plus(put.times(2 * groups), self._of(run + "rest"))
+            work.append(asked.plus(reward.times(2 * groups * each), wait.times(groups * each)))
         return self._load(component, work)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
@@ -199,26 +194,23 @@ class TextStages(Stages):
         """
         if not self._wholes:
             return 0.0
-        lengths, each, found = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt, list[float]()
+        each, found = self._algorithm.samples_per_prompt, list[float]()
         run, generate = "env.run/", "rollout.generate/"
 
         def of(name: str, size: float = 0.0) -> float:
-            return _seconds(self._of(name, size))
+            return self._of(name, size).seconds
 
-        step_s = _seconds(self._decode(self._at_once(engines)))
+        step_s = self._decode(self._at_once(engines)).seconds
         vllm = self._config.text_rollout.engine == "vllm"
-        asked_s = _seconds(self._around("env")) + of(run + "sim") + of(run + "put") + of(generate + "wait")
+        asked_s = self._around("env").seconds + of(run + "sim") + of(run + "put") + of(generate + "wait")
         judged_s, over_s = of(run + "wait") + of(run + "sim") + 2 * of(run + "reward"), of(run + "rest")
-        for index in _INDEXES:
+        for samples in self._lengths:
             longest_s = 0.0
             for first, stop in itertools.pairwise(block_edges(self._groups, envs)):
-                ends = list[float]()
-                for group in range(first, stop):
-                    prompt = lengths.prompt(index, group)
-                    read_s = step_s if vllm else of(generate + "prefill", prompt)
-                    asked = Request(index, 0, group, 0, each, 0, prompt)
-                    answers = (lengths.answer(asked, sample) for sample in range(each))
-                    ends += [read_s + (tokens - 1) * step_s for tokens in answers]
+                ends = [
+                    (step_s if vllm else of(generate + "prefill", prompt)) + (tokens - 1) * step_s
+                    for prompt, tokens in samples[first * each : stop * each]
+                ]
                 left = ((end + at * judged_s) for at, end in enumerate(sorted(ends, reverse=True), 1))
                 longest_s = max(longest_s, max(left, default=0.0))
             found.append(longest_s)
@@ -234,7 +226,9 @@ class TextStages(Stages):
         decode = self._least("rollout.generate/decode", 1, at_once)
         if self._config.text_rollout.engine != "vllm":
             return decode
-        return _less(decode, self._least("rollout.generate/prefill", 1, max(2, self._config.text_rollout.step_tokens)))
+        return least_of(
+            [decode, self._least("rollout.generate/prefill", 1, max(2, self._config.text_rollout.step_tokens))]
+        )
 
     def _generate(self, ranks: int) -> Cost:
         """Return the work of an engine that has its share; some engine has as much."""
@@ -245,13 +239,13 @@ class TextStages(Stages):
         steps = drawn.longest - 1
         if block.engine == "vllm":
             reading = self._least(generate + "prefill", 1, max(2, block.step_tokens))
-            token = _less(token, reading.times(1.0 / at_once))
+            token = least_of([token, reading.times(1.0 / at_once)])
         else:
             read = self._read.times(1.0 / ranks)
         decoded = token.times((drawn.answers - self._samples) / ranks)
-        work = added(decoded, read)
-        longest_s = max(work.cpu_s + work.blocked_s, steps * (decode.cpu_s + decode.blocked_s))
-        return added(Cost(work.cpu_s, longest_s - work.cpu_s), self._of(generate + "rest"))
+        work = decoded.plus(read)
+        longest_s = max(work.seconds, steps * decode.seconds)
+        return Cost(work.cpu_s, longest_s - work.cpu_s).plus(self._of(generate + "rest"))
 
     def _passes(self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True) -> _Passes:
         """Return a pass of all ranks over all samples, in so many optimizer steps.
@@ -265,10 +259,9 @@ class TextStages(Stages):
             longest_s, cpu_s = (statistics.fmean(values) for values in zip(*found, strict=True))
             return _Passes(ranks, longest_s, cpu_s * each)
         most, tokens = max(budget, self._algorithm.longest, self._drawn.shortest + 1), self._drawn.tokens / ranks
-        ends = [size * off for size in self._costs.sizes(cost) for off in (1 - 1e-6, 1.0, 1 + 1e-6)]
-        sizes = [0.0, 1e-6, most, *(size for size in ends if size < most)]
+        sizes = [0.0, 1e-6, most, *(size for size in self._costs.sizes(cost) if size < most)]
         costs, number, seconds = [self._of(cost, size) for size in sizes], max(steps, tokens / most), list[float]()
-        for values in ([c.cpu_s for c in costs], [c.cpu_s + c.blocked_s for c in costs]):
+        for values in ([c.cpu_s for c in costs], [c.seconds for c in costs]):
             base = min(values)
             slope = min((value - base) / size for size, value in zip(sizes, values, strict=True) if size >= 1.0)
             seconds.append(number * base + slope * tokens)
@@ -279,7 +272,7 @@ class TextStages(Stages):
         longest_s, cpu_s = 0.0, 0.0
         for together in zip(*packing.ranks, strict=True):
             costs = [self._of(cost, sum(tokens[i] for i in picks)) for picks in together]
-            longest_s += max(c.cpu_s + c.blocked_s for c in costs)
+            longest_s += max(c.seconds for c in costs)
             cpu_s += sum(c.cpu_s for c in costs)
         return longest_s, cpu_s
 
@@ -289,10 +282,10 @@ class TextStages(Stages):
         model, cost = not isinstance(block, RewardConfig) or block.kind == "model", f"{component}.infer/infer"
         rest = self._of(f"{component}.infer/rest")
         if model and stage == "infer" and (block.sharded or self._together[component] > 1 or ranks == 1):
-            rest = added(rest, self._of(f"{component}.infer/wait"))
+            rest = rest.plus(self._of(f"{component}.infer/wait"))
             return self._joined(component, self._passes(cost, block.token_budget, ranks), rest)
         passes = self._passes(cost, block.token_budget if model else self._drawn.tokens, ranks, whole=False)
-        return self._shared(component, added(passes.of_each, rest), ranks)
+        return self._shared(component, passes.of_each.plus(rest), ranks)
 
     def _infer(self, component: str, ranks: int) -> Load:
         count = 1 if component == "critic" else ("reference" in self._asked) + bool(self._asked - {"reference"})
@@ -300,14 +293,16 @@ class TextStages(Stages):
         if not count:
             return self._load(component, [Cost(0.0)] * ranks)
         passes = self._passes(self._forward(component, "score", ranks, "infer"), self._budget(component), ranks)
-        rest = added(self._exchange(component, ranks).times(count), self._of(infer + "infer_wait"))
-        return self._joined(component, passes.times(count), added(rest, self._of(infer + "rest")))
+        rest = (
+            self._exchange(component, ranks).times(count).plus(self._of(infer + "infer_wait"), self._of(infer + "rest"))
+        )
+        return self._joined(component, passes.times(count), rest)
 
     def _learn(self, component: str, ranks: int) -> Load:
         algorithm, learn = self._algorithm, f"{component}.learn/"
         each = -(-self._samples // (algorithm.train_batch or self._samples))  # steps of an epoch
-        rest = added(self._of(learn + "exchange", ranks), self._of(learn + "step")).times(algorithm.epochs * each)
-        rest = added(rest, added(self._of(learn + "wait"), self._of(learn + "rest", ranks)))
+        step = self._of(learn + "exchange", ranks).plus(self._of(learn + "step"))
+        rest = step.times(algorithm.epochs * each).plus(self._of(learn + "wait"), self._of(learn + "rest", ranks))
         passes = _Passes(ranks, 0.0, 0.0)
         if not algorithm.accumulate_early:
             cost = self._forward(component, "micro_batch", ranks, "learn", "accumulate")
@@ -329,13 +324,3 @@ class TextStages(Stages):
         block = self._config.block_of(component)
         assert isinstance(block, TrainedConfig), "it learns"
         return block.token_budget
-
-
-def _seconds(cost: Cost) -> float:
-    return cost.cpu_s + cost.blocked_s
-
-
-def _less(one: Cost, other: Cost) -> Cost:
-    """Return a cost that is above neither, of processors and in all."""
-    cpu_s = min(one.cpu_s, other.cpu_s)
-    return Cost(cpu_s, min(one.cpu_s + one.blocked_s, other.cpu_s + other.blocked_s) - cpu_s)

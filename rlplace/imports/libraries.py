@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rlplace.config.fields import ModelKind
+from rlplace.config.keys import PLACEMENT
 from rlplace.errors import did_you_mean, suggestion
 from rlplace.imports.importer import ROLES, Draft, Imported, finish
 from rlplace.imports.openrlhf import import_openrlhf
 from rlplace.imports.placing import Allocation, place_by_size
-from rlplace.imports.settings import PLACEMENT, Setting
+from rlplace.imports.settings import Setting
 from rlplace.placement import Topology
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Ranges

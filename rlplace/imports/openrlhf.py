@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlplace.config.keys import PLACEMENT
 from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation, place_by_size
-from rlplace.imports.settings import PLACEMENT
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 _EVALUATED = 4  # answers to each prompt of an evaluation

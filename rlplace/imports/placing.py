@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlplace.config.keys import PLACEMENT
 from rlplace.imports.importer import Draft
-from rlplace.imports.settings import PLACEMENT
 from rlplace.placement import Topology
 from rlplace.placement.machines.topology import Ranges
 

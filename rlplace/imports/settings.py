@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.yaml_text import line_sources, not_yaml, show
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.imports.shell import UnclosedQuote, entry_words
 
-PLACEMENT = "cluster.component_placement"
 MANY = -1  # words after a flag
 _LONGEST = 90  # text of a setting
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)

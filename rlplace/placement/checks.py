@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from math import gcd, isqrt, lcm
 from typing import TYPE_CHECKING
 
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.schema import RewardConfig
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rlplace.config.schema import Config, NodeConfig
 
 _ENVS = "env.total_num_envs"
-_PLACEMENT = "cluster.component_placement"
 _SOME_WEIGHTS = ("trainable", "lora")  # sync modes that build on the weights that the rollout ranks have
 PARTNERS = {"reference": "actor", "reward": "critic"}  # role -> the role whose ranks hold the rows that it scores
 
@@ -261,15 +261,15 @@ def _check_critic(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     placed, critic, name = "critic" in names, config.critic, config.algorithm.name
     if placed and critic.on_actor:
         why = "values come from one of the two: a model of its own, or a head on the actor's trunk"
-        yield _wrong("critic.on_actor", "the critic is placed as well", True, why, f"remove {_PLACEMENT}.critic")
+        yield _wrong("critic.on_actor", "the critic is placed as well", True, why, f"remove {PLACEMENT}.critic")
     valued = placed or critic.on_actor
     if config.runs and name == "ppo" and not valued:
         why = "PPO estimates advantages from a critic's values"
         heads = "        (a head on the actor's trunk)"
-        fix = one_of([f"{_PLACEMENT}.critic: all", f"critic.on_actor: true{heads}", "algorithm.name: reinforce_pp"])
-        yield _wrong(f"{_PLACEMENT}.critic", "is not placed, and ppo needs values", None, why, fix, "critic-missing")
+        fix = one_of([f"{PLACEMENT}.critic: all", f"critic.on_actor: true{heads}", "algorithm.name: reinforce_pp"])
+        yield _wrong(f"{PLACEMENT}.critic", "is not placed, and ppo needs values", None, why, fix, "critic-missing")
     if config.runs and name != "ppo" and valued:
-        key = "critic.on_actor" if critic.on_actor else f"{_PLACEMENT}.critic"
+        key = "critic.on_actor" if critic.on_actor else f"{PLACEMENT}.critic"
         why = f"{name} compares the answers to a prompt, or all of an iteration, and needs no values"
         yield _wrong(key, f"{name} has no use for a critic", None, why, "algorithm.name: ppo        (or remove it)")
     if critic.on_actor and critic.warmup_iterations:
@@ -283,7 +283,7 @@ def _check_reference(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     every, kl_coef = reference.refresh_every, algorithm.kl_coef
     if placed and reference.share_actor:
         why = "log-probabilities come from one of the two: a model of its own, or the actor without its factors"
-        fix = f"remove {_PLACEMENT}.reference"
+        fix = f"remove {PLACEMENT}.reference"
         yield _wrong("reference.share_actor", "the reference is placed as well", True, why, fix)
     if reference.share_actor and config.actor.lora_rank is None:
         why = "without low-rank factors the actor's weights change, and its first weights are gone"
@@ -322,12 +322,12 @@ def _check_rewards(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     own = [c.partition(".")[2] for c in components]
     if not isinstance(config.reward, RewardConfig):
         if "reward" in names:
-            key, why = f"{_PLACEMENT}.reward", f"reward has one block for each name: {', '.join(config.reward)}"
+            key, why = f"{PLACEMENT}.reward", f"reward has one block for each name: {', '.join(config.reward)}"
             yield _wrong(key, "no block is its own", None, why, "reward.<name>: ...        (and a block reward.<name>)")
         for name in (name for name in config.reward if name not in own):
             near = did_you_mean(name, own)
             why = "placed are " + (", ".join(components) or "no rewards")
-            fix = f"{near}: ..." if near else f"{_PLACEMENT}: {{reward.{name}: ...}}        (or remove the block)"
+            fix = f"{near}: ..." if near else f"{PLACEMENT}: {{reward.{name}: ...}}        (or remove the block)"
             what = "no such component is placed" + suggestion(near)
             yield _wrong(f"reward.{name}", what, None, why, fix, "unknown-component")
     for component in components:
@@ -426,7 +426,7 @@ def _find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
         what = f"no component uses accelerator{'s' * many} {idle}"
         fix = f"give {'them' if many else 'it'} to a component, or plan a smaller cluster"
         yield _problem(
-            "idle-accelerators", _PLACEMENT, what, None, f"this cluster has {placement.topology.describe()}", fix
+            "idle-accelerators", PLACEMENT, what, None, f"this cluster has {placement.topology.describe()}", fix
         )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rlplace.config.fields import ModelKind
+from rlplace.config.keys import PLACEMENT
 from rlplace.config.schema import Config
 from rlplace.imports.importer import Draft, MappingResult, ordered
 from rlplace.imports.rules import Rules, read_rules
-from rlplace.imports.settings import PLACEMENT, Setting
+from rlplace.imports.settings import Setting
 
 LIBRARIES = ("openrlhf", "slime", "rlinf", "verl", "roll", "skyrl", "areal")
 

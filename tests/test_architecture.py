@@ -100,7 +100,7 @@ PLANNER = PURE | {
 # starts fast, stays small
 DRIVER = PLANNER | {"envs", "loop", "overlap", "run", "trajectory", "workers.launch.group", "workers.worker"}
 WITHOUT = {
-    "numpy": PLANNER | {"prepare"},
+    "numpy": PLANNER | {"foresight", "prepare", "search"},  # which a planner alone does not install
     "ray": PLANNER | {"workers.roles.env"},
     "torch": DRIVER
     | {

@@ -21,7 +21,9 @@ class AcceleratorConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
-    address: str | None = knob("null starts Ray here; auto or host:port joins a running cluster", None)
+    address: str | None = knob(
+        "null starts Ray here; host:port joins a cluster, auto that of RAY_ADDRESS or `ray start`", None
+    )
     machines: bool = knob("plan for the machines of the cluster at address, instead of declared ones", False)
     start: Literal["fork", "plain"] = knob(
         "fork: a process of each node imports what workers need, and these are forks of it; plain: each imports it",

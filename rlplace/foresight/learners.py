@@ -18,8 +18,15 @@ from rlplace.foresight.world import Sleep
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import block_edges
 from rlplace.stopwatch import Stopwatch
-from rlplace.workers.arguments import REFERENCE_WEIGHTS, RETURNS, SAMPLES, samples_for, scores_of
-from rlplace.workers.roles.actor import asked_of, parts_of
+from rlplace.workers.arguments import (
+    REFERENCE_WEIGHTS,
+    RETURNS,
+    SAMPLES,
+    asked_of,
+    parts_of,
+    samples_for,
+    scores_of,
+)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # of `workers.training.ranks`
 

@@ -21,8 +21,7 @@ from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Sta
 from rlplace.foresight.text import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
-from rlplace.workers.arguments import SCORERS
-from rlplace.workers.roles.actor import asked_of
+from rlplace.workers.arguments import SCORERS, asked_of
 
 _INDEXES = (1, 2)  # iterations of a prediction that are counted, where nothing is generated ahead
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from rlplace.config.schema import Config
 from rlplace.envs.contract import Spaces
@@ -115,3 +116,38 @@ class SimulatorArguments(WorkerArguments):
 
     spaces: Spaces
     routes: Routes
+
+
+def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
+    """Return what the actor is to infer by its own weights before the first step of an iteration."""
+    algorithm = config.algorithm
+    asked: set[Literal["old", "reference", "values"]] = set()
+    if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
+        asked.add("old")
+    if config.reference.share_actor:
+        asked.add("reference")
+    if config.critic.on_actor:
+        asked.add("values")
+    return frozenset(asked)
+
+
+# ── the parts of an iteration of a language model ─────────────────────────────────────────────────────────────────────
+#
+#   samples:  ▪▪▪ ▪▪▪ ▪▪▪ ▪▪▪ ...        in the order in which they are whole
+#   learn:       [ step ][ step ]        of `train_batch` samples at most, rounded down to whole groups
+#
+# A part is learned like an iteration of its own: its advantages are made of its own groups, and the old
+# log-probabilities of the ratio are those of the weights when it begins (the proximal policy of decoupled PPO,
+# arXiv:2110.00641). `tis_cap` corrects, by the engine's own log-probabilities, how far these are from what sampled it:
+# up to `max_staleness` versions, several ones for a partial rollout.
+
+
+def parts_of(job: WorkerArguments) -> tuple[int, ...]:
+    """Return the groups of each part in order; a single part where something is asked of all samples first."""
+    config, algorithm = job.config, job.config.algorithm
+    scored = job.scorers or config.reference.share_actor or config.critic.on_actor
+    if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or scored:
+        return (job.prompts,)
+    each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)
+    whole, rest = divmod(job.prompts, each)
+    return (each,) * whole + ((rest,) if rest else ())

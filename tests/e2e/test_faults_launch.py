@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +24,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
+from rlplace.workers.ray_launch import session
 from tests.contract.launch_workers import Probe, Settling
 
 pytestmark = pytest.mark.ray
@@ -128,7 +129,7 @@ def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPa
     from ray._private import services
 
     # As after a cluster that has ended: its address is still in a file, which is of all users of this machine.
-    monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(set))
+    monkeypatch.setattr(session, "_at_work", lambda: (set(), []))
     monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: "127.0.0.1:1")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with (
@@ -156,6 +157,42 @@ def four_gpus() -> Iterator[Any]:
 
 def gpu_cluster(nodes: int = 1, gpus: int = 4, **timeouts: float) -> Cluster:
     return Cluster(topology=Topology.uniform(nodes, gpus, "cuda"), ray=RayConfig(**timeouts))
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_auto_does_not_join_the_ray_that_a_program_has_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    with pytest.raises(ClusterError) as refused:
+        session._join("auto")
+    assert refused.value.code == "cluster-private"
+    assert f"process {os.getpid()}," in (refused.value.problem.why or "")
+
+
+CUT_OFF = """
+import socket, sys, threading
+from rlplace.errors import ClusterError
+from rlplace.workers.ray_launch.session import RaySession
+from rlplace.config.schema import RayConfig
+
+head = socket.create_server(("127.0.0.1", 0))
+address = f"127.0.0.1:{head.getsockname()[1]}"
+threading.Thread(target=lambda: (head.accept(), head.close()), daemon=True).start()
+try:
+    RaySession(RayConfig(address=address)).start()
+except ClusterError as error:
+    sys.exit(error.code)
+"""
+
+
+def test_a_cluster_that_ends_while_it_is_joined_is_an_error_soon() -> None:
+    quick = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_py_gcs_connect_timeout_s": "1"}  # 5 and 30 by default
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_OFF], cwd=ROOT, env=os.environ | quick, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr.splitlines()[-1] == "cluster-unreachable", done.stderr
 
 
 @pytest.mark.usefixtures("four_gpus")

@@ -1,4 +1,4 @@
-"""The notebook of docs/ runs in a kernel of Jupyter, without Ray and without torch, and its plans show as pictures."""
+"""The notebook of docs/ runs in a kernel of Jupyter, without Ray, torch and NumPy, and its plans show as pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The cells after they have run; an error in any of them is raised here."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
-    loaded = "import sys\nprint(sorted({'ray', 'torch'} & set(sys.modules)))"
+    loaded = "import sys\nprint(sorted({'numpy', 'ray', 'torch'} & set(sys.modules)))"
     notebook.cells.append(nbformat.v4.new_code_cell(loaded))
     place = {"metadata": {"path": str(tmp_path_factory.mktemp("empty"))}}
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place).execute()
@@ -44,5 +44,5 @@ def test_it_compares_explains_and_predicts(cells: list[Any]) -> None:
         assert expected in said, expected
 
 
-def test_neither_ray_nor_torch_was_needed(cells: list[Any]) -> None:
+def test_neither_ray_nor_torch_nor_numpy_was_needed(cells: list[Any]) -> None:
     assert text_of(cells[-1]) == "[]\n"

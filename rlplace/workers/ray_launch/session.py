@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import socket
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -41,11 +43,17 @@ _STARTED_HERE = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
+_JOINED = {
+    # How often a cluster that does not answer is asked, for 40 s each time: Ray's 20 last for a quarter of an hour, in
+    # which no signal is taken. It reads this name for clients, too.
+    "RAY_gcs_server_port_wait_time_s": "1",
+}
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
 _NODE_S = 30.0  # for a node to be listed, as in Ray
 _LOOK_S = 0.02
+_SHORT = 80  # characters of a command line in an error
 
 _KILL = 'kill -9 "$@" 2>/dev/null'
 # A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
@@ -61,7 +69,7 @@ _REMOVE = (
 @contextlib.contextmanager
 def ray_environment(address: str | None) -> Iterator[None]:
     """Set variables for importing and starting Ray (`address` None) or joining one; the user's own settings win."""
-    wanted = _ALWAYS if address else _ALWAYS | _STARTED_HERE
+    wanted = _ALWAYS | (_JOINED if address else _STARTED_HERE)
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -210,27 +218,79 @@ def _listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str)
 
 def _join(address: str) -> None:
     import ray
-    from ray._private import services
 
+    where = address
     try:
-        where = address
-        if address == "auto":  # may be a cluster that has ended, whose address is still in a file
-            where = services.canonicalize_bootstrap_address(address) or address
+        if address == "auto":
+            where = _shared_address()
         host, _, port = where.rpartition(":")
         if host and port.isdecimal():  # addresses with a scheme are Ray's to read
-            # Connect once: Ray takes half a minute to notice that no process listens, or for ever, deaf to signals.
+            # Connect once: Ray takes half a minute to notice that no process listens.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-            if address != "auto":  # for that Ray looks for a token itself
-                use_token(address)
+            use_token(where)
         with _signals_kept():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         why = (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
-        fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
-        what = "no Ray cluster answers here"
-        raise ClusterError.about(
-            "cluster-unreachable", "cluster.ray.address", what, got=address, why=why, fix=fix
-        ) from error
+        why = why if where == address else f"{where}: {why}"
+        raise _nothing_to_join("cluster-unreachable", "no Ray cluster answers here", address, why) from error
+
+
+def _shared_address() -> str:
+    """Return what `auto` joins: the cluster of RAY_ADDRESS, which jobs of Ray have too, or one of `ray start`.
+
+    Raises ClusterError where each Ray of this machine is a program's own; `ray.init("auto")` would join one of them.
+    """
+    from ray._private import services
+
+    named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
+    if named != "auto":
+        return named
+    started, (shared, private) = services.find_bootstrap_address(None), _at_work()
+    if started not in shared and len(shared) == 1:  # its file is in another folder, or of a cluster that has ended
+        return shared.pop()
+    if started is None and private:
+        what, why = "the only Ray here was not started to be shared", f"it ends with its program: {'; '.join(private)}"
+        raise _nothing_to_join("cluster-private", what, "auto", why)
+    if started is None:
+        raise ConnectionError("RAY_ADDRESS is not set, and no `ray start` has left an address here")
+    return started
+
+
+def _at_work() -> tuple[set[str], list[str]]:
+    """Return the addresses of clusters that this machine is in by `ray start`, and those of programs, with these."""
+    from ray._private import services
+
+    shared, private = set(), []
+    for server in psutil.process_iter(["cmdline"]):
+        words = server.info["cmdline"] or []
+        addresses = [word.partition("=")[2] for word in words if word.startswith("--gcs-address=")]
+        if not addresses or not services._is_raylet_process(words):
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends
+            program = server.parent()
+            if program is None or not _starts_ray_for_itself(program):
+                shared.add(addresses[0])
+            else:
+                text = " ".join(program.cmdline())
+                private.append(f"{addresses[0]} of process {program.pid}, {textwrap.shorten(text, _SHORT)}")
+    return shared, private
+
+
+def _starts_ray_for_itself(program: psutil.Process) -> bool:
+    """Return whether the parent of a Ray server has Ray in it, and is not `ray start --block`; else it took it over."""
+    words = [Path(word).name for word in program.cmdline()]
+    if any(pair == ("ray", "start") for pair in itertools.pairwise(words)):
+        return False
+    try:
+        return any(Path(each.path).name.startswith("_raylet.") for each in program.memory_maps())
+    except psutil.AccessDenied:  # another user's
+        return program.pid != 1
+
+
+def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterError:
+    fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
+    return ClusterError.about(code, "cluster.ray.address", what, got=address, why=why, fix=fix)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from rlplace.config.schema import Config
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
@@ -33,7 +32,8 @@ from rlplace.workers.arguments import (
     TRAJECTORIES,
     WEIGHTS,
     SimulatorArguments,
-    WorkerArguments,
+    asked_of,
+    parts_of,
     samples_for,
     scores_of,
 )
@@ -540,38 +540,3 @@ class _Inferred:
     groups: Groups  # all on rank 0, none on the others
     shard: SampleShard
     values: Tensor  # [M], of all ranks' samples
-
-
-def asked_of(config: Config) -> frozenset[Target]:
-    """Return what the actor is to infer by its own weights before the first step of an iteration."""
-    algorithm = config.algorithm
-    asked: set[Target] = set()
-    if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
-        asked.add("old")
-    if config.reference.share_actor:
-        asked.add("reference")
-    if config.critic.on_actor:
-        asked.add("values")
-    return frozenset(asked)
-
-
-# ── the parts of an iteration of a language model ─────────────────────────────────────────────────────────────────────
-#
-#   samples:  ▪▪▪ ▪▪▪ ▪▪▪ ▪▪▪ ...        in the order in which they are whole
-#   learn:       [ step ][ step ]        of `train_batch` samples at most, rounded down to whole groups
-#
-# A part is learned like an iteration of its own: its advantages are made of its own groups, and the old
-# log-probabilities of the ratio are those of the weights when it begins (the proximal policy of decoupled PPO,
-# arXiv:2110.00641). `tis_cap` corrects, by the engine's own log-probabilities, how far these are from what sampled it:
-# up to `max_staleness` versions, several ones for a partial rollout.
-
-
-def parts_of(job: WorkerArguments) -> tuple[int, ...]:
-    """Return the groups of each part in order; a single part where something is asked of all samples first."""
-    config, algorithm = job.config, job.config.algorithm
-    scored = job.scorers or config.reference.share_actor or config.critic.on_actor
-    if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or scored:
-        return (job.prompts,)
-    each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)
-    whole, rest = divmod(job.prompts, each)
-    return (each,) * whole + ((rest,) if rest else ())

@@ -11,8 +11,7 @@ import pytest
 from rlplace.config.read import read_config
 from rlplace.metrics import Metric, reduce_metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.workers.arguments import WorkerArguments
-from rlplace.workers.roles.actor import parts_of
+from rlplace.workers.arguments import WorkerArguments, parts_of
 from rlplace.workers.roles.learn_metrics import as_text, sample_metrics, update_metrics
 from rlplace.workers.training.optimizer import Update
 from tests.lm_ranks import made_up_samples

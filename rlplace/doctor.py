@@ -29,7 +29,7 @@ from rlplace.config.model_folder import model_folder
 from rlplace.config.options import OptionParser
 from rlplace.errors import ClusterError, Problem, ProblemsError
 from rlplace.placement.show.text import chapter, table
-from rlplace.prepare import Prepared, check_launch, missing_libraries, prepare_composed
+from rlplace.prepare import Prepared, check_run, prepare_composed
 from rlplace.units import show_bytes
 from rlplace.workers.launch.machines import visible_gpus
 from rlplace.workers.launch.reservation import Machine, check_size, node_uses
@@ -167,7 +167,7 @@ def examine(name: str) -> Verdict:
     try:
         (composed,) = compose.with_hydra([name])
         job = prepare_composed(composed)
-        lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
+        lacking = check_run(job)
         if job.refused:
             lacking += job.view.shortages
         if not lacking:
@@ -176,7 +176,12 @@ def examine(name: str) -> Verdict:
         lacking = [*error.problems]
     except ClusterError as error:
         lacking = [error.problem]
-    return Verdict(config=name, problem=next(iter(lacking), None))
+    problem = next(iter(lacking), None)
+    if problem is not None:  # one command for all that is missing in the same way, such as several models
+        fixes = [(p.fix or "").partition(" " * 8)[0] for p in lacking if p.code == problem.code]
+        together = len(fixes) > 1 and all(fix.startswith("scripts/") for fix in fixes)
+        problem = dataclasses.replace(problem, fix=" && ".join(dict.fromkeys(fixes))) if together else problem
+    return Verdict(config=name, problem=problem)
 
 
 def _check_machine(job: Prepared) -> None:

@@ -19,11 +19,13 @@ from typing import Any
 from rlplace.config.compose import Composed
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.model_folder import no_folder
+from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import TAGS, try_config, value_at, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
-from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job
+from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job, surely_made
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
 from rlplace.models.families import EXPERTS, why_not_trained
+from rlplace.models.own_module import check_module
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import memory_case
@@ -40,6 +42,9 @@ _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
 _JOBS_FOLDERS = "working_dir_files"  # where Ray puts what a job is submitted with
 _NOT_PLACING = ("env", "rollout", "actor", "runner", "checkpoint", "faults", "memory")  # blocks that place nothing
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
+# Codes of what this machine lacks and another may have: a dry run shows them, and refuses all else that a run refuses.
+_OF_MODELS = ("vllm-missing", "no-model-folder", "not-a-model", "no-tokenizer", "missing-key")
+_LACKING = ("plan-only", "missing-library", *_OF_MODELS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +173,16 @@ def check_env(config: Config, sources: Mapping[str, Source]) -> list[Problem]:
         problems = check(config.env) if config.runs else ()
     elif config.runs:
         problems = check_task(config.env, seed=config.runner.seed, evaluated=config.runner.eval_every > 0)
-    return _with_sources(problems, sources)
+    return _with_sources([*problems, *_own_problems(config)], sources)
+
+
+def _own_problems(config: Config) -> Iterator[Problem]:
+    """Report what the config names of the user's own and cannot be imported or called as it says."""
+    yield from check_sinks(name for name in config.runner.sinks if ":" in name)
+    yield from check_callbacks(config.runner.callbacks)
+    yield from check_variant(config)
+    if config.kind == "mlp" and isinstance(config.actor.policy, ModuleConfig):
+        yield from check_module(config.actor.policy)
 
 
 def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
@@ -183,20 +197,44 @@ def missing_libraries(config: Config) -> list[Problem]:
     if not absent:
         return []
     why = f"there is no module {', '.join(absent)}; a plan needs none: dry_run=true"
+    if config.dry_run:
+        why = f"there is no module {', '.join(absent)}: what a run checks with them was not checked"
     return list(missing_library(why, got="a run", extra="run", key="dry_run", of="runs").problems)
 
 
 def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
-    """Report what this machine lacks: libraries of sinks and engines, code of the user's own, weights, a tokenizer.
+    """Report what this machine lacks: libraries of sinks and engines, weights, a tokenizer.
 
     Inside a job of `ray job submit` also a Ray to start, and folders that stay.
     """
-    problems = [*check_sinks(config.runner.sinks), *check_callbacks(config.runner.callbacks), *check_variant(config)]
+    problems = check_sinks(name for name in config.runner.sinks if ":" not in name)
     if _JOB in os.environ and config.cluster.launcher == "ray":
         problems += _job_problems(config)
     if config.kind == "causal_lm":
         problems += _launch_problems(config, plan)
     return _with_sources(problems, sources)
+
+
+def check_run(job: Prepared) -> list[Problem]:
+    """Report all that refuses a run of a planned job before its workers start; of a dry run what it refuses too.
+
+    A dry run makes what a run makes before it starts workers; simulators that Gymnasium ships are not tried.
+    """
+    config = job.config
+    lacking = [*job.not_run, *missing_libraries(config)] or check_launch(config, job.plan, job.sources)
+    if config.dry_run and not lacking and isinstance(config.env, SimulatorEnvConfig) and not surely_made(config.env):
+        try:
+            spaces = spaces_of_job(config)
+            if isinstance(config.actor.policy, ModuleConfig):
+                memory_case(job.plan, config, spaces)
+        except ProblemsError as error:
+            lacking = _with_sources(error.problems, job.sources)
+    return lacking
+
+
+def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
+    """Return those that a dry run refuses too; the others are of what another machine may have."""
+    return [problem for problem in problems if problem.code not in _LACKING]
 
 
 def _with_sources(problems: Iterable[Problem], sources: Mapping[str, Source]) -> list[Problem]:
@@ -410,9 +448,6 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 def _actor_problems(config: Config) -> Iterator[Problem]:
     """Check the actor's weights, and every prompt that can be known with the model's own tokenizer and template."""
-    from rlplace.models.tokenizer import Tokenizer
-    from rlplace.workers.roles.text_env import check_prompts
-
     model = config.model or {}
     written, vocabulary, key = model.get("path"), model.get("vocab_size"), "actor.model.path"
     if not isinstance(written, str):
@@ -424,6 +459,9 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     yield from _weights_problems(folder, key)
     if not os.path.isdir(folder):
         return
+    from rlplace.models.tokenizer import Tokenizer
+    from rlplace.workers.roles.text_env import check_prompts
+
     try:
         tokenizer = Tokenizer.load(folder)
     except ConfigError as error:

@@ -28,7 +28,7 @@ from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, Problem
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_short, render_text, table
-from rlplace.prepare import Prepared, check_launch, missing_libraries, planned_only, prepare, prepare_composed
+from rlplace.prepare import Prepared, check_run, planned_only, prepare, prepare_composed, refused_dry
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
 from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
@@ -99,16 +99,18 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
 def _job(composed: compose.Composed, signals: Signals, ended: list[tuple[compose.Composed, Path]]) -> int:
     """Run what was composed, and add its folder to those that `ended`."""
     job = _reached(prepare_composed(composed))
-    if not job.config.dry_run:
-        lacking = [*job.not_run, *missing_libraries(job.config)] or check_launch(job.config, job.plan, job.sources)
-        if lacking:
-            raise ConfigError(lacking)
+    if composed.goal is not None:
+        gone = f"{compose.GOAL}: {composed.goal:g} of {composed.name} is a goal of another environment, and was dropped"
+        _show(f"{gone}; one for this: {compose.GOAL}=<a return>\n")
+    lacking = check_run(job)
+    if wrong := refused_dry(lacking) if job.config.dry_run else lacking:
+        raise ConfigError(wrong)
     if job.config.dry_run or job.refused:
         _show(render_text(job.view) + _seconds(job))
     else:
         _show(f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true")
-    if job.not_run:
-        _show(planned_only(job.not_run))
+    if lacking:
+        _show(planned_only(lacking))
     if job.refused:
         print(_counted(job.view.shortages), file=sys.stderr)
         return DOES_NOT_FIT

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,26 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from rlplace.config.keys import takes_list
+from rlplace.config.keys import all_places, takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.read import value_at, word_meant
 from rlplace.config.yaml_text import (
     line_sources,
-    misread_number,
+    misread_numbers,
     named_in_defaults,
     not_yaml,
     repeated_key,
     scalars,
     show,
 )
-from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, source_of, suggestion
+from rlplace.errors import COMMAND_LINE, ConfigError, Source, did_you_mean, source_of, suggestion
 
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()  # in a clone, a link to the folder beside the package
+GOAL = "runner.stop_at_return"
 # Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
 _PRESET = "cluster.component_placement.preset"  # in place of the lines of components
 _CHOICES = (
-    (("env.kind", "env.id", "env.task"), re.compile(r"env\.(?:eval_)?kwargs\.[^.\[]+")),
+    (("env.kind", "env.id", "env.task"), re.compile(rf"env\.(?:eval_)?kwargs\.[^.\[]+|{re.escape(GOAL)}")),
     (("actor.model.kind",), re.compile(r"actor\.model\.(?!kind\b)[^.\[]+")),
     ((_PRESET,), re.compile(r"cluster\.component_placement\.(?!preset\b)[^.\[]+")),
 )
@@ -64,6 +65,7 @@ class Composed:
     mapping: Mapping[str, Any]
     sources: Mapping[str, Source]  # key path -> where its value was written
     words: Sequence[str] = dataclasses.field(default=(), compare=False)  # a command line that composes it
+    goal: float | None = None  # return that would end the run of another environment, which an override has replaced
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -242,9 +244,12 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
     for key, override in zip(given, task, strict=True):
         if key not in parts:
             sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
-            sources[key] = source = Source(file=COMMAND_LINE + override.removeprefix("++"))
-            while key := key.rpartition(".")[0]:
-                sources.setdefault(key, source)
+            source = Source(file=COMMAND_LINE + override.removeprefix("++"))
+            blocks = {k[: dot.start()] for k in sources for dot in re.finditer(r"[.\[]", k)}
+            sources[key] = source
+            while key := key.rpartition(".")[0]:  # a value of a file above it is no longer there
+                sources[key] = sources.get(key, source) if key in blocks else source
+    goal: Any = None
     try:
         mapping = OmegaConf.to_container(job, resolve=resolve, throw_on_missing=resolve)
     except OmegaConfBaseException as error:
@@ -252,13 +257,16 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
     assert isinstance(mapping, dict)
     if resolve:  # a config of ours
         files = _with_parents(places, name)
-        if misread := [problem for file in files for problem in _misread(file, sources)]:
+        texts = {_short(file): file.read_text(encoding="utf-8") for file in files}
+        if misread := [p for short, text in texts.items() for p in misread_numbers(text, short, sources)]:
             raise ConfigError(misread)
-        _drop(mapping, _of_another_choice(files, task))
+        gone = _of_another_choice(files, task)
+        goal = OmegaConf.select(job, GOAL) if GOAL in gone else None
+        _drop(mapping, gone)
     _join_names(mapping)
     for key in (key for key in given if "." in key):  # the command line wins over a line `key.below: ...` of the file
         mapping.pop(key, None)
-    return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources)
+    return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources, goal=goal)
 
 
 def _job_of(name: str, overrides: list[str]) -> tuple[DictConfig, list[Path], list[str]]:
@@ -340,24 +348,6 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
     return gone
 
 
-def _misread(file: Path, sources: Mapping[str, Source]) -> Iterator[Problem]:
-    """Report numbers of a file that YAML reads as others, where no later file or override replaces them."""
-    for key, node in scalars(file.read_text(encoding="utf-8")).items():
-        place = Source(file=_short(file), line=node.start_mark.line + 1)
-        value = misread_number(node)
-        explained = ":" in node.value and key.startswith("cluster.component_placement")  # there, as what was meant
-        if value is None or explained or source_of(key, sources) != place:
-            continue
-        leaf = "" if key.endswith("]") else f"{key.rpartition('.')[2]}: "
-        what, base = f"YAML reads {node.value} as {value}", "60" if ":" in node.value else "8"
-        why = f"YAML 1.1 takes digits {'with colons' if base == '60' else 'after a 0'} for a number to the base {base}"
-        plain = str(value) if base == "60" else str(int(node.value.replace("_", "")))
-        fix = f'{leaf}{plain}        (or in quotes, if it is text: "{node.value}")'
-        yield Problem(
-            code="misread-number", key=key, what=what, got=f"{leaf}{node.value}", source=place, why=why, fix=fix
-        )
-
-
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
     """Map the configs of a folder to the first comment line of each."""
     files = sorted(directory.glob("*.yaml"))
@@ -404,7 +394,7 @@ def _written(value: object) -> str:
 def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> str:
     """Let an override add a key that the file leaves out: the reader refuses those that no config has.
 
-    Only keys of a model have to be there, because the reader takes any key of a config.json.
+    Only keys of a language model have to be there, because the reader takes any key of a config.json.
     """
     word, key, group = str(override.input_line), override.get_key_element(), override.key_or_group
     value = word.partition("=")[2]
@@ -424,12 +414,22 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
         fix = f"model@actor.model={value}"
         raise ConfigError.of("renamed-key", MODEL, "is now model@actor.model", word, why, fix)
-    if override.type is not OverrideType.CHANGE or override.is_hydra_override() or ".model." in key:
+    of_model = ".model." in key and not key.startswith("actor.model.kwargs.") and key not in all_places("mlp")
+    of_model = of_model and _may_have_language_model(line)
+    if override.type is not OverrideType.CHANGE or override.is_hydra_override() or of_model:
         return word
     if group in (CLUSTER, MODEL):
         return _declared(key, value, line)
     folders = [*line.folders, *(Path(place.removeprefix("file://")) for place in places)]
     return word if any((folder / group).is_dir() for folder in folders) else f"++{word}"
+
+
+def _may_have_language_model(line: CommandLine) -> bool:
+    """Whether a config or one that it extends says so anywhere: models of simulators have none of these words."""
+    words = ("causal_lm", "model_type", "path:", f"{MODEL}@")
+    files = _with_parents(line.folders, str(line.name)) if line.name is not None else ()
+    texts = [*line.overrides, *(file.read_text(encoding="utf-8") for file in files)]
+    return any(word in text for text in texts for word in words)
 
 
 def _declared(key: str, name: str, line: CommandLine) -> str:

@@ -11,7 +11,9 @@ from rlplace.errors import Problem, Source
 
 CLONE = Path(__file__).parents[2]  # where scripts/get_model puts models
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-GET = "scripts/get_model smollm2        (or the folder of another Hugging Face model)"
+_OTHER = "        (or the folder of another Hugging Face model)"
+GET = f"scripts/get_model smollm2{_OTHER}"
+_GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")  # what scripts/get_model makes
 
 
 def model_folder(written: str) -> Path:
@@ -23,6 +25,8 @@ def model_folder(written: str) -> Path:
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
     """Report that none of the places is a folder."""
     fix = GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
+    if (made := _GOT.fullmatch(written)) is not None:
+        fix = f"scripts/get_model {made[1]}{_OTHER}"
     if _is_hub_id(written):
         fix = f"hf download {written}        (or the folder of another Hugging Face model)"
     why = "\n".join(f"looked for {folder}{note}" for folder, note in _places(written))

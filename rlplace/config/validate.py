@@ -191,12 +191,29 @@ def _listed(item: Any, value: object) -> object:
             raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
         if words and isinstance(value, Mapping) and all(isinstance(word, str) for word in value):  # names with settings
             raise _error("wrong-type", "expected a list", show(list(value)), "each is a name, without settings")
+        if isinstance(value, Mapping) and (items := _items_of(item, value)) is not None:
+            raise _error("wrong-type", "expected a list", show(items))
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
         fix = f"[{block_of_name(item, value)}]" if block else f"[{show(value)}]"
         if isinstance(value, str) and "," in value:
             fix = f"[{value}]"
         raise _error("wrong-type", "expected a list", fix)
     return value
+
+
+def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
+    """Return the items that a block in place of a list means: its names, each with what is below; None for one item."""
+    if not dataclasses.is_dataclass(item):
+        return list(value) if item is str and value else None
+    fields = [field.name for field in dataclasses.fields(item)]
+    if not value or {*value} & {*fields}:
+        return None
+    return [
+        {"name": name}
+        | ({k: v for k, v in below.items() if k in fields} or {"kwargs": below} if isinstance(below, Mapping) else {})
+        | ({"weight": below} if "weight" in fields and isinstance(below, int | float) else {})
+        for name, below in value.items()
+    ]
 
 
 def _whole(value: object) -> object:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from rlplace.errors import ConfigError, Source
+from rlplace.errors import ConfigError, Problem, Source, source_of
 
 _PLAIN = re.compile(r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that means more in a block
 _OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text; whole numbers stay, keys take both
@@ -224,3 +224,21 @@ def _end(node: yaml.Node) -> int:
     if parts and not getattr(node, "flow_style", False):
         return max(_end(part) for part in parts)
     return int(node.end_mark.index)
+
+
+def misread_numbers(text: str, file: str, sources: Mapping[str, Source]) -> Iterator[Problem]:
+    """Report numbers of a file that YAML reads as others, where no later file or override replaces them."""
+    for key, node in scalars(text).items():
+        place = Source(file=file, line=node.start_mark.line + 1)
+        value = misread_number(node)
+        explained = ":" in node.value and key.startswith("cluster.component_placement")  # there, as what was meant
+        if value is None or explained or source_of(key, sources) != place:
+            continue
+        leaf = "" if key.endswith("]") else f"{key.rpartition('.')[2]}: "
+        what, base = f"YAML reads {node.value} as {value}", "60" if ":" in node.value else "8"
+        why = f"YAML 1.1 takes digits {'with colons' if base == '60' else 'after a 0'} for a number to the base {base}"
+        plain = str(value) if base == "60" else str(int(node.value.replace("_", "")))
+        fix = f'{leaf}{plain}        (or in quotes, if it is text: "{node.value}")'
+        yield Problem(
+            code="misread-number", key=key, what=what, got=f"{leaf}{node.value}", source=place, why=why, fix=fix
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
-from rlplace.envs.registry import missing_library, named
+from rlplace.envs.registry import EXTRAS, check_named, missing_library, named, not_imported
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.envs.gymnasium_vector import GymnasiumVector
 
-_EXTRAS = {  # module -> our extra that has it
-    **dict.fromkeys(("gymnasium", "imageio", "mujoco"), "envs"),
-    "minigrid": "minigrid",
-    "gymnasium_robotics": "robotics",
-    "mani_skill": "maniskill",
-}
 # Arguments of gymnasium.make that are not the simulator's own, and the config key for each.
 _RESERVED = {
     "id": "env.id",
@@ -38,13 +33,15 @@ class GymnasiumAdapter:
     """The ids of `gymnasium.registry`; `package.module:Id-v0`, which it registers, or `package.module:function`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        library = importlib.util.find_spec("gymnasium")
-        if library is None or library.origin is None:
+        if (shipped := _registering()) is None:
             return []
-        shipped = Path(library.origin).with_name("envs") / "__init__.py"  # registers its ids; a planner imports nothing
-        known = shipped.is_file() and f'id="{config.id}"' in shipped.read_text(encoding="utf-8")
-        known |= (module := config.id.partition(":")[0]) in _EXTRAS and importlib.util.find_spec(module) is not None
-        return [*([] if known else _id_problems(config.id)), *_reserved_problems(config)]
+        known = f'id="{config.id}"' in shipped
+        known |= (module := config.id.partition(":")[0]) in EXTRAS and importlib.util.find_spec(module) is not None
+        problems = [*([] if known else _id_problems(config.id)), *_reserved_problems(config)]
+        for at, wrapper in enumerate(config.wrappers):
+            key, noun = f"env.wrappers[{at}].name", "wrapper"
+            problems += check_named(wrapper.name, given=("the simulator",), key=key, code="unknown-wrapper", noun=noun)
+        return problems
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
         try:
@@ -66,6 +63,21 @@ class GymnasiumAdapter:
 
         with _library(config):
             return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))
+
+
+def _registering() -> str | None:
+    """Return the text that registers Gymnasium's own ids, since a planner imports nothing; None without Gymnasium."""
+    library = importlib.util.find_spec("gymnasium")
+    if library is None or library.origin is None:
+        return None
+    file = Path(library.origin).with_name("envs") / "__init__.py"
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def made_with_extra(name: str) -> bool:
+    """Whether an id is Gymnasium's own and needs no library beside those of our extra."""
+    own = re.search(rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)', _registering() or "")
+    return own is not None and own[1] in ("classic_control", "mujoco", "toy_text")
 
 
 @contextmanager
@@ -90,8 +102,8 @@ def _imports(got: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         why = f"there is no module {error.name}" if error.name else str(error)
-        if error.name is None or error.name in _EXTRAS:
-            extra = _EXTRAS[error.name or "gymnasium"]
+        if error.name is None or error.name in EXTRAS:
+            extra = EXTRAS[error.name or "gymnasium"]
             raise missing_library(why, got=got, extra=extra, key="env.id", of="the simulator") from error
         what = "the simulator imports a module that is not installed"
         fix = "install what it belongs to, put its folder on PYTHONPATH, or correct the import"
@@ -137,11 +149,12 @@ def _id_problems(name: str) -> Sequence[Problem]:
     import gymnasium
 
     module_name, _, registered = name.rpartition(":")
+    own: list[str] = []
     if module_name:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if extra := _EXTRAS.get(str(error.name)):
+            if extra := EXTRAS.get(str(error.name)):
                 why = f"there is no module {error.name}"
                 return missing_library(why, got=name, extra=extra, key="env.id", of="the simulator").problems
             what = "the simulator's module cannot be imported"
@@ -149,16 +162,20 @@ def _id_problems(name: str) -> Sequence[Problem]:
             fix = "install it, put its folder on PYTHONPATH, or correct the name"
             span = (0, len(module_name))
             return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
+        except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
+            return not_imported(error, name, key="env.id", code="unknown-simulator", noun="simulator").problems
         if callable(getattr(module, registered, None)):
             return []
+        own = [word for word, made in vars(module).items() if callable(made) and not word.startswith("_")]
     if registered in gymnasium.registry:
         return []
     versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == registered]
-    near = versions[-1] if versions else did_you_mean(registered, gymnasium.registry)
+    near = versions[-1] if versions else did_you_mean(registered, [*own, *gymnasium.registry])
     prefix = f"{module_name}:" if module_name else ""
     what = "unknown simulator" + suggestion(near)
     why = f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}"
-    fix = f"id: {prefix}{near}" if near else "id: package.module:Name-v0, where package.module registers Name-v0"
+    why += f", and module {module_name} has no {registered}" if module_name else ""
+    fix = f"id: {prefix}{near}" if near else "id: <package.module:Class, or package.module:Name-v0, which it registers>"
     span = (len(prefix), len(name))
     return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
 

@@ -165,7 +165,11 @@ class _Film:
 
 def _not_drawn(config: SimulatorEnvConfig, why: str) -> ConfigError:
     fix = f"leave out {_KEY}="
-    if "mujoco" in sys.modules:
+    if config.kind == "gymnasium" and ":" in config.id:  # of the user's own, or of a library
+        own = "let the class take render_mode=None, and have render(self) return a picture: np.uint8 [height, width, 3]"
+        own += "        (docs/own_environment.md has one)"
+        fix = one_of([own, fix])
+    elif "mujoco" in sys.modules:
         osmesa = "apt-get install -y libosmesa6 && export MUJOCO_GL=osmesa        (without a GPU)"
         fix = one_of(["export MUJOCO_GL=egl        (with a GPU)", osmesa, fix])
     return ConfigError.of("cannot-draw", _KEY, "the simulator cannot be drawn", config.id, why, fix)

@@ -34,6 +34,14 @@ TASKS: Mapping[str, str] = {
     "text_arena": "rlplace.envs.text.tasks:TextArena",
     "agent": "rlplace.envs.text.agents:AgentTask",
 }
+EXTRAS: Mapping[str, str] = {  # module -> our extra that has it
+    **dict.fromkeys(("numpy", "torch"), "run"),
+    **dict.fromkeys(("gymnasium", "imageio", "mujoco"), "envs"),
+    "transformers": "llm",
+    "minigrid": "minigrid",
+    "gymnasium_robotics": "robotics",
+    "mani_skill": "maniskill",
+}
 _MISFIT = "model-misfit"
 _NATURE_LAYERS, _NATURE_PIXELS = 3, 36
 
@@ -41,7 +49,10 @@ _NATURE_LAYERS, _NATURE_PIXELS = 3, 36
 
 
 def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: str) -> Any:
-    """Return a shipped object, or the user's package.module:Name, whose errors at import pass through. ConfigError."""
+    """Return a shipped object, or the user's package.module:Name. Raises ConfigError.
+
+    Errors at the import of a shipped one pass through: of a library that is not installed.
+    """
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
         near = did_you_mean(name, shipped)
@@ -53,8 +64,17 @@ def named(name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: s
         why, near = f"module {module_name} has no {attribute}", did_you_mean(attribute, vars(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # it is there; something that it imports is not
-        module, near, why = None, None, f"there is no module {error.name}"
+            if name in shipped:
+                raise
+            raise not_imported(error, name, key=key, code=code, noun=noun) from error
+        why = f"there is no module {error.name}"
+        if (extra := _extra_of(error)) is not None:
+            raise missing_library(why, got=name, extra=extra, key=key, of=f"the {noun}") from error
+        module, near = None, None
+    except Exception as error:
+        if name in shipped:
+            raise
+        raise not_imported(error, name, key=key, code=code, noun=noun) from error
     if not hasattr(module, attribute):
         fix = "put the folder of your package on PYTHONPATH, or correct the name"
         fix = f"{key.rpartition('.')[2]}: {module_name}:{near}" if near else fix
@@ -98,9 +118,6 @@ def check_named(
         found = named(name, {}, key=key, code=code, noun=noun)
     except ConfigError as error:
         return list(error.problems)
-    except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
-        why, fix = f"{type(error).__name__}: {error}", f"mend {place_of(error, name)}"
-        return list(ConfigError.of(code, key, "cannot be imported", name, why, fix).problems)
     if not callable(found):
         why = f"it is called with {' and '.join(given)} when the run starts"
         what, fix = f"is no class or function: {type(found).__name__}", "name: <package.module:Class>"
@@ -120,6 +137,20 @@ def check_named(
         what, why = "has nothing that would be called", f"its methods are to be some of {', '.join(methods)}"
         problems += ConfigError.of(code, key, what, name, why, f"def {methods[0]}(self, ...)").problems
     return problems
+
+
+def not_imported(error: Exception, name: str, *, key: str, code: str, noun: str) -> ConfigError:
+    """Explain what the module of the user's package.module:Name raises when it is imported."""
+    if isinstance(error, ModuleNotFoundError) and (extra := _extra_of(error)) is not None:
+        why = f"there is no module {error.name}, which it imports: what is named here could not be checked"
+        return missing_library(why, got=name, extra=extra, key=key, of=f"the {noun}")
+    why, fix = f"{type(error).__name__}: {error}", f"mend {place_of(error, name)}"
+    return ConfigError.of(code, key, "cannot be imported", name, why, fix)
+
+
+def _extra_of(error: ModuleNotFoundError) -> str | None:
+    """Return our extra that has the module which is missing; None for a module of others."""
+    return EXTRAS.get(str(error.name).partition(".")[0])
 
 
 def place_of(error: BaseException, name: str) -> str:
@@ -181,6 +212,13 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
         return find_adapter(config.kind).check(config)
     except ConfigError as error:
         return error.problems
+
+
+def surely_made(config: SimulatorEnvConfig) -> bool:
+    """Whether nothing can be wrong with a simulator that is not known already: one of Gymnasium's own, as it is."""
+    from rlplace.envs.gymnasium_adapter import made_with_extra
+
+    return config.kind == "gymnasium" and not config.kwargs and not config.wrappers and made_with_extra(config.id)
 
 
 def describe(config: SimulatorEnvConfig) -> Spaces:

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from rlplace.config.policies import CnnConfig, ModuleConfig
 from rlplace.envs.contract import Actions, ContinuousActions, Spaces, channels_last, image_size
-from rlplace.envs.registry import named
 from rlplace.errors import ConfigError
 from rlplace.models.mlp import ObservationNormalizer, PolicyOutput, initialise, noise_shape, output_of
+from rlplace.models.own_module import find_module, not_a_module
 
 Observed = Tensor | Mapping[str, Tensor]
 _NATURE = ((8, 4), (4, 2), (3, 1))  # kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
@@ -309,15 +309,11 @@ def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
     """Make the user's module: `Class(spaces, **kwargs)`. Raises ConfigError where there is none, it takes
     other arguments, or one of its parameters is frozen.
     """
-    key = "actor.model.name"
-    kind = named(config.name, {}, key=key, code="unknown-module", noun="module")
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        why = "it is made with the spaces of the job and called with observations"
-        raise ConfigError.of(
-            "unknown-module", key, "is no torch.nn.Module", config.name, why, "name: <package.module:Class>"
-        )
+    kind = find_module(config)
+    if (problem := not_a_module(kind, config.name)) is not None:
+        raise ConfigError([problem])
     try:
-        module = kind(spaces, **config.kwargs)
+        module: nn.Module = kind(spaces, **config.kwargs)
     except TypeError as error:
         what, got = "the module does not take these arguments", ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
         why = f"{config.name}: {error}; it gets rlplace.envs.contract.Spaces first"

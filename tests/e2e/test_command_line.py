@@ -197,6 +197,98 @@ def test_what_one_command_refuses_all_refuse(words: list[str], code: str, capsys
     assert [(main(argv), problem_codes(capsys.readouterr().err)) for main, argv in commands] == [(2, [code])] * 3
 
 
+NETS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, spaces, width=32):
+        super().__init__()
+
+class Halved:
+    def __init__(self, env, by=2): ...
+
+class Watch:
+    def __init__(self, folder, config): ...
+    def on_end(self, state): ...
+
+class Loss:
+    def __init__(self, algorithm): ...
+    def policy_loss(self, logprobs, samples): ...
+
+def sink(folder, config): ...
+
+def brevity(transcript): return 1.0
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fix"),
+    [
+        (["cartpole", "actor.model={kind: module, name: 'own_nets:Nett'}"], "unknown-module", "own_nets:Net"),
+        (
+            ["cartpole", "actor.model={kind: module, name: 'own_nets:Watch'}"],
+            "unknown-module",
+            "<package.module:Class>",
+        ),
+        (
+            ["cartpole", "actor.model={kind: module, name: 'own_nets:Net'}", "actor.model.kwargs={wdith: 3}"],
+            "bad-module-kwargs",
+            "width: 3",
+        ),
+        (["cartpole", "env.wrappers=[{name: 'own_nets:Halfed'}]"], "unknown-wrapper", "name: own_nets:Halved"),
+        (["cartpole", "runner.callbacks=[{name: 'own_nets:Wacth'}]"], "unknown-callback", "own_nets:Watch"),
+        (["cartpole", "runner.sinks=[console, 'own_nets:snik']"], "unknown-sink", "own_nets:sink"),
+        (["cartpole", "algorithm.variant.name=own_nets:Losss"], "unknown-variant", "own_nets:Loss"),
+        (["cartpole", "env.id=own_nets:Halfed"], "unknown-simulator", "env.id=own_nets:Halved"),
+        (["cartpole", "env.kind=own_nets:Halfed"], "unknown-adapter", "env.kind=own_nets:Halved"),
+        (["hybrid_grpo_llm", "env.rewards=[{name: 'own_nets:brevty'}]"], "unknown-reward", "own_nets:brevity"),
+        (["hybrid_grpo_llm", "env.task=own_nets:Losss"], "unknown-task", "env.task=own_nets:Loss"),
+        (["cartpole", "env.id=own_broken:Env"], "unknown-simulator", "own_broken.py:1"),
+        (["cartpole", "env.kind=own_broken:Env"], "unknown-adapter", "own_broken.py:1"),
+        (["hybrid_grpo_llm", "env.task=own_broken:Task"], "unknown-task", "own_broken.py:1"),
+        (["hybrid_grpo_llm", "env.rewards=[{name: 'own_broken:r'}]"], "unknown-reward", "own_broken.py:1"),
+    ],
+)
+def test_what_is_brought_and_cannot_be_used_is_refused_by_plan_and_dry_run(
+    words: list[str], code: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "own_nets.py").write_text(NETS, encoding="utf-8")
+    (tmp_path / "own_broken.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for main, more in ((plan.main, []), (train.main, ["dry_run=true"])):
+        assert main([*words, *more]) == 2
+        err = capsys.readouterr().err
+        assert (problem_codes(err), fix in err.rpartition("fix: ")[2]) == ([code], True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["cartpole", "env.kwargs={no_such: 1}"], "bad-simulator-kwargs"),
+        (["cartpole", "actor.model={kind: cnn}", "env.wrappers=[]", "env.kind=tests.gyms:NoSuch"], "unknown-adapter"),
+        (["hybrid_grpo_llm", "env.task=prompts", "+env.kwargs.path=nowhere.jsonl"], "no-dataset"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses(words: list[str], code: str, capsys: Any) -> None:
+    assert train.main([*words, "dry_run=true"]) == 2
+    assert problem_codes(capsys.readouterr().err) == [code]
+
+
+def test_a_library_that_code_of_ones_own_imports_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where only the planner is installed: it plans, and says what it could not check."""
+    (tmp_path / "own_light.py").write_text("import mani_skill\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "mani_skill", None)
+    assert plan.main(["cartpole", "runner.callbacks=[{name: 'own_light:Watch'}]"]) == 0
+    out = capsys.readouterr().out
+    assert "planned, not run" in out
+    assert "could not be checked" in out
+
+
 @pytest.mark.parametrize("words", [[*TEXT, PARALLEL], [*TEXT, "actor.optimizer.kind=sgd"], ["rlhf_ppo_colocated"]])
 def test_what_can_be_planned_and_not_run_is_said_by_both(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config-name", *words] if len(words) == 1 else words

@@ -294,7 +294,9 @@ def test_what_cannot_be_drawn(
         return error
 
     assert "OSError: no display" in refused(drawn, "cannot-draw", kwargs="{picture: none}")
-    assert "(32, 48) of uint8" in refused(drawn, "cannot-draw", kwargs="{picture: flat}")
+    flat = refused(drawn, "cannot-draw", kwargs="{picture: flat}")
+    assert "(32, 48) of uint8" in flat
+    assert "render_mode=None" in flat  # how an environment of one's own is made to draw
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert "there is no module imageio_ffmpeg" in refused(drawn, "missing-library", film="film.mp4")
     monkeypatch.setitem(sys.modules, "pygame", None)

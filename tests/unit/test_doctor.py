@@ -102,3 +102,11 @@ def test_shared_memory_is_part_of_the_verdict(tmp_path: Path, monkeypatch: pytes
 def test_a_format_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--format", "jsn"]) == 2
     assert "fix: --format json" in capsys.readouterr().err
+
+
+def test_one_command_makes_all_models_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlplace.config.model_folder.CLONE", tmp_path)
+    problem = examine("rlhf_tiny").problem
+    assert problem is not None
+    assert problem.fix == "scripts/get_model tiny && scripts/get_model tiny_reward"

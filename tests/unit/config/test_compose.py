@@ -334,3 +334,22 @@ def test_numbers_that_are_replaced_or_text_are_not_refused(tmp_path: Path) -> No
         "none": 0,
         "hex": 16,
     }
+
+
+def test_a_goal_ends_with_the_environment_that_it_was_written_for(tmp_path: Path) -> None:
+    def goal(*words: str) -> tuple[object, float | None]:
+        (found,) = with_hydra(words)
+        return found.mapping["runner"].get("stop_at_return"), found.goal
+
+    assert goal("cartpole") == goal("cartpole", "env.id=CartPole-v1") == (475.0, None)
+    assert goal("cartpole", "env.id=Acrobot-v1") == (None, 475.0)
+    assert goal("cartpole", "env.id=Acrobot-v1", "runner.stop_at_return=-90") == (-90, None)
+    text = "defaults: [cartpole, _self_]\nenv: {id: Acrobot-v1}\nrunner: {stop_at_return: -80}\n"
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    assert goal(str(tmp_path / "mine.yaml")) == (-80, None)
+
+
+def test_what_an_override_puts_in_place_of_a_value_is_of_the_command_line() -> None:
+    (found,) = with_hydra(["hybrid_ppo", "runner.seed.x=1"])
+    assert str(found.sources["runner.seed"]) == "command line: runner.seed.x=1"
+    assert "hybrid_ppo.yaml" in str(found.sources["runner"])

@@ -49,3 +49,8 @@ def test_one_that_is_nowhere_is_reported_with_all_places(places: Path) -> None:
     assert problem.fix.startswith("scripts/get_model smollm2 ")
     assert len((problem.why or "").splitlines()) == 2
     assert len((no_folder("/nowhere", "actor.model.path").why or "").splitlines()) == 1
+
+
+def test_a_model_that_a_script_makes_is_made_by_the_fix() -> None:
+    for name in ("smollm2", "tiny", "tiny_reward"):
+        assert str(no_folder(f"models/{name}", "reward.model.path").fix).startswith(f"scripts/get_model {name}  ")

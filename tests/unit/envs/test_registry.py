@@ -74,7 +74,8 @@ def test_an_episode_is_as_long_as_the_config_or_the_simulator_says(
     [
         ("InvertedPendulm-v5", (0, 18), "id: InvertedPendulum-v5"),
         ("CartPole", (0, 8), "id: CartPole-v1"),  # a version is part of the id
-        ("qqqq", (0, 4), "id: package.module:Name-v0, where package.module registers Name-v0"),
+        ("qqqq", (0, 4), "id: <package.module:Class, or package.module:Name-v0, which it registers>"),
+        ("tests.gyms:Scrypt", (11, 17), "id: tests.gyms:Script"),  # a class of the module
         ("tests.gyms:Scrip-v0", (11, 19), "id: tests.gyms:Script-v0"),
         ("no_such_module:Thing-v0", (0, 14), "install it, put its folder on PYTHONPATH, or correct the name"),
     ],

@@ -24,7 +24,7 @@ from typing import IO, Literal
 
 from rlplace.errors import ClusterError, Problem
 from rlplace.placement.show.text import chapter, table
-from rlplace.placement.show.view import clipped
+from rlplace.units import clipped
 from rlplace.workers.launch.machines import visible_gpus
 
 FINE, FAILED, WRONG = 0, 1, 2

@@ -28,6 +28,7 @@ from rlplace.config import compose
 from rlplace.config.model_folder import model_folder
 from rlplace.config.options import OptionParser
 from rlplace.errors import ClusterError, Problem, ProblemsError
+from rlplace.extras import version_of, versions_of
 from rlplace.placement.show.text import chapter, table
 from rlplace.prepare import Prepared, check_run, prepare_composed
 from rlplace.units import show_bytes
@@ -131,8 +132,7 @@ def _cuda() -> str:
 
 
 def _nccl() -> str:
-    found = {name: _version(name) for name in _NCCL}
-    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or "none found"
+    return ", ".join(f"{name} {version}" for name, version in versions_of(_NCCL).items()) or "none found"
 
 
 def libraries() -> list[Library]:
@@ -148,15 +148,8 @@ def libraries() -> list[Library]:
         if needed.name != "rlplace" and (marker is None or any(marker.evaluate({"extra": e}) for e in extras)):
             wanted[needed.name] = wanted.get(needed.name, SpecifierSet()) & needed.specifier
     return [
-        Library(name=name, wanted=str(wanted[name]), found=_version(name)) for name in sorted(wanted, key=str.lower)
+        Library(name=name, wanted=str(wanted[name]), found=version_of(name)) for name in sorted(wanted, key=str.lower)
     ]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 # ── the shipped configs ──────────────────────────────────────────────────────────────────────────────────────────────

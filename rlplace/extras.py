@@ -5,10 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _OF_EXTRA = re.compile(r"""(?P<what>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[\w-]+)["'].*""")
 _OURS = re.compile(r"rlplace\[(?P<extras>[\w,\s-]+)\]")
+
+
+def version_of(library: str) -> str | None:
+    """Return the version of an installed library; None where it is not there."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions_of(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those that are installed."""
+    return {name: version for name in libraries if (version := version_of(name)) is not None}
 
 
 def install_command(extra: str) -> str:

@@ -27,6 +27,7 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
 from rlplace.placement.show.view import PlanView
 from rlplace.prepare import Prepared, prepare
+from rlplace.units import clipped
 
 # Patterns of keys, the first list that has a key counts; a key in none changes the numbers of what follows.
 _SAFE = (
@@ -197,5 +198,4 @@ def _cut_anew(old: Plan, new: Plan, *, simulated: bool) -> list[str]:
 
 
 def _short(value: object) -> str:
-    text = show(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return clipped(show(value), _LONGEST, "...")

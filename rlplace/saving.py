@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
 from rlplace.config.schema import Config
 from rlplace.errors import OutputError, RlplaceError
+from rlplace.extras import versions_of
 from rlplace.faults import Recovery, StateLost
 from rlplace.loop import Loop
 from rlplace.placement.language.slots import component_of
@@ -157,7 +157,7 @@ class Saving:
             texts={**self._texts, RUN: json.dumps(self._driver_state() | {"generated": generated}, indent=1)},
             version=self._loop.version,
             score=self._progress.score,
-            libraries=_versions(),
+            libraries=versions_of(_LIBRARIES),
         )
         self._saver.start(part, contents)
         self._saved = iterations
@@ -194,13 +194,3 @@ def stateful(config: Config, plan: Plan) -> tuple[str, ...]:
     if config.kind != "mlp" and config.reference.refresh_every:
         kept.add("reference")
     return tuple(c for c in plan.placement.components if role_of(c) in kept)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -1,4 +1,4 @@
-"""Bytes in words: the one formatter of sizes, for plans, errors and summaries."""
+"""Sizes in words, and long texts cut short: for plans, errors and summaries."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def show_bytes(size: int) -> str:
 def exact_bytes(size: int) -> str:
     """`1.5 GiB (1610612736)`, for texts that compare sizes which differ by little."""
     return f"{show_bytes(size)} ({size})" if abs(size) >= 1 << 10 else show_bytes(size)
+
+
+def clipped(text: str, longest: int, mark: str = " ...") -> str:
+    """Return `text`, or its beginning and a mark."""
+    return text if len(text) <= longest else text[: longest - len(mark)] + mark
 
 
 def byte_unit(most: int) -> tuple[int, str]:

@@ -150,7 +150,8 @@ class Store:
                     others.append(read(folder))
         earlier = [c for c in others if c.iteration < newest.iteration]
         kept, rest = earlier[: self._keep_last - 1], earlier[self._keep_last - 1 :]
-        best = sorted((c for c in rest if c.score is not None), key=_by_score, reverse=True)[: self._keep_best]
+        scored = (c for c in rest if c.score is not None)
+        best = sorted(scored, key=lambda c: (c.score or 0.0, c.iteration), reverse=True)[: self._keep_best]
         return [c.folder for c in others if c not in kept and c not in best]
 
     def _remove(self, folders: Iterable[Path]) -> None:
@@ -159,11 +160,6 @@ class Store:
             folder.rename(part)  # a half-removed one must not be taken for whole
             _sync(self._folder)
             shutil.rmtree(part)
-
-
-def _by_score(checkpoint: Checkpoint) -> tuple[float, int]:
-    assert checkpoint.score is not None
-    return checkpoint.score, checkpoint.iteration
 
 
 def _sync(folder: Path) -> None:

@@ -8,11 +8,11 @@ import platform
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from rlplace.config.policies import MlpConfig, PolicyConfig
 from rlplace.config.schema import Config
+from rlplace.extras import versions_of
 from rlplace.foresight.profile import ACCELERATOR, COLD, PROCESSOR, Curve, Point, Profile
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
@@ -244,13 +244,7 @@ def _processor() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of installed libraries that do work."""
-    found = {"python": platform.python_version()}
-    for library in _LIBRARIES:
-        try:
-            found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **versions_of(_LIBRARIES)}
 
 
 def subjects(config: Config, plan: Plan) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.config.yaml_text import line_sources, not_yaml, show
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.imports.shell import UnclosedQuote, entry_words
+from rlplace.units import clipped
 
 MANY = -1  # words after a flag
 _LONGEST = 90  # text of a setting
@@ -78,8 +79,7 @@ def leaves_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None =
     """The leaves of a nested mapping as they are written; lines of a placement are kept whole."""
     found: list[Setting] = []
     for key, value in _leaves(mapping):
-        written = " ".join(f"{key}: {show(value)}".split())
-        written = written if len(written) <= _LONGEST else written[: _LONGEST - 4] + " ..."
+        written = clipped(" ".join(f"{key}: {show(value)}".split()), _LONGEST)
         found.append(Setting(key=key, value=value, written=written, source=(sources or {}).get(key)))
     return found
 

@@ -36,11 +36,8 @@ class _Event(NamedTuple):
 
 def render_trace(iterations: Sequence[IterationCalls]) -> str:
     """Write the trace as JSON, an event on each line. `iterations`: in order."""
-    return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(map(_dumps, _events(iterations))) + "\n]}\n"
-
-
-def _dumps(event: dict[str, Any]) -> str:
-    return json.dumps(event, separators=(",", ":"))
+    lines = (json.dumps(event, separators=(",", ":")) for event in _events(iterations))
+    return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def _events(iterations: Sequence[IterationCalls]) -> Iterator[dict[str, Any]]:

@@ -84,9 +84,19 @@ def events(run: Finished) -> list[dict[str, Any]]:
     return found
 
 
-def in_order(run: Finished) -> list[float]:
-    """Policy versions of all iterations in the metrics."""
-    return [line["policy/version"] for line in run.metrics()]
+def replace_node(run: Run, nodes: Any) -> None:
+    run.until("waiting up to 120 s for machines")
+    nodes.add_node(num_cpus=1)
+
+
+def went_on(run: Run) -> Finished:
+    """Stop the run once it has gone on: its metrics have each iteration once."""
+    run.until("goes on after iteration")
+    run.until("    9 ")
+    ended = run.stop()
+    assert ended.code == 143, ended.err
+    assert [line["policy/version"] for line in ended.metrics()] == list(range(1, len(ended.metrics()) + 1))
+    return ended
 
 
 def test_a_lost_node_ends_the_run_with_its_name(nodes: Any, tmp_path: Path) -> None:
@@ -105,13 +115,8 @@ def test_a_run_waits_for_a_machine_in_place_of_the_lost_one(nodes: Any, tmp_path
     run = Run(nodes, tmp_path, *placed("[0,4]", "0", "4"), "faults.on_node_loss=wait", "faults.node_wait_s=120")
     run.until("    4 ")
     run.lose_node()
-    run.until("waiting up to 120 s for machines")
-    nodes.add_node(num_cpus=1)
-    run.until("goes on after iteration")
-    run.until("    9 ")
-    ended = run.stop()
-    assert ended.code == 143, ended.err
-    assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
+    replace_node(run, nodes)
+    ended = went_on(run)
     (event,) = events(ended)
     assert event["what"].startswith("node 1 (")
     assert event["what"].endswith("was lost with actor rank 1, rollout rank 0")
@@ -124,17 +129,11 @@ def test_a_machine_that_is_lost_while_the_run_starts_again(nodes: Any, tmp_path:
     run = Run(nodes, tmp_path, *placed("[0,4]", "0", "4"), "faults.on_node_loss=wait", "faults.node_wait_s=120")
     run.until("    4 ")
     run.lose_node()
-    run.until("waiting up to 120 s for machines")
-    nodes.add_node(num_cpus=1)
+    replace_node(run, nodes)
     run.until("starting ")
     run.lose_node()
-    run.until("waiting up to 120 s for machines")
-    nodes.add_node(num_cpus=1)
-    run.until("goes on after iteration")
-    run.until("    9 ")
-    ended = run.stop()
-    assert ended.code == 143, ended.err
-    assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
+    replace_node(run, nodes)
+    ended = went_on(run)
     assert [event["what"].partition(" (")[0] for event in events(ended)] == ["node 1", "node 1"]
 
 
@@ -143,13 +142,9 @@ def test_a_run_goes_on_with_the_machines_that_are_left(nodes: Any, tmp_path: Pat
     run = Run(nodes, tmp_path, *placed("[0-1,4-5]", "[0-1,6-7]", "4-5"), "faults.on_node_loss=replan")
     run.until("    4 ")
     run.lose_node()
-    run.until("goes on after iteration")
-    run.until("    9 ")
-    ended = run.stop()
-    assert ended.code == 143, ended.err
+    ended = went_on(run)
     assert "cluster.num_nodes: 2 -> 1" in ended.out
     assert "actor: its samples are dealt to 2 ranks instead of 4" in ended.out
-    assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
     (event,) = events(ended)
     assert "rollout rank 0" in event["what"]
     assert "ready after" in ended.out.split("goes on after iteration")[1]
@@ -167,13 +162,8 @@ def test_a_language_model_goes_on(nodes: Any, model: Path, then: str, where: tup
     run.until("    4 ")
     run.lose_node()
     if then == "wait":
-        run.until("waiting up to 120 s for machines")
-        nodes.add_node(num_cpus=1)
-    run.until("goes on after iteration")
-    run.until("    9 ")
-    ended = run.stop()
-    assert ended.code == 143, ended.err
-    assert in_order(ended) == list(range(1, len(ended.metrics()) + 1))
+        replace_node(run, nodes)
+    ended = went_on(run)
     assert {line["actor/samples"] for line in ended.metrics()} == {32.0}
     (event,) = events(ended)
     assert "was lost with actor rank" in event["what"]

@@ -15,7 +15,7 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.memory.ledger import Account, Load, Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
-from rlplace.units import byte_unit, show_bytes
+from rlplace.units import byte_unit, clipped, show_bytes
 
 WIDTH = 100
 _VERSION_KEY, _VERSION = "rlplace_memory", 1
@@ -46,7 +46,7 @@ def verdict(ledger: MemoryLedger) -> str:
         return "memory: no accelerator is used"
     worst, numbers = tightest.worst, tightest.numbers
     used = show_bytes(worst.total_bytes)
-    where = f"accelerator{'s' * (len(numbers) > 1)} {_clipped(str(numbers), 30)} in {worst.moment}: {used}"
+    where = f"accelerator{'s' * (len(numbers) > 1)} {clipped(str(numbers), 30)} in {worst.moment}: {used}"
     if not tightest.capacity_bytes:
         return f"memory: fullest {where}; how much there is, is not known"
     lacking = "".join(f"\n  {component}: {why}" for component, why in ledger.lacking)
@@ -65,7 +65,7 @@ def show_room(account: Account) -> str:
 def _accelerators(account: Account) -> str:
     many = len(account.numbers) > 1
     has = f"{show_bytes(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
-    title = f"accelerator{'s' * many} {_clipped(str(account.numbers), 60)} ({account.kind}, {has})"
+    title = f"accelerator{'s' * many} {clipped(str(account.numbers), 60)} ({account.kind}, {has})"
     worst, more = account.worst, len(account.worst.holds) - _MOST_HOLDS
     text = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
     kept = [f"reserve: {show_bytes(account.reserve_bytes)} of each stays free (memory.reserve)"]
@@ -119,7 +119,7 @@ def _hosts(hosts: Sequence[Account]) -> str:
     lines = ["host memory at the worst stage"]
     for account in hosts[:_MOST_ACCOUNTS]:
         worst = account.worst
-        where = f"node{'s' * (len(account.numbers) > 1)} {_clipped(str(account.numbers), 40)}"
+        where = f"node{'s' * (len(account.numbers) > 1)} {clipped(str(account.numbers), 40)}"
         of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
         text = f"{where}: {show_bytes(worst.total_bytes)}{of}"
         text += f" in {worst.moment}: {_largest(worst)}" if worst.holds else ""
@@ -135,10 +135,6 @@ def _trust(ledger: MemoryLedger) -> str:
     notes = [f"measured: {', '.join(ledger.measured)}; an earlier run's numbers win"] if ledger.measured else []
     notes += [*(f"note: {note}" for note in ledger.notes), "accuracy: " + _ACCURACY]
     return "\n".join(line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="  "))
-
-
-def _clipped(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 4] + " ..."
 
 
 def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:

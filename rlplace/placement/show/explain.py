@@ -12,9 +12,9 @@ from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import EMULATED, chapter, table
-from rlplace.placement.show.view import PlanView, clipped
+from rlplace.placement.show.view import PlanView
 from rlplace.placement.transfers import details_of, emulated, least_move_seconds, transfers
-from rlplace.units import show_bytes
+from rlplace.units import clipped, show_bytes
 
 Rank = tuple[str, int]  # of a component
 

@@ -11,8 +11,8 @@ from rlplace.errors import Problem
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.memory.records import show_room
 from rlplace.placement.show.svg import colour, render_svg
-from rlplace.placement.show.view import ELLIPSIS, PlanView, clipped, show_move
-from rlplace.units import show_bytes
+from rlplace.placement.show.view import ELLIPSIS, PlanView, show_move
+from rlplace.units import clipped, show_bytes
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width

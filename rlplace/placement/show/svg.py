@@ -14,8 +14,8 @@ from typing import NamedTuple
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import Residency
-from rlplace.placement.show.view import ELLIPSIS, NodeFold, PlanView, StageView, clipped, show_move
-from rlplace.units import show_bytes
+from rlplace.placement.show.view import ELLIPSIS, NodeFold, PlanView, StageView, show_move
+from rlplace.units import clipped, show_bytes
 
 WIDTH, _MARGIN, _GAP = 960, 28, 30
 _LEAST_LEFT = 122  # pixels for the numbers of accelerators

@@ -12,9 +12,9 @@ from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import show_range
 from rlplace.placement.memory.records import render_ledger, verdict
 from rlplace.placement.schedule import Move
-from rlplace.placement.show.view import NodeFold, PlanView, clipped
+from rlplace.placement.show.view import NodeFold, PlanView
 from rlplace.placement.transfers import emulated
-from rlplace.units import show_bytes
+from rlplace.units import clipped, show_bytes
 
 WIDTH = 100
 _SCREEN = 80

@@ -21,7 +21,7 @@ from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Residency, apart
 from rlplace.placement.transfers import Traffic, Transfer, TransportDetails, count_traffic, transfers, transports_of
-from rlplace.units import show_bytes
+from rlplace.units import clipped, show_bytes
 
 ELLIPSIS = " \u2026"
 
@@ -191,11 +191,6 @@ def locate(channel: ChannelPlan) -> str:
 def show_move(move: Move) -> str:
     """Write `actor full -> off`, with an arrow."""
     return f"{move.component} {move.before.word} \u2192 {move.after.word}"
-
-
-def clipped(text: str, longest: int, mark: str = " ...") -> str:
-    """Return `text`, or its beginning and a mark."""
-    return text if len(text) <= longest else text[: longest - len(mark)] + mark
 
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:

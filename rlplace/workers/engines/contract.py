@@ -15,14 +15,13 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem, did_you_mean
-from rlplace.extras import install_command
+from rlplace.extras import install_command, versions_of
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
@@ -197,12 +196,7 @@ def vllm_problem(kind: str) -> Problem | None:
 
 def installed_vllm() -> tuple[str, str] | None:
     """Return the distribution that provides `vllm`, and its version; None when there is none."""
-    for name in _VLLM.values():
-        try:
-            return name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    return next(iter(versions_of(_VLLM.values()).items()), None)
 
 
 def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:

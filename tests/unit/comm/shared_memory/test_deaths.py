@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.arena import Arena
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelTimeout
-from tests.channel_peer import FORK, PATIENCE_S, held_bytes, until
+from tests.channel_peer import PATIENCE_S, held_bytes, until
 
 LARGE = np.zeros(3000)  # too large for an entry
 
@@ -43,21 +43,6 @@ class FatalWords:
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends, "TICK_S", 0.05)
     monkeypatch.setattr(ends, "LOOK_S", 0.05)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., BaseProcess]]:
-    started: list[BaseProcess] = []
-
-    def begin(task: Callable[..., Any], *arguments: Any) -> BaseProcess:
-        started.append(FORK.Process(target=task, args=arguments))
-        started[-1].start()
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.join()
 
 
 def end(process: BaseProcess) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelEmpty, ChannelTimeout
-from tests.channel_peer import FORK
 
 ITEMS = int(os.environ.get("RLPLACE_STRESS_ITEMS", "150000"))
 KEYS = ("a", "b")
@@ -52,27 +51,12 @@ def resident_kib(process: BaseProcess) -> int:
     return 0
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., BaseProcess]]:
-    started: list[BaseProcess] = []
-
-    def begin(work: Callable[..., None], *arguments: object) -> BaseProcess:
-        started.append(FORK.Process(target=quietly, args=(work, *arguments)))
-        started[-1].start()
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.join()
-
-
 def test_a_long_life_leaves_nothing_behind(tmp_path: Path, start: Callable[..., BaseProcess]) -> None:
     """Four producers and four consumers, undisturbed: each item once, memory and descriptors flat."""
     channel = SharedChannel.create(tmp_path, ChannelSpec(name="items", capacity_items=64, keys=KEYS, timeout_s=600))
     done = SharedChannel.create(tmp_path, ChannelSpec(name="done", capacity_items=256, timeout_s=600))
-    workers = [start(produce, channel.named(f"env rank {i}"), i, 0) for i in range(4)]
-    workers += [start(consume, channel.named(f"rollout {i}"), done, i) for i in range(4)]
+    workers = [start(quietly, produce, channel.named(f"env rank {i}"), i, 0) for i in range(4)]
+    workers += [start(quietly, consume, channel.named(f"rollout {i}"), done, i) for i in range(4)]
     taken: list[tuple[int, int]] = []
     warm, files = [0] * 8, 0
     while len(taken) < ITEMS:
@@ -109,8 +93,8 @@ def deaths_survived(folder: Path, seed: random.Random, name: str, start: Callabl
 
     def replace(place: int, born: int) -> BaseProcess:
         if place < 2:
-            return start(produce, channel.named(f"env rank {born}"), born, 0)
-        return start(consume, channel.named(f"rollout rank {born}"), done, born)
+            return start(quietly, produce, channel.named(f"env rank {born}"), born, 0)
+        return start(quietly, consume, channel.named(f"rollout rank {born}"), done, born)
 
     living = [replace(place, place) for place in range(4)]
     taken: set[tuple[int, int]] = set()

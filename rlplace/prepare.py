@@ -24,7 +24,7 @@ from rlplace.config.read import TAGS, try_config, value_at, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job, surely_made
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
-from rlplace.models.families import EXPERTS, why_not_trained
+from rlplace.models.families import why_not_trained
 from rlplace.models.own_module import check_module
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of
@@ -331,12 +331,6 @@ def model_problems(
         what, got = f"its layers see {window} tokens, of {context} of prompt and answer together", engine
         why = "this engine keeps every token of an answer in the cache of every layer"
         yield _wrong("attention-not-full", "rollout.engine", what, got, why, "rollout.engine: vllm")
-    if engine == "vllm" and any(isinstance(model.get(key), int) for key in EXPERTS):
-        what, got = f"a {model.get('model_type')} is not sent to vllm", engine
-        why = (
-            "vllm 0.32 answers otherwise than the model once its experts are loaded anew, as each sync does (on a CPU)"
-        )
-        yield _wrong("plan-only", "rollout.engine", what, got, why, "rollout.engine: transformers")
     heads = model.get("num_attention_heads")
     if isinstance(heads, int) and heads % tensor_parallel:
         fitting = max(size for size in range(1, tensor_parallel + 1) if heads % size == 0)

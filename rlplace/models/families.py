@@ -41,7 +41,6 @@ TRAINED = frozenset(
         "starcoder2",
     ]
 )
-EXPERTS = ("num_experts", "num_local_experts")  # of a layer, in a config.json
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
 _LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence of a batch
 

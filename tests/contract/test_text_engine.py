@@ -96,7 +96,7 @@ class Bench:
         return engine
 
     def weights(self, version: int) -> Mapping[str, Tensor]:
-        """Tied ones under each of their names."""
+        """As a sync brings them: tied ones under each of their names, all experts of a layer in one."""
         weights: Mapping[str, Tensor] = self.models[version].state_dict()
         return weights
 
@@ -142,6 +142,7 @@ class Bench:
         ("transformers", "qwen3"),
         ("transformers", "llama"),
         pytest.param(("vllm", "qwen3"), marks=pytest.mark.vllm),
+        pytest.param(("vllm", "qwen3_moe"), marks=[pytest.mark.vllm, pytest.mark.slow]),  # likewise
         pytest.param(("vllm", "llama"), marks=[pytest.mark.vllm, pytest.mark.slow]),  # short in test_vllm_engine.py
     ],
     ids="-".join,
@@ -256,7 +257,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(bench: Bench) ->
     tokens = request_of(0).tokens.tolist()
     before = engine.logprobs(tokens)
     weights = dict(bench.weights(2))
-    missing, reshaped = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+    missing, reshaped = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
     weights["stranger"] = weights.pop(missing)
     weights[reshaped] = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="version 2 do not fit the model") as caught:

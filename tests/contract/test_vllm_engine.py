@@ -65,12 +65,19 @@ def weights(folder: Path) -> Mapping[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> np.ndarray:
-    """Log-probabilities of TOKENS by plain transformers."""
+    return scored(plain(folder))
+
+
+def plain(folder: Path) -> Any:
     import transformers
 
-    with torch.no_grad():
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        logprobs = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+@torch.no_grad()
+def scored(model: Any) -> np.ndarray:
+    """Log-probabilities of TOKENS by plain transformers."""
+    logprobs = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0].numpy()
 
 
@@ -81,11 +88,13 @@ def build(folder: Path) -> Iterator[Build]:
 
     engines: list[VllmEngine] = []
 
-    def make(device: Device, *, memory: int = 0, tensor_parallel: int = 1, **others: Any) -> VllmEngine:
+    def make(
+        device: Device, *, memory: int = 0, tensor_parallel: int = 1, model: Path = folder, **others: Any
+    ) -> VllmEngine:
         small = {"dtype": "fp32", "kv_cache_memory": CACHE_BYTES, "step_tokens": 64, "step_sequences": 4}
         rollout = TextRolloutConfig(**small | {"enforce_eager": True} | others)
         settings = EngineSettings(
-            rollout=rollout, model=folder, context=64, emulated_memory=memory, tensor_parallel=tensor_parallel
+            rollout=rollout, model=model, context=64, emulated_memory=memory, tensor_parallel=tensor_parallel
         )
         engines.append(VllmEngine(settings, device=device, owner="rollout rank 0"))
         return engines[-1]
@@ -193,6 +202,23 @@ def test_an_engine_over_two_processes_is_the_same_engine(
         sync(4, weights)
         assert engine.version == 4
         assert difference(engine, expected) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_experts_are_shared_by_an_engine_over_two_processes(build: Build, tmp_path: Path) -> None:
+    """The actor sends all experts of a layer in one, vLLM takes each by itself, and packs them anew each time."""
+    folder = tiny_model(tmp_path, "qwen3_moe")
+    model = plain(folder)
+    weights, expected = model.state_dict(), scored(model)
+    engine = build(Ledger(), tensor_parallel=2, model=folder)
+    engine.move(FULL)
+    with syncs_to(engine) as sync:
+        for version, load in ((2, sync), (4, lambda version, weights: engine.load(weights, version))):
+            sync(version - 1, {name: 2 * weight for name, weight in weights.items()})
+            assert difference(engine, expected) > 0.1
+            load(version, weights)
+            assert difference(engine, expected) < 1e-3
 
 
 @contextlib.contextmanager

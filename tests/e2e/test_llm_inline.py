@@ -45,11 +45,12 @@ def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_p
     assert AutoTokenizer.from_pretrained(run.folder / "policy").chat_template
 
 
-def test_a_mixture_of_experts_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])])
+def test_a_mixture_of_experts_learns(engine: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = tiny_model(tmp_path / "experts", "qwen3_moe")
-    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.total_iterations=2")
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model, engine), "runner.total_iterations=2")
     assert run.code == 0, run.err
     assert all(line["actor/mismatch_max"] < 1e-3 for line in run.metrics())  # the engine has what the actor sent
     for component, rows in run.summary()["memory"].items():

@@ -313,12 +313,6 @@ def test_what_a_model_cannot_do_is_refused(
     assert found == ([] if code is None else [(code, fix)])
 
 
-def test_a_mixture_of_experts_is_not_sent_to_an_engine_that_has_other_names() -> None:
-    model = {"model_type": "mixtral", "num_local_experts": 8}
-    found = [(p.code, p.fix) for p in model_problems(model, "vllm", context=64, tensor_parallel=1)]
-    assert found == [("plan-only", "rollout.engine: transformers")]
-
-
 @pytest.mark.parametrize("component", ["actor", "critic", "reference", "reward"])
 @pytest.mark.parametrize(
     ("model", "why"),

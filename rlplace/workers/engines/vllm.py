@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
+from rlplace.models.checkpoint import as_stored
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
@@ -49,7 +50,7 @@ from rlplace.workers.engines.contract import (
     require,
     vllm_problem,
 )
-from rlplace.workers.engines.vllm_loading import NothingLoaded, load_from, load_shards
+from rlplace.workers.engines.vllm_loading import NothingLoaded, load_from, load_shards, pack_experts_anew
 from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, check_fit, merged
 from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.devices import CudaDevice, Room
@@ -124,13 +125,14 @@ class VllmEngine:
 
     def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        named = self._expected.complete(weights)
-        check_fit(named, self._expected.shapes, owner=self._owner, version=version)
+        named, stored = self._expected.complete(weights), self._expected.shapes
+        check_fit(dict(as_stored(named.items(), stored)), stored, owner=self._owner, version=version)
         self.version = None  # until all are copied, this is no version
-        items = merged(named, factors, self._adds_on)
+        items = as_stored(merged(named, factors, self._adds_on), stored)
         if self._settings.tensor_parallel > 1:
             load_shards(self._vllm, items)
         else:
+            self._vllm.collective_rpc(pack_experts_anew)
             self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
         self._loaded(version)
 
@@ -140,14 +142,15 @@ class VllmEngine:
         What comes along and is no weight is returned. Raises as `load`; WeightSyncError, ChannelTimeout.
         """
         require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        shapes = {name: spec for spec in sync.assembly.layout.tensors for name in spec.names}
+        specs = {name: spec for spec in sync.assembly.layout.tensors for name in spec.names}
+        shapes = {name: torch.empty(spec.shape, device="meta") for name, spec in specs.items()}
         others = {name: shapes.pop(name) for name in (PROBE,) if name in shapes}
-        version, named = sync.push.version, self._expected.complete(shapes)
-        check_fit(named, self._expected.shapes, owner=self._owner, version=version)
+        version, named, stored = sync.push.version, self._expected.complete(shapes), self._expected.shapes
+        check_fit(dict(as_stored(named.items(), stored)), stored, owner=self._owner, version=version)
         again = {EMBEDDING: HEAD} if HEAD in named and HEAD not in shapes else {}
         before, self.version = self.version, None  # until all are copied, this is no version
         try:
-            loaded = load_from(self._vllm, sync, rank, deadline_s, again, [*others])
+            loaded = load_from(self._vllm, sync, rank, deadline_s, again, [*others], frozenset(stored))
         except NothingLoaded as error:
             self.version = before
             raise error.why from None

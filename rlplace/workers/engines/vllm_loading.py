@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlplace.comm.weights.device_sync import DevicePush, LoadedParts, PartTaker
+from rlplace.models.checkpoint import as_stored
 from rlplace.workers.engines.weights import SharedBucket, in_buckets
 
 
@@ -42,14 +43,20 @@ class NothingLoaded(Exception):
 
 
 def load_from(
-    engine: Any, sync: DevicePush, rank: int, deadline_s: float, again: Mapping[str, str], others: Sequence[str]
+    engine: Any,
+    sync: DevicePush,
+    rank: int,
+    deadline_s: float,
+    again: Mapping[str, str],
+    others: Sequence[str],
+    stored: frozenset[str],
 ) -> LoadedParts:
     """Have each worker take part in a sync, for rollout rank `rank`, and load its part.
 
-    `again`: further names of weights; `others`: tensors that are no weights. Raises NothingLoaded; WeightSyncError or
-    ChannelTimeout where a worker had begun.
+    `again`: further names of weights; `others`: tensors that are no weights; `stored`: names of the model's files, by
+    which weights are loaded. Raises NothingLoaded; WeightSyncError or ChannelTimeout where a worker had begun.
     """
-    parts: list[_PartLoaded] = engine.collective_rpc(_take_part, args=(sync, rank, deadline_s, again, others))
+    parts: list[_PartLoaded] = engine.collective_rpc(_take_part, args=(sync, rank, deadline_s, again, others, stored))
     if errors := [part.error for part in parts if part.error is not None]:
         raise errors[0] if any(part.begun for part in parts) else NothingLoaded(errors[0])
     size = sum(spec.size_bytes for spec in sync.assembly.layout.tensors)
@@ -62,10 +69,24 @@ def load_from(
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+def pack_experts_anew(worker: Any) -> None:
+    """Have the next load pack experts for the processor, as the first one did. Does nothing on a GPU.
+
+    A kernel of vLLM 0.32 packs the experts of a layer when it is made, and a later load keeps the kernel and takes
+    plain weights for packed ones (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed there, and
+    CUDA graphs have captured the kernel.
+    """
+    for layer in worker.model_runner.get_model().modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(getattr(method, "unquantized_backend", None), "name", None) == "CPU":
+            method.moe_kernel = None
+
+
 def _begin_reload(worker: Any) -> None:
     """Begin what vLLM's `reload_weights` does at once: the steps of its own engines that take weights in parts."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+    pack_experts_anew(worker)
     initialize_layerwise_reload(worker.model_runner.get_model())
 
 
@@ -90,7 +111,13 @@ class _PartLoaded(NamedTuple):
 
 
 def _take_part(
-    worker: Any, sync: DevicePush, rank: int, deadline_s: float, again: Mapping[str, str], others: Sequence[str]
+    worker: Any,
+    sync: DevicePush,
+    rank: int,
+    deadline_s: float,
+    again: Mapping[str, str],
+    others: Sequence[str],
+    stored: frozenset[str],
 ) -> _PartLoaded:
     if not hasattr(worker, "part_taker"):
         left_s = max(1.0, deadline_s - time.monotonic())
@@ -104,7 +131,8 @@ def _take_part(
                     _begin_reload(worker)
                     begun = True
                 found |= {name: window.pop(name).cpu() for name in others if name in window}
-                _load_some(worker, [*window.items(), *((again[n], w) for n, w in window.items() if n in again)])
+                named = [*window.items(), *((again[n], w) for n, w in window.items() if n in again)]
+                _load_some(worker, as_stored(named, stored))
             if begun:
                 _end_reload(worker)
         except Exception as raised:  # noqa: BLE001  # raised by the engine

@@ -10,6 +10,7 @@ CUDA itself; what is measured is then printed without being compared.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -290,14 +291,17 @@ def offload() -> str:
 
 
 def attention() -> str:
-    """bf16 in one kernel against fp32, sequence by sequence."""
+    """bf16 in one kernel against fp32, sequence by sequence; also where several have one prompt."""
     from rlplace.models.packed import Packed, attention
 
     lengths = (70, 1, 64, 33) if ON_CPU else (700, 1, 64, 2048, 333)
-    batch = Packed.of([np.arange(n) for n in lengths], [np.arange(n) > 0 for n in lengths], DEVICE)
-    query, key, value = (torch.randn(1, n, sum(lengths), 64, device=DEVICE).bfloat16() for n in (16, 4, 4))
+    nowhere = [np.zeros(n, bool) for n in lengths]
+    alike = [(min(i, 2), 0 if i < 2 else 20) for i in range(len(lengths))]  # the last ones begin alike
+    alone, together = (Packed.of([np.arange(n) for n in lengths], nowhere, DEVICE, pairs) for pairs in ((), alike))
     errors, seconds = [], []
-    for window in (None, 128):
+    for batch, window in itertools.product((alone, together), (None, 128)):
+        tokens = len(batch.tokens)
+        query, key, value = (torch.randn(1, n, tokens, 64, device=DEVICE).bfloat16() for n in (16, 4, 4))
         attend = partial(attention, nn.Module(), attention_mask=None, packed=batch, sliding_window=window)
         kernel, _ = attend(query, key, value)
         exact, _ = attend(query.float(), key.float(), value.float())

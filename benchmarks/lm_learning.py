@@ -1,10 +1,11 @@
 """How fast the actor learns from an iteration's samples, against a plain loop of transformers over padded batches.
 
-    python benchmarks/lm_learning.py [--layers 3] [--samples 16] [--repeat 3]
+    python benchmarks/lm_learning.py [--layers 3] [--samples 16] [--answers 4] [--repeat 3]
 
-Both make the same update: one step on the same samples, in float32 on one thread, within the same tokens per
-micro-batch. Seconds are the processor's own, so that a busy machine disturbs less. The model has the shape of
-SmolLM2-135M with fewer layers and random weights. A token counts once, padding does not.
+All make the same update: one step on the same samples, in float32 on one thread, within the same tokens per
+micro-batch; the actor with prompts computed once for the answers to them, and with each sample by itself. Seconds are
+the processor's own, so that a busy machine disturbs less. The model has the shape of SmolLM2-135M with fewer layers and
+random weights: with few of them, the head takes most of the time. A token counts once, padding does not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +42,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--answers", type=int, default=4, help="samples of one prompt")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--checkpointing", action="store_true", help="in both")
+    parser.add_argument("--checkpointing", action="store_true", help="in all")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    groups = made_up(options.samples)
+    groups = made_up(options.samples, options.answers)
     samples = [sample for group in groups for sample in group]
     tokens = sum(sample.weight for sample in samples)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,34 +55,36 @@ def main() -> None:
         if options.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-        ranks, learner = make_learner(Path(folder), len(groups), options.checkpointing)
-        estimator = AdvantageEstimator(
-            WorkerArguments(config=config_of(Path(folder), len(groups)), ranks={"actor": 1, "env": 1, "rollout": 1})
-        )
-        plain, ours = [], []
+        configs = [config_of(Path(folder), groups, share_prompts=share) for share in (True, False)]
+        ranks = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=120.0)
+        learners = [make_learner(config, Path(folder), ranks, options.checkpointing) for config in configs]
+        estimator = AdvantageEstimator(WorkerArguments(config=configs[0], ranks={"actor": 1, "env": 1, "rollout": 1}))
+        seconds: list[list[float]] = [[], [], []]  # of the plain loop, with shared prompts, without
         for _ in range(options.repeat + 1):  # the first warms up
             began = time.process_time()
             plain_step(model.train(), optimizer, samples)
-            between = time.process_time()
-            learned = estimator(groups, {}, {})
-            (shard,) = learner.shards(learned.groups, 0, targets=learned.targets)
-            learner.learn(shard, 0)
-            plain.append(between - began)
-            ours.append(time.process_time() - between)
+            seconds[0].append(time.process_time() - began)
+            for learner, taken in zip(learners, seconds[1:], strict=True):
+                began = time.process_time()
+                learned = estimator(groups, {}, {})
+                (shard,) = learner.shards(learned.groups, 0, targets=learned.targets)
+                learner.learn(shard, 0)
+                taken.append(time.process_time() - began)
         ranks.close()
-    best, reference = min(ours[1:]), min(plain[1:])
+    plain, together, apart = (tokens / min(taken[1:]) for taken in seconds)
     print(f"{len(samples)} samples, {tokens} tokens, {sum(s.response_tokens for s in samples)} of them learned")
-    print(f"plain loop  {tokens / reference:8.1f} tokens/s")
-    print(f"actor       {tokens / best:8.1f} tokens/s    {reference / best:.2f} x")
+    print(f"plain loop           {plain:8.1f} tokens/s")
+    print(f"actor                {together:8.1f} tokens/s    {together / plain:.2f} x")
+    print(f"share_prompts=false  {apart:8.1f} tokens/s    {apart / plain:.2f} x")
 
 
-def made_up(samples: int) -> list[tuple[Sample, ...]]:
-    """Groups of four answers of 8 to 200 tokens to prompts of 30 to 80."""
+def made_up(samples: int, answers: int = 4) -> list[tuple[Sample, ...]]:
+    """Groups of answers of 8 to 200 tokens to prompts of 30 to 80."""
     rng = np.random.default_rng(0)
     groups = []
-    for group in range(samples // 4):
+    for group in range(samples // answers):
         prompt = rng.integers(0, 49152, rng.integers(30, 80))
-        groups.append(tuple(answer(rng, group, number, prompt) for number in range(4)))
+        groups.append(tuple(answer(rng, group, number, prompt) for number in range(answers)))
     return groups
 
 
@@ -117,15 +122,13 @@ def write_model(folder: Path, layers: int) -> PreTrainedModel:
     return model
 
 
-def make_learner(folder: Path, prompts: int, checkpointing: bool) -> tuple[Ranks, ActorLearner]:
-    config = config_of(folder, prompts)
-    ranks = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=120.0)
+def make_learner(config: Config, folder: Path, ranks: Ranks, checkpointing: bool) -> ActorLearner:
     lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
     trainer = Trainer(lm, config.actor.optimizer, ranks, iterations=1, component="actor")
-    return ranks, ActorLearner(config, lm, trainer, ranks)
+    return ActorLearner(config, lm, trainer, ranks)
 
 
-def config_of(folder: Path, prompts: int) -> Config:
+def config_of(folder: Path, groups: Sequence[Sequence[Sample]], *, share_prompts: bool) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": {}},
@@ -133,8 +136,9 @@ def config_of(folder: Path, prompts: int) -> Config:
                 "name": "grpo",
                 "loss": "token",
                 "tis_cap": None,
-                "prompts": prompts,
-                "samples_per_prompt": 4,
+                "prompts": len(groups),
+                "samples_per_prompt": len(groups[0]),
+                "share_prompts": share_prompts,
             },
             "actor": {"model": {"path": str(folder)}, "compute": "fp32", "token_budget": BUDGET},
             "env": {"task": "arithmetic"},

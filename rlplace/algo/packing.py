@@ -7,13 +7,15 @@
                                                                                          micro-batches, the same number
                                                                                          on all ranks, no padding
 
-Everything depends on lengths and seeds alone, so every rank computes the same by itself. A loss divided by the totals
-of its step is the same however the step is packed.
+Everything depends on sizes and seeds alone, so every rank computes the same by itself. A loss divided by the totals of
+its step is the same however the step is packed. Samples of one prompt are kept together: a micro-batch computes the
+prompt once for all of them.
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import heapq
 import itertools
 import random
@@ -21,6 +23,55 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
+
+
+READ_AGAIN = 8  # tokens of a prompt that an answer reads again, in place of one that is computed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleSizes:
+    """Tokens of samples, and how many of them the samples of a group have in common."""
+
+    tokens: tuple[int, ...]  # of each sample, its prompt included
+    prompts: tuple[int, ...] = ()  # of these, those that all samples of its group begin with; empty: none have any
+    groups: tuple[int, ...] = ()  # the number of its group; those of a group stand together
+
+    def size(self, picks: Iterable[int]) -> int:
+        """Return the tokens of a micro-batch of samples in ascending order.
+
+        A prompt that several of them share counts once, and an eighth for each: attention keeps its keys and values for
+        every answer. These are 2 of at least 16 numbers that a layer keeps of each hidden unit of a token (the inputs
+        of two norms, of six projections and of the activation, queries and what was attended).
+        """
+        if not self.prompts:
+            return sum(self.tokens[i] for i in picks)
+        total = 0
+        for _, members in itertools.groupby(picks, self.groups.__getitem__):
+            first, *others = members
+            total += self.tokens[first] + sum(self.tokens[i] - self.prompts[i] for i in others)
+            total += -(-self.prompts[first] * (1 + len(others)) // READ_AGAIN) if others else 0
+        return total
+
+    def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
+        """Return of each the number of its group, and how many tokens it has in common with the others."""
+        return [(self.groups[i], self.prompts[i]) for i in picks] if self.prompts else []
+
+    def apart(self) -> SampleSizes:
+        """Return the same with nothing in common."""
+        return SampleSizes(self.tokens)
+
+    def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
+        """Cut each group into parts of `most` samples, and of `budget` tokens unless they are one sample."""
+        found: list[MicroBatch] = []
+        for _, group in itertools.groupby(picks, self.groups.__getitem__ if self.prompts else None):
+            members, first = list(group), 0
+            while first < len(members):
+                stop = min(first + most, len(members))
+                while stop > first + 1 and self.size(members[first:stop]) > budget:
+                    stop -= 1
+                found.append(tuple(members[first:stop]))
+                first = stop
+        return found
 
 
 class Packing(NamedTuple):
@@ -49,32 +100,48 @@ def optimizer_steps(samples: int, train_batch: int | None, seed: str) -> list[li
 
 
 def pack_steps(
-    lengths: Sequence[int], *, epochs: int, train_batch: int | None, seed: str, ranks: int, token_budget: int
+    sizes: SampleSizes, *, epochs: int, train_batch: int | None, seed: str, ranks: int, token_budget: int
 ) -> tuple[Packing, ...]:
     """Pack all optimizer steps of an iteration, equally many in each epoch; see `optimizer_steps` and `pack`."""
     return tuple(
-        pack(lengths, ranks, token_budget, picks)
+        pack(sizes, ranks, token_budget, picks)
         for epoch in range(epochs)
-        for picks in optimizer_steps(len(lengths), train_batch, f"{seed} {epoch}")
+        for picks in optimizer_steps(len(sizes.tokens), train_batch, f"{seed} {epoch}")
     )
 
 
-def pack(lengths: Sequence[int], ranks: int, token_budget: int, picks: Sequence[int] | None = None) -> Packing:
-    """Spread samples of `lengths` tokens (prompts included) over ranks and micro-batches; all, or those of `picks`.
+def pack(sizes: SampleSizes, ranks: int, token_budget: int, picks: Sequence[int] | None = None) -> Packing:
+    """Spread samples over ranks and micro-batches; all, or those of ascending `picks`.
 
-    A micro-batch has `token_budget` tokens at most, or is one sample that alone has more.
+    A micro-batch has the size of `token_budget` at most, or is one sample that alone has more. Groups stay whole, or
+    are halved as often as makes ranks compute fewer tokens.
     """
-    items = range(len(lengths)) if picks is None else picks
-    shares = spread(lengths, ranks, items)
-    packed = [fit(lengths, token_budget, share) for share in shares]
+    items = range(len(sizes.tokens)) if picks is None else picks
+    units = sizes.units(items, max(1, len(items)), token_budget)
+    least, most = sum(map(sizes.size, units)), max(map(len, units), default=1)
+    found = [_packed(sizes, units, ranks, token_budget)]
+    while most > 1 and found[-1][0] * ranks > 1.02 * least:
+        most = -(-most // 2)
+        found.append(_packed(sizes, sizes.units(items, most, token_budget), ranks, token_budget))
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _packed(sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int) -> tuple[int, Packing]:
+    """Spread units that stay together; return as well the tokens that ranks compute one after the other."""
+    loads = [sizes.size(unit) for unit in units]
+    shares = spread(loads, ranks)
+    packed = [fit(loads, budget, share) for share in shares]
     number = max(len(micro_batches) for micro_batches in packed)
     widened = tuple(
-        _widen(micro_batches, share, lengths, number, token_budget)
+        tuple(
+            tuple(sorted(i for unit in micro_batch for i in units[unit]))
+            for micro_batch in _widen(micro_batches, share, loads, number, budget)
+        )
         for micro_batches, share in zip(packed, shares, strict=True)
     )
-    total = sum(lengths[i] for i in items)
-    slowest = sum(max(sum(lengths[i] for i in m) for m in together) for together in zip(*widened, strict=True))
-    return Packing(ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0)
+    each = [[sizes.size(micro_batch) for micro_batch in share] for share in widened]
+    total, slowest = sum(map(sum, each)), sum(map(max, zip(*each, strict=True)))
+    return slowest, Packing(ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0)
 
 
 def spread(lengths: Sequence[int], parts: int, items: Iterable[int] | None = None) -> list[list[int]]:

@@ -353,6 +353,7 @@ class AlgorithmConfig:
     normalize_advantages: bool | None = knob("zero mean, unit variance over the iteration; null: with ppo", None)
     normalize_observations: bool = mlp_knob("by running mean and variance, kept with the weights", True)
     max_staleness: int = lm_knob("versions by which samples may be older than what learns from them", 0, minimum=0)
+    share_prompts: bool = lm_knob("a pass computes the prompt of several answers once", True)
     accumulate_early: bool = lm_knob("gradients of whole groups are made while others are generated", False)
     variant: VariantConfig = block(VariantConfig)
 

@@ -7,10 +7,10 @@ micro-batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlplace.algo import packing
-from rlplace.algo.packing import Packing
+from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.schema import FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.ranks import Body
 from rlplace.foresight.text import Group, TextRank
@@ -32,18 +32,25 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # of `workers.training.ranks`
 
 
 @functools.lru_cache(maxsize=64)
-def pack(tokens: tuple[int, ...], ranks: int, budget: int) -> Packing:
+def pack(sizes: SampleSizes, ranks: int, budget: int) -> Packing:
     """Pack samples once for all ranks, and for other plans."""
-    return packing.pack(tokens, ranks, budget)
+    return packing.pack(sizes, ranks, budget)
 
 
 @functools.lru_cache(maxsize=64)
 def _pack_steps(
-    tokens: tuple[int, ...], epochs: int, train_batch: int | None, seed: str, ranks: int, budget: int
+    sizes: SampleSizes, epochs: int, train_batch: int | None, seed: str, ranks: int, budget: int
 ) -> tuple[Packing, ...]:
     return packing.pack_steps(
-        tokens, epochs=epochs, train_batch=train_batch, seed=seed, ranks=ranks, token_budget=budget
+        sizes, epochs=epochs, train_batch=train_batch, seed=seed, ranks=ranks, token_budget=budget
     )
+
+
+def sizes_of(groups: Iterable[tuple[int, Sequence[int]]], *, alike: bool) -> SampleSizes:
+    """Return the sizes of samples of groups: of each the prompt, and the tokens of its samples, which begin with it."""
+    whole = [(number, prompt, each) for number, (prompt, tokens) in enumerate(groups) for each in tokens]
+    numbers, prompts, tokens = zip(*whole, strict=True) if whole else ((), (), ())
+    return SampleSizes(tokens, prompts, numbers) if alike else SampleSizes(tokens)
 
 
 def looks() -> Iterator[float]:
@@ -77,10 +84,15 @@ class JoinedRank(TextRank):
         yield from self.barrier.meet()
         return given.value
 
-    def score(self, method: str, packed: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
+    def sizes_of(self, groups: Sequence[Group], *, alike: bool = True) -> SampleSizes:
+        """Return the sizes of their samples, in the order of the groups. `alike`: it may compute a prompt once."""
+        ordered = sorted(groups)
+        return sizes_of(((g.prompt, g.tokens) for g in ordered), alike=alike and self.job.algorithm.share_prompts)
+
+    def score(self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch) -> Body:
         """Make a pass over all samples without gradients."""
         for picks in packed.ranks[self.slot.rank // self.together]:
-            yield from self.forward(watch, "score", sum(tokens[i] for i in picks), method, "infer")
+            yield from self.forward(watch, "score", sizes.size(picks), method, "infer")
         yield from self.exchange(method, watch)
 
     def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
@@ -104,25 +116,25 @@ class TrainedRank(JoinedRank):
         assert isinstance(block, TrainedConfig), "it learns"
         return block.token_budget
 
-    def pack(self, tokens: tuple[int, ...]) -> Packing:
+    def pack(self, sizes: SampleSizes) -> Packing:
         """Pack a pass over all samples."""
-        return pack(tokens, self.ranks // self.together, self.budget)
+        return pack(sizes, self.ranks // self.together, self.budget)
 
-    def steps(self, tokens: tuple[int, ...], iteration: int) -> tuple[Packing, ...]:
+    def steps(self, sizes: SampleSizes, iteration: int) -> tuple[Packing, ...]:
         """Pack the optimizer steps of an iteration."""
         algorithm = self.job.algorithm
         seed = f"{self.job.runner.seed} {iteration}"
         return _pack_steps(
-            tokens, algorithm.epochs, algorithm.train_batch, seed, self.ranks // self.together, self.budget
+            sizes, algorithm.epochs, algorithm.train_batch, seed, self.ranks // self.together, self.budget
         )
 
-    def differentiate(self, method: str, packed: Packing, tokens: Sequence[int], watch: Stopwatch) -> Body:
+    def differentiate(self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch) -> Body:
         for picks in packed.ranks[self.slot.rank // self.together]:
-            yield from self.forward(watch, "micro_batch", sum(tokens[i] for i in picks), method, "learn", "accumulate")
+            yield from self.forward(watch, "micro_batch", sizes.size(picks), method, "learn", "accumulate")
 
-    def update(self, packings: Sequence[Packing], tokens: Sequence[int], watch: Stopwatch) -> Body:
+    def update(self, packings: Sequence[Packing], sizes: SampleSizes, watch: Stopwatch) -> Body:
         for packed in packings:
-            yield from self.differentiate("learn", packed, tokens, watch)
+            yield from self.differentiate("learn", packed, sizes, watch)
             yield from self.step(watch)
 
     def step(self, watch: Stopwatch) -> Body:
@@ -134,18 +146,18 @@ class LmActorRank(TrainedRank):
     """As `LmActor`."""
 
     _groups: list[Group] | None = None  # on rank 0, of the iteration
-    _experience: tuple[int, ...] | None = None  # on rank 0: tokens of all samples, whose advantages are computed
+    _experience: SampleSizes | None = None  # on rank 0: of all samples, whose advantages are computed
 
     def infer(self, iteration: int, version: int) -> Body:
         asked = asked_of(self.job)
         if not asked:
             return dict[str, Metrics]()
         watch, inner = self.watch("infer_wait", "infer"), self.watch()
-        tokens = tokens_of((yield from self._take(None))) if self.slot.rank == 0 else None
-        tokens = yield from self.scatter(tokens)
+        sizes = self.sizes_of((yield from self._take(None))) if self.slot.rank == 0 else None
+        sizes = yield from self.scatter(sizes)
         yield from self.part(watch, "infer_wait", 0, "infer")
         for _ in range(("reference" in asked) + bool(asked - {"reference"})):
-            yield from self.score("infer", self.pack(tokens), tokens, inner)
+            yield from self.score("infer", self.pack(sizes), sizes, inner)
         watch.lap("infer")
         yield from self.lap("infer", "rest")
         return watch.metrics("actor")
@@ -160,12 +172,12 @@ class LmActorRank(TrainedRank):
         watch, inner = self.watch("accumulate_wait", "accumulate"), self.watch()
         arriving, self._groups, held = self.site.job.prompts, [], 0
         while True:
-            wave: tuple[int, ...] | None = None
+            wave: SampleSizes | None = None
             while self.slot.rank == 0 and wave is None and arriving:
                 group = yield from self.site.channels[SAMPLES].get()
-                arriving, size = arriving - 1, sum(group.tokens)
+                arriving, size = arriving - 1, self.sizes_of([group]).size(range(len(group.tokens)))
                 if self._groups and held + size > self.budget * (self.ranks // self.together):
-                    wave, self._groups, held = tokens_of(self._groups), [], 0
+                    wave, self._groups, held = self.sizes_of(self._groups), [], 0
                 self._groups.append(group)
                 held += size
             wave = yield from self.scatter(wave)
@@ -180,22 +192,22 @@ class LmActorRank(TrainedRank):
         watch, inner = self.watch("wait", "learn"), self.watch()
         algorithm = self.job.algorithm
         for part in parts_of(self.site.job):
-            tokens: tuple[int, ...] | None = None
+            sizes: SampleSizes | None = None
             if self.slot.rank == 0:
-                tokens = self._experience or (yield from self._gather(part))
+                sizes = self._experience or (yield from self._gather(part))
                 self._groups = self._experience = None
-            tokens = yield from self.scatter(tokens)
+            sizes = yield from self.scatter(sizes)
             yield from self.part(watch, "wait", 0, "learn")
-            assert tokens is not None, "rank 0 gives some"
+            assert sizes is not None, "rank 0 gives some"
             if algorithm.accumulate_early:
-                yield from self.differentiate("learn", self.pack(tokens), tokens, inner)
+                yield from self.differentiate("learn", self.pack(sizes), sizes, inner)
                 yield from self.step(inner)
             else:
-                packings = self.steps(tokens, iteration)
+                packings = self.steps(sizes, iteration)
                 if algorithm.tis_cap is not None and len(packings) > 1 and "old" not in asked_of(self.job):
                     for packed in packings[: len(packings) // algorithm.epochs]:
-                        yield from self.score("learn", packed, tokens, inner)
-                yield from self.update(packings, tokens, inner)
+                        yield from self.score("learn", packed, sizes, inner)
+                yield from self.update(packings, sizes, inner)
             watch.lap("learn")
         yield from self.lap("learn", "rest", self.ranks)
         return watch.metrics("actor")
@@ -215,29 +227,29 @@ class LmActorRank(TrainedRank):
         return self._groups
 
     def _gather(self, part: int | None) -> Body:
-        """Take groups and their scores, put the returns; return the tokens of all samples."""
-        tokens = tokens_of((yield from self._take(part)))
+        """Take groups and their scores, put the returns; return the sizes of all samples."""
+        sizes = self.sizes_of((yield from self._take(part)))
         for scorer in self.site.job.scorers:
             scored = 0
-            while scored < len(tokens):
+            while scored < len(sizes.tokens):
                 scored += yield from self.site.channels[scores_of(scorer)].get()
         if "critic" in self.site.job.ranks:
             for _ in range(self.site.job.prompts):
                 yield from self.site.channels[RETURNS].put(None)
-        return tokens
+        return sizes
 
 
 class CriticRank(TrainedRank):
     """As `Critic`."""
 
-    _inferred: tuple[int, ...] = ()  # tokens of all samples
+    _inferred = SampleSizes(())  # of all samples
 
     def infer(self, iteration: int, version: int) -> Body:
         watch, inner = self.watch("infer_wait", "infer"), self.watch()
         groups: list[Group] = []
         while self.slot.rank == 0 and len(groups) < self.site.job.prompts:
             groups.append((yield from self.site.channels[samples_for("critic")].get()))
-        self._inferred = yield from self.scatter(tokens_of(groups))
+        self._inferred = yield from self.scatter(self.sizes_of(groups))
         yield from self.part(watch, "infer_wait", 0, "infer")
         yield from self.score("infer", self.pack(self._inferred), self._inferred, inner)
         watch.lap("infer")
@@ -269,27 +281,26 @@ class ScorerRank(JoinedRank):
         first, stop = block_edges(self.site.job.prompts, self.ranks)[self.slot.rank :][:2]
         due = self.site.job.prompts if sharded else stop - first
         while due:
-            batches: list[list[int]] = []
+            batches: list[tuple[int, int]] = []  # samples and size of each
             if not sharded or self.slot.rank == 0:
                 taken = yield from self._take(due)
                 yield from self.part(watch, "wait", 0, "infer")
-                due, tokens = due - len(taken), tokens_of(taken)
-                packed = pack(
-                    tokens, self.ranks // self.together if sharded else 1, block.token_budget if model else sum(tokens)
-                )
-                shares = [[[tokens[i] for i in picks] for picks in share] for share in packed.ranks]
+                due, sizes = due - len(taken), self.sizes_of(taken, alike=not isinstance(block, RewardConfig))
+                budget = block.token_budget if model else sum(sizes.tokens)
+                packed = pack(sizes, self.ranks // self.together if sharded else 1, budget)
+                shares = [[(len(picks), sizes.size(picks)) for picks in share] for share in packed.ranks]
                 batches = shares[0]
             if sharded:
                 due, shares = yield from self.scatter((due, shares) if self.slot.rank == 0 else None)
                 batches = shares[self.slot.rank // self.together]
             if model:
                 yield from self.part(watch, "wait", 0, "infer")
-            for batch in batches:
-                yield from self.part(watch, "infer", sum(batch), "infer")
+            for samples, size in batches:
+                yield from self.part(watch, "infer", size, "infer")
                 if sharded:
                     yield from self.barrier.meet()
-                if batch:
-                    yield from self.site.channels[scores_of(self.component)].put(len(batch))
+                if samples:
+                    yield from self.site.channels[scores_of(self.component)].put(samples)
                     yield from self.part(watch, "wait", 0, "infer")
         yield from self.lap("infer", "rest")
         return watch.metrics(self.component)
@@ -307,8 +318,3 @@ class ScorerRank(JoinedRank):
         while len(taken) < due and (group := channel.get_nowait()) is not None:
             taken.append(group)
         return taken
-
-
-def tokens_of(groups: Sequence[Group]) -> tuple[int, ...]:
-    """Return the tokens of each of their samples, in the order of the groups."""
-    return tuple(tokens for group in sorted(groups) for tokens in group.tokens)

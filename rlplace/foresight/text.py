@@ -61,6 +61,7 @@ class Group(NamedTuple):
     """What is put when all samples of a group are there: tokens of each, prompts included."""
 
     number: int
+    prompt: int
     tokens: tuple[int, ...]
 
 
@@ -228,8 +229,9 @@ class TextEnvRank(TextRank):
             yield from self.part(watch, "reward", 0, "run")
             whole[item.group].append(item.tokens)
             if len(whole[item.group]) == samples:
+                put = Group(item.group, lengths.prompt(iteration, item.group), tuple(whole[item.group]))
                 for channel in readers:
-                    yield from self.site.channels[channel].put(Group(item.group, tuple(whole[item.group])))
+                    yield from self.site.channels[channel].put(put)
                 del whole[item.group]
                 yield from self.part(watch, "put", 0, "run")
         yield from self._end(watch, ended)

@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rlplace.algo.packing import Packing
+from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.costs import Cost, Costs
-from rlplace.foresight.learners import pack
+from rlplace.foresight.learners import pack, sizes_of
 from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages, least_of
 from rlplace.foresight.text import Lengths, Request
 from rlplace.placement.flow import block_edges
@@ -31,6 +31,7 @@ class _Drawn(NamedTuple):
 
     answers: int  # tokens of all
     tokens: int  # of all samples, prompts included
+    together: int  # the same, of groups that each compute their prompt once
     longest: int  # answer
     shortest: int  # sample
 
@@ -142,10 +143,15 @@ class TextStages(Stages):
         return one._replace(longest_s=longest_s, cpu_s=cpu_s, least_s=0.0, meets=True)
 
     @functools.cached_property
-    def _wholes(self) -> Sequence[tuple[int, ...]]:
-        """Return the tokens of all samples of each iteration, in any order; of episodes of several turns, nothing."""
+    def _wholes(self) -> Sequence[SampleSizes]:
+        """Return the sizes of all samples of each iteration; of episodes of several turns, nothing."""
         several = self._config.text_env.max_turns > 1
-        return () if several else [tuple(map(sum, samples)) for samples in self._lengths]
+        return () if several else [self._sizes(samples) for samples in self._lengths]
+
+    def _sizes(self, samples: Sequence[tuple[int, int]]) -> SampleSizes:
+        each = self._algorithm.samples_per_prompt
+        groups = (samples[first : first + each] for first in range(0, len(samples), each))
+        return sizes_of(((g[0][0], [*map(sum, g)]) for g in groups), alike=self._algorithm.share_prompts)
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
@@ -165,8 +171,11 @@ class TextStages(Stages):
     def _drawn(self) -> _Drawn:
         found = []
         for samples in self._lengths:
-            answers, wholes = [answer for _, answer in samples], [*map(sum, samples)]
-            found.append((sum(answers), sum(wholes), max(answers), min(wholes)))
+            answers, sizes = [answer for _, answer in samples], self._sizes(samples)
+            units = sizes.units(range(len(samples)), len(samples), sum(sizes.tokens))  # whole groups
+            found.append(
+                (sum(answers), sum(sizes.tokens), sum(map(sizes.size, units)), max(answers), min(sizes.tokens))
+            )
         return _Drawn(*(min(values) for values in zip(*found, strict=True)))
 
     @functools.cached_property
@@ -246,18 +255,22 @@ class TextStages(Stages):
         longest_s = max(work.seconds, steps * decode.seconds)
         return Cost(work.cpu_s, longest_s - work.cpu_s).plus(self._of(generate + "rest"))
 
-    def _passes(self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True) -> _Passes:
+    def _passes(
+        self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True, alike: bool = True
+    ) -> _Passes:
         """Return a pass of all ranks over all samples, in so many optimizer steps.
 
-        `whole`: all samples are packed at once. Else a micro-batch takes at least a line from its least cost on; each
-        step has one, and none has more than `most`.
+        `alike`: it may compute a prompt once for several samples. `whole`: all samples are packed at once. Else a
+        micro-batch takes at least a line from its least cost on; each step has one, and none has more than `most`.
         """
         if whole and self._wholes:
             each = self._together[cost.rpartition("/")[0].rpartition(".")[0]]
-            found = [self._packed(cost, pack(tokens, ranks // each, int(budget)), tokens) for tokens in self._wholes]
+            wholes = [sizes if alike else sizes.apart() for sizes in self._wholes]
+            found = [self._packed(cost, pack(sizes, ranks // each, int(budget)), sizes) for sizes in wholes]
             longest_s, cpu_s = (statistics.fmean(values) for values in zip(*found, strict=True))
             return _Passes(ranks, longest_s, cpu_s * each)
-        most, tokens = max(budget, self._algorithm.longest, self._drawn.shortest + 1), self._drawn.tokens / ranks
+        most = max(budget, self._algorithm.longest, self._drawn.shortest + 1)
+        tokens = (self._drawn.together if alike else self._drawn.tokens) / ranks
         sizes = [0.0, 1e-6, most, *(size for size in self._costs.sizes(cost) if size < most)]
         costs, number, seconds = [self._of(cost, size) for size in sizes], max(steps, tokens / most), list[float]()
         for values in ([c.cpu_s for c in costs], [c.seconds for c in costs]):
@@ -266,11 +279,11 @@ class TextStages(Stages):
             seconds.append(number * base + slope * tokens)
         return _Passes(ranks, max(seconds), seconds[0] * ranks)
 
-    def _packed(self, cost: str, packing: Packing, tokens: Sequence[int]) -> tuple[float, float]:
+    def _packed(self, cost: str, packing: Packing, sizes: SampleSizes) -> tuple[float, float]:
         """Return the seconds of micro-batches in which ranks wait for each other, and those of processors."""
         longest_s, cpu_s = 0.0, 0.0
         for together in zip(*packing.ranks, strict=True):
-            costs = [self._of(cost, sum(tokens[i] for i in picks)) for picks in together]
+            costs = [self._of(cost, sizes.size(picks)) for picks in together]
             longest_s += max(c.seconds for c in costs)
             cpu_s += sum(c.cpu_s for c in costs)
         return longest_s, cpu_s
@@ -278,12 +291,14 @@ class TextStages(Stages):
     def _score(self, stage: str, component: str, ranks: int) -> Load:
         block = self._config.block_of(component)
         assert isinstance(block, FrozenConfig), "it is not trained"
-        model, cost = not isinstance(block, RewardConfig) or block.kind == "model", f"{component}.infer/infer"
+        alike, cost = not isinstance(block, RewardConfig), f"{component}.infer/infer"
+        model = not isinstance(block, RewardConfig) or block.kind == "model"
         rest = self._of(f"{component}.infer/rest")
         if model and stage == "infer" and (block.sharded or self._together[component] > 1 or ranks == 1):
             rest = rest.plus(self._of(f"{component}.infer/wait"))
-            return self._joined(component, self._passes(cost, block.token_budget, ranks), rest)
-        passes = self._passes(cost, block.token_budget if model else self._drawn.tokens, ranks, whole=False)
+            return self._joined(component, self._passes(cost, block.token_budget, ranks, alike=alike), rest)
+        budget = block.token_budget if model else self._drawn.tokens
+        passes = self._passes(cost, budget, ranks, whole=False, alike=alike)
         return self._shared(component, passes.of_each.plus(rest), ranks)
 
     def _infer(self, component: str, ranks: int) -> Load:

@@ -99,8 +99,8 @@ class PackedLm(nn.Module):
         super().__init__()
         self.lm = lm
 
-    def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, slice]:
-        """Return [n, E] before the head, after those tokens at ascending `places` that this rank has, and which it has.
+    def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
+        """Return [n, E] before the head, after those tokens at `places` that this rank has, and which it has.
 
         Without context parallelism, all of them.
         """
@@ -120,9 +120,9 @@ class PackedLm(nn.Module):
         own, picks = (places, slice(None)) if context is None else context.own(places, len(states))
         return states[own], picks
 
-    def _of_all(self, found: Tensor, picks: slice, total: int) -> Tensor:
+    def _of_all(self, found: Tensor, picks: Tensor | slice, total: int) -> Tensor:
         """Return [total] of what was found of this rank's tokens; gradients are its own tokens'."""
-        return found if self.context is None else self.context.join(found, picks, total)
+        return found if isinstance(picks, slice) or self.context is None else self.context.join(found, picks, total)
 
     @property
     def head(self) -> nn.Linear:
@@ -160,9 +160,9 @@ class CausalLm(PackedLm):
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
-        return self._scores(*self.states(packed, packed.scored - 1), packed, temperature)
+        return self._scores(*self.states(packed, packed.before), packed, temperature)
 
-    def _scores(self, hidden: Tensor, picks: slice, packed: Packed, temperature: float) -> TokenScores:
+    def _scores(self, hidden: Tensor, picks: Tensor | slice, packed: Packed, temperature: float) -> TokenScores:
         targets, divided = packed.targets, temperature * self.divisor
         found = token_scores(hidden, local(self.head.weight), targets[picks], divided, parallel=self.parallel)
         return TokenScores(*(self._of_all(part, picks, len(targets)) for part in found))
@@ -185,7 +185,7 @@ class ActorCriticLm(CausalLm):
         lm.score = nn.Linear(self.head.in_features, 1, bias=False, device="meta", dtype=lm.dtype)
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
-        hidden, picks = self.states(packed, packed.scored - 1)
+        hidden, picks = self.states(packed, packed.before)
         scores = self._scores(hidden, picks, packed, temperature)
         return ValuedScores(*scores, self._of_all(self._values(hidden), picks, len(packed.scored)))
 
@@ -200,7 +200,7 @@ class ValueLm(PackedLm):
 
     def forward(self, packed: Packed) -> Tensor:
         """Return [N] float32: for each scored token the value of the state before it."""
-        hidden, picks = self.states(packed, packed.scored - 1)
+        hidden, picks = self.states(packed, packed.before)
         return self._of_all(self._values(hidden), picks, len(packed.scored))
 
     @property

@@ -35,14 +35,13 @@ class ContextParallel:
         """Return this rank's [T / r] of [T]."""
         return tokens.view(self.size, -1)[self.group.rank()]
 
-    def own(self, places: Tensor, each: int) -> tuple[Tensor, slice]:
-        """Return which of ascending `places` [N] are among this rank's `each` tokens, counted from its first."""
+    def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
+        """Return those of `places` [N] that are among this rank's `each` tokens, counted from its first; and which."""
         first = self.group.rank() * each
-        bounds = torch.searchsorted(places, torch.tensor([first, first + each], device=places.device)).tolist()
-        picks = slice(*bounds)
+        picks = ((places >= first) & (places < first + each)).nonzero().squeeze(1)
         return places[picks] - first, picks
 
-    def join(self, part: Tensor, picks: slice, total: int) -> Tensor:
+    def join(self, part: Tensor, picks: Tensor, total: int) -> Tensor:
         """Return [total] of all ranks, of which `picks` are this rank's. A collective."""
         return cast(Tensor, _Join.apply(part, picks, total, self.group))
 
@@ -84,7 +83,7 @@ class _Exchange(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, picks: slice, total: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, part: Tensor, picks: Tensor, total: int, group: dist.ProcessGroup) -> Tensor:
         ctx.picks = picks
         found = part.new_zeros(total)
         found[picks] = part

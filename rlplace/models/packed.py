@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,41 +31,107 @@ if TYPE_CHECKING:
 _NAME = "rlplace_packed"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Edges(NamedTuple):
+    """Where segments begin."""
+
+    at: Tensor  # [s + 1] int32; the last is where they end
+    longest: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Whole sequences, and the positions of the tokens to score."""
+    """Whole sequences, and the positions of the tokens to score.
+
+    Sequences that begin alike may share these tokens: then they stand once, in a segment that others continue::
+
+        prompt | answer | answer | sequence of its own         lengths  4  2  3  5
+        after                                                            -  0  0  -
+    """
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64, 0 at the first token of each sequence
-    edges: Tensor  # [s + 1] int32, where sequences begin; the last is T
+    edges: Tensor  # [s + 1] int32, where segments begin; the last is T
     lengths: tuple[int, ...]  # [s], the same for the host
+    after: tuple[int | None, ...]  # [s], the segment that each continues
     scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
+    before: Tensor  # [N] int64, the token before each
     context: ContextParallel | None = None  # where ranks have a part of the tokens each: those it has come to attention
 
     @classmethod
     def of(
-        cls, sequences: Sequence[NDArray[Any]], masks: Sequence[NDArray[np.bool_]], device: torch.device | str = "cpu"
+        cls,
+        sequences: Sequence[NDArray[Any]],
+        masks: Sequence[NDArray[np.bool_]],
+        device: torch.device | str = "cpu",
+        alike: Sequence[tuple[int, int]] = (),
     ) -> Packed:
-        """Pack sequences; `masks` are true at tokens to score. Without sequences: one token that is not scored."""
-        whole = [(tokens, mask) for tokens, mask in zip(sequences, masks, strict=True) if len(tokens)]
-        sequences = [tokens for tokens, _ in whole] or [np.zeros(1, np.int64)]
-        masks = [mask for _, mask in whole] or [np.zeros(1, np.bool_)]
-        lengths = tuple(map(len, sequences))
-        firsts = np.cumsum([0, *lengths])
-        scored = np.concatenate(masks)
-        if scored[firsts[:-1]].any():
-            raise ValueError("the first token of a sequence has no probability: nothing comes before it")
+        """Pack sequences; `masks` are true at tokens to score. Without sequences: one token that is not scored.
+
+        `alike`: of each sequence a number and a length; neighbours of the same number begin with so many tokens alike,
+        none of which is scored. Nothing: each stands by itself.
+        """
+        pieces, after, before = list[NDArray[Any]](), list[int | None](), list[NDArray[np.int64]]()
+        scored, starts, total = list[NDArray[np.int64]](), list[int](), 0
+
+        def add(piece: NDArray[Any], start: int, follows: int | None) -> int:
+            nonlocal total
+            pieces.append(piece)
+            starts.append(start)
+            after.append(follows)
+            total += len(piece)
+            return total - len(piece)
+
+        numbered = [(*pair, alike[i] if alike else (i, 0)) for i, pair in enumerate(zip(sequences, masks, strict=True))]
+        for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[2]):
+            group = list(members)
+            shared = shared if len(group) > 1 else 0
+            prompt, last = None, -1
+            if shared:
+                prompt, last = len(pieces), add(group[0][0][:shared], 0, None) + shared - 1
+            for tokens, mask, _ in group:
+                if mask[: max(1, shared)].any():
+                    raise ValueError("the first token of a sequence has no probability: nothing comes before it")
+                if len(tokens) == shared:
+                    continue  # nothing of its own
+                here = np.flatnonzero(mask[shared:])
+                first = add(tokens[shared:], shared, prompt)
+                scored.append(here + first)
+                before.append(np.where(here == 0, last, here + first - 1))
+        if not pieces:
+            add(np.zeros(1, np.int64), 0, None)
+        nothing = np.zeros(0, np.int64)
+        lengths = tuple(map(len, pieces))
+
+        def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
         return cls(
-            tokens=torch.tensor(np.concatenate(sequences), dtype=torch.int64, device=device),
-            positions=torch.tensor(np.concatenate([np.arange(n) for n in lengths]), dtype=torch.int64, device=device),
-            edges=torch.tensor(firsts, dtype=torch.int32, device=device),
+            tokens=tensor(np.concatenate(pieces)),
+            positions=tensor(np.concatenate([np.arange(n) + at for n, at in zip(lengths, starts, strict=True)])),
+            edges=tensor(np.cumsum([0, *lengths]), torch.int32),
             lengths=lengths,
-            scored=torch.tensor(np.flatnonzero(scored), dtype=torch.int64, device=device),
+            after=tuple(after),
+            scored=tensor(np.concatenate([nothing, *scored])),
+            before=tensor(np.concatenate([nothing, *before])),
         )
 
     @property
     def targets(self) -> Tensor:
         return self.tokens[self.scored]
+
+    @functools.cached_property
+    def keys(self) -> tuple[Tensor, Edges] | None:
+        """Return which tokens the segments see, int64, one segment after the other; None where each sees itself."""
+        if not any(follows is not None for follows in self.after):
+            return None
+        own = torch.arange(len(self.tokens)).split(self.lengths)
+        seen = [
+            part if follows is None else torch.cat((own[follows], part))
+            for part, follows in zip(own, self.after, strict=True)
+        ]
+        lengths, device = [len(part) for part in seen], self.tokens.device
+        edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+        return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
     def padded(self, multiple: int) -> Packed:
         """Return the same with a last sequence that makes T a multiple; nothing of it is scored."""
@@ -77,6 +144,7 @@ class Packed:
             positions=torch.cat((self.positions, torch.arange(more, device=self.positions.device))),
             edges=functional.pad(self.edges, (0, 1), value=len(self.tokens) + more),
             lengths=(*self.lengths, more),
+            after=(*self.after, None),
         )
 
 
@@ -121,37 +189,57 @@ def attention(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):  # all sequences by one kernel
-        rows = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
-        seen = (-1 if sliding_window is None else sliding_window - 1, 0)
-        return _varlen_kernel()(*rows, packed.edges, max(packed.lengths), scaling, seen).unsqueeze(0)
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):  # all segments by one kernel
+        q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
+        own = seen = Edges(packed.edges, max(packed.lengths))
+        if packed.keys is not None:
+            places, seen = packed.keys
+            k, v = k[places], v[places]
+        limits = (-1 if sliding_window is None else sliding_window - 1, 0)
+        return _varlen_kernel()(q, k, v, own, seen, scaling, limits).unsqueeze(0)
     attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
-    for q, k, v in zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True):
-        length, mask = q.shape[2], None
-        if sliding_window is not None and length > sliding_window:  # [length, length], true where a token sees another
-            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
+    parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
+    for q, k, v, follows in zip(*parts, packed.after, strict=True):
+        mask, more = None, 0
+        if follows is not None:
+            k, v = torch.cat((parts[1][follows], k), dim=2), torch.cat((parts[2][follows], v), dim=2)
+            more = packed.lengths[follows]
+        length = k.shape[2]
+        window = length if sliding_window is None else sliding_window
+        if more or window < length:  # [length of q, length], true where a token sees another
+            mask = torch.ones(q.shape[2], length, dtype=torch.bool, device=q.device).tril(more).triu(more + 1 - window)
         attended.append(attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped))
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
 
 @functools.cache
 def _varlen_kernel() -> Callable[..., Tensor]:
-    """Return FlashAttention of flash-attn where that is installed, else the one in torch."""
-    if importlib.util.find_spec("flash_attn") is not None:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+    """Return FlashAttention of flash-attn where that is installed, else the one in torch.
 
-        return lambda q, k, v, edges, longest, scale, seen: flash_attn_varlen_func(
-            q, k, v, edges, edges, longest, longest, softmax_scale=scale, causal=True, window_size=seen
+    The last token of a segment sees all keys of its own, the one before it all but the last, and so on.
+    """
+    if importlib.util.find_spec("flash_attn") is not None:
+        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]  # on GPUs alone
+
+        return lambda q, k, v, own, seen, scale, limits: flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            own.at,
+            seen.at,
+            own.longest,
+            seen.longest,
+            softmax_scale=scale,
+            causal=True,
+            window_size=limits,
         )
     from torch.nn.attention.varlen import varlen_attn
 
     def in_torch(
-        q: Tensor, k: Tensor, v: Tensor, edges: Tensor, longest: int, scale: float | None, seen: tuple[int, int]
+        q: Tensor, k: Tensor, v: Tensor, own: Edges, seen: Edges, scale: float | None, limits: tuple[int, int]
     ) -> Tensor:
-        grouped = q.shape[1] != k.shape[1]
-        attended = varlen_attn(
-            q, k, v, edges, edges, longest, longest, scale=scale, window_size=seen, enable_gqa=grouped
-        )
+        edges, longest, grouped = (own.at, seen.at), (own.longest, seen.longest), q.shape[1] != k.shape[1]
+        attended = varlen_attn(q, k, v, *edges, *longest, scale=scale, window_size=limits, enable_gqa=grouped)
         return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
 
     return in_torch

@@ -300,7 +300,9 @@ class LmActor(Actor):
         from rlplace.workers.training.samples import arriving_groups, waves
 
         arriving = arriving_groups(self.context.channels[SAMPLES], self.config.prompts, self.context.owner)
-        self._groups = yield from waves(arriving, self.config.config.actor.token_budget * self._ranks.copies)
+        config = self.config.config
+        tokens = config.actor.token_budget * self._ranks.copies
+        self._groups = yield from waves(arriving, tokens, alike=config.algorithm.share_prompts)
 
     def _next_wave(self, coming: Iterator[Groups] | None, iteration: int) -> Sequence[SampleShard | None] | None:
         """Return what each rank makes gradients of next, nothing when that is left to `learn`; on rank 0."""

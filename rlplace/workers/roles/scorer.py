@@ -170,6 +170,8 @@ class ModelScorer(Scorer, JoinedWorker):
         joint = block.sharded or config.parallel_of(self.component).ranks > 1
         self._sharded = joint and context.world_size > 1  # a single rank has the whole model
         self.folder = self._own_folder or config.model
+        # A reward is of a state at the end of a whole sequence.
+        self._alike = config.config.algorithm.share_prompts and not isinstance(block, RewardConfig)
 
     @abc.abstractmethod
     def _input(self, sample: Sample) -> ModelInput: ...
@@ -229,6 +231,7 @@ class ModelScorer(Scorer, JoinedWorker):
         others wait for its announcement.
         """
         from rlplace.algo.packing import pack
+        from rlplace.workers.training.samples import sizes_of
 
         due, copies, together = scoring.due, self._ranks.copies if self._sharded else 1, self._ranks.together
         ranks = copies * together
@@ -236,7 +239,7 @@ class ModelScorer(Scorer, JoinedWorker):
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None
             if ranks == 1 or self.context.rank == 0:
                 inputs = [self._input(sample) for sample in scoring.take()]
-                packing = pack([len(each.tokens) for each in inputs], copies, self._block.token_budget)
+                packing = pack(sizes_of(inputs, alike=self._alike), copies, self._block.token_budget)
                 passes = ((scoring.due, [[inputs[i] for i in picks] for picks in copy]) for copy in packing.ranks)
                 parts = [one for one in passes for _ in range(together)]
             due, batches = self._ranks.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
@@ -248,8 +251,10 @@ class ModelScorer(Scorer, JoinedWorker):
         import torch
 
         from rlplace.models.packed import Packed
+        from rlplace.workers.training.samples import sizes_of
 
-        packed = Packed.of([each.tokens for each in batch], [each.mask for each in batch], self._lm.device)
+        alike = sizes_of(batch, alike=self._alike).alike(range(len(batch)))
+        packed = Packed.of([each.tokens for each in batch], [each.mask for each in batch], self._lm.device, alike)
         with torch.no_grad():
             return self._lm.module(packed, *others)
 

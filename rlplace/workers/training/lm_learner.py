@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics
 from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
-from rlplace.algo.packing import MicroBatch, Packing, pack, pack_steps
+from rlplace.algo.packing import MicroBatch, Packing, SampleSizes, pack, pack_steps
 from rlplace.algo.variants import TokenSamples
 from rlplace.config.schema import Config
 from rlplace.metrics import Metrics
@@ -63,7 +63,7 @@ class LmLearner:
         Actor and critic step on the same samples.
         """
         return pack_steps(
-            lengths.tokens if any(lengths.responses) else (),
+            lengths.sizes if any(lengths.responses) else SampleSizes(()),
             epochs=self._algorithm.epochs,
             train_batch=self._algorithm.train_batch,
             seed=f"{self._config.runner.seed} {iteration}",
@@ -73,7 +73,7 @@ class LmLearner:
 
     def inference_plan(self, lengths: Lengths) -> Packing:
         """Pack a pass over all samples for each copy, equal on every rank."""
-        return pack(lengths.tokens, self._ranks.copies, self._token_budget)
+        return pack(lengths.sizes, self._ranks.copies, self._token_budget)
 
     def shards(
         self,
@@ -88,7 +88,8 @@ class LmLearner:
 
         `targets` are of all samples, in their order.
         """
-        lengths, samples = Lengths.of(groups), [sample for group in groups for sample in group]
+        lengths = Lengths.of(groups, alike=self._algorithm.share_prompts)
+        samples = [sample for group in groups for sample in group]
         passes = [self.inference_plan(lengths)] if infer else []
         passes += () if iteration is None else self.plan(lengths, iteration)
         shards: list[SampleShard] = []
@@ -153,7 +154,7 @@ class LmLearner:
             for picks in packing.ranks[self._ranks.copy]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
-                watch.lap(self._part("micro_batch"), sum(lengths.tokens[i] for i in picks))
+                watch.lap(self._part("micro_batch"), lengths.sizes.size(picks))
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
             numbers = self._trainer.sum_over_ranks([*shares], torch.stack([*shares.values()]), iteration)
             watch.lap("exchange", self._ranks.world_size)

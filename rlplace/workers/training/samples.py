@@ -13,14 +13,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplace.algo.packing import MicroBatch
+from rlplace.algo.packing import MicroBatch, SampleSizes
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, DivergedError
 from rlplace.models.packed import Packed
@@ -43,13 +43,48 @@ SCORES_TIMEOUT_S = 60.0
 class Lengths:
     """Lengths of all samples, [S] each, known to every rank."""
 
-    tokens: tuple[int, ...]
+    sizes: SampleSizes
     responses: tuple[int, ...]  # of the tokens, those sampled by the policy
 
     @classmethod
-    def of(cls, groups: Groups) -> Lengths:
+    def of(cls, groups: Groups, *, alike: bool) -> Lengths:
+        """`alike`: samples of a group share what they begin with."""
         samples = [sample for group in groups for sample in group]
-        return cls(tokens=tuple(s.weight for s in samples), responses=tuple(s.response_tokens for s in samples))
+        return cls(sizes=sizes_of(samples, alike=alike), responses=tuple(s.response_tokens for s in samples))
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.sizes.tokens
+
+
+class Masked(Protocol):
+    """A sample, as far as a pass takes it."""
+
+    @property
+    def group(self) -> int: ...
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def mask(self) -> NDArray[np.bool_]: ...
+
+
+def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
+    """Return the sizes of samples, those of a group together. `alike`: with what they begin with in common.
+
+    What is in common ends before the first token that is scored in any of them.
+    """
+    tokens = tuple(len(sample.tokens) for sample in samples)
+    if not alike:
+        return SampleSizes(tokens)
+    prompts = list[int]()
+    for _, members in itertools.groupby(samples, key=lambda sample: sample.group):
+        first, *others = group = list(members)
+        shared = min(int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group)
+        for other in others:
+            differ = np.flatnonzero(first.tokens[:shared] != other.tokens[:shared])
+            shared = int(differ[0]) if len(differ) else shared
+        prompts += [shared] * len(group)
+    return SampleSizes(tokens, tuple(prompts), tuple(sample.group for sample in samples))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +121,14 @@ def arriving_groups(channel: Channel, groups: int, owner: str) -> Iterator[Seque
         yield group
 
 
-def waves(arriving: Iterable[Sequence[Sample]], tokens: int) -> Generator[Groups, None, Groups]:
-    """Yield groups as they come, as many at a time as have `tokens`, prompts included, one at least; return the rest.
+def waves(arriving: Iterable[Sequence[Sample]], tokens: int, *, alike: bool) -> Generator[Groups, None, Groups]:
+    """Yield groups as they come, as many at a time as have the size of `tokens`, one at least; return the rest.
 
     A wave is there when a group has come that no longer fits.
     """
     wave, held = list[Sequence[Sample]](), 0
     for group in arriving:
-        size = sum(sample.weight for sample in group)
+        size = sizes_of(group, alike=alike).size(range(len(group)))
         if wave and held + size > tokens:
             yield wave
             wave, held = [], 0
@@ -208,11 +243,11 @@ class Batch:
 
     def packed(self, picks: MicroBatch) -> Packed:
         chosen = [self._shard.own[i] for i in picks]
-        return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device)
+        alike = self._shard.lengths.sizes.alike(picks)
+        return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device, alike)
 
     def size(self, picks: MicroBatch) -> int:
-        """Return their tokens, prompts included."""
-        return sum(self._shard.lengths.tokens[i] for i in picks)
+        return self._shard.lengths.sizes.size(picks)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
         return torch.tensor([self._shard.lengths.responses[i] for i in picks], dtype=torch.int64, device=self._device)

@@ -12,15 +12,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
-from rlplace.algo.packing import fit, optimizer_steps, pack, pack_steps, spread
+from rlplace.algo.packing import SampleSizes, fit, optimizer_steps, pack, pack_steps, spread
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
+
+
+def apart(lengths: list[int]) -> SampleSizes:
+    return SampleSizes(tuple(lengths))
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 60))
 @example(lengths=[50, 1, 1], ranks=2, budget=10)
 def test_packing(lengths: list[int], ranks: int, budget: int) -> None:
-    packing = pack(lengths, ranks, budget)
+    packing = pack(apart(lengths), ranks, budget)
     everything = [item for rank in packing.ranks for micro_batch in rank for item in micro_batch]
     assert sorted(everything) == list(range(len(lengths)))
     assert [len(rank) for rank in packing.ranks] == [len(packing.ranks[0])] * ranks
@@ -30,7 +34,42 @@ def test_packing(lengths: list[int], ranks: int, budget: int) -> None:
         assert all(size <= budget or len(m) == 1 for size, m in zip(sizes, rank, strict=True))
         assert all(list(micro_batch) == sorted(micro_batch) for micro_batch in rank)
     assert any(all(rank) for rank in packing.ranks) or not lengths  # one rank needs that many: none is empty on all
-    assert pack(lengths, ranks, budget) == packing
+    assert pack(apart(lengths), ranks, budget) == packing
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> SampleSizes:
+    tokens, prompts, groups = list[int](), list[int](), list[int]()
+    for group in range(draw(st.integers(0, 6))):
+        prompt, answers = draw(st.integers(0, 30)), draw(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+        tokens += [prompt + answer for answer in answers]
+        prompts += [prompt] * len(answers)
+        groups += [group] * len(answers)
+    return SampleSizes(tuple(tokens), tuple(prompts), tuple(groups))
+
+
+@given(sizes=grouped(), ranks=st.integers(1, 5), budget=st.integers(1, 90))
+def test_samples_of_a_group_are_packed_together_where_that_is_less(sizes: SampleSizes, ranks: int, budget: int) -> None:
+    packing = pack(sizes, ranks, budget)
+    everything = range(len(sizes.tokens))
+    assert sorted(packing.samples) == list(everything)
+    assert [len(rank) for rank in packing.ranks] == [len(packing.ranks[0])] * ranks
+    micro_batches = [micro_batch for rank in packing.ranks for micro_batch in rank]
+    assert all(sizes.size(m) <= budget or len(m) == 1 for m in micro_batches)
+    assert all(list(m) == sorted(m) for m in micro_batches)
+    together = sum(sizes.size([i for i in everything if sizes.groups[i] == g]) for g in set(sizes.groups))
+    computed = sum(map(sizes.size, micro_batches))
+    assert together <= computed <= sum(sizes.tokens)
+
+
+def test_a_prompt_counts_once_and_an_eighth_for_each_that_reads_it() -> None:
+    sizes = SampleSizes((20, 24, 30, 7), (16, 16, 16, 5), (0, 0, 0, 1))
+    assert sizes.size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 16 * 3 // 8 + 7
+    assert sizes.size([1, 3]) == 24 + 7  # nothing is shared
+    assert sizes.apart().size([0, 1, 2, 3]) == 20 + 24 + 30 + 7
+    assert pack(sizes, 1, 64).ranks == (((0, 1, 2, 3),),)
+    # As wholes one rank had 48 and the other 7; in halves 32 and 37.
+    assert pack(sizes, 2, 64).ranks == (((0, 1),), ((2, 3),))
 
 
 @given(lengths=LENGTHS, parts=st.integers(1, 6))
@@ -67,13 +106,13 @@ def test_bins_of_a_known_case() -> None:
     ids=["two ranks", "what a rank can spread", "more ranks than samples", "nothing"],
 )
 def test_packing_by_hand(lengths: list[int], budget: int, ranks: Any, imbalance: float) -> None:
-    assert pack(lengths, len(ranks), budget) == (ranks, pytest.approx(imbalance))
+    assert pack(apart(lengths), len(ranks), budget) == (ranks, pytest.approx(imbalance))
 
 
 def test_many_samples_over_many_ranks_are_balanced() -> None:
     draw = random.Random(0)
     lengths = [min(4096, int(draw.lognormvariate(6, 1)) + 20) for _ in range(2000)]
-    packing = pack(lengths, ranks=16, token_budget=8192)
+    packing = pack(apart(lengths), ranks=16, token_budget=8192)
     assert packing.imbalance < 0.01
     assert sum(lengths) / (len(packing.ranks[0]) * 16 * 8192) > 0.85  # of the budget is used
 
@@ -91,14 +130,14 @@ def test_optimizer_steps(samples: int, train_batch: int | None, seed: str) -> No
 def test_steps_are_packed_by_the_numbers_of_the_iteration() -> None:
     lengths = [4, 9, 2, 7, 5]
     rules = {"epochs": 2, "train_batch": 3, "seed": "7 0", "ranks": 2, "token_budget": 8}
-    packed = pack_steps(lengths, **rules)
+    packed = pack_steps(apart(lengths), **rules)
     steps = [picks for epoch in range(2) for picks in optimizer_steps(5, 3, f"7 0 {epoch}")]
     assert [sorted(packing.samples) for packing in packed] == steps
     for packing, picks in zip(packed, steps, strict=True):
-        alone = pack([lengths[i] for i in picks], 2, 8)
+        alone = pack(apart([lengths[i] for i in picks]), 2, 8)
         assert packing.imbalance == alone.imbalance
         assert packing.ranks == tuple(tuple(tuple(picks[i] for i in m) for m in share) for share in alone.ranks)
-    assert pack_steps([], **rules) == ()
+    assert pack_steps(apart([]), **rules) == ()
 
 
 # ── minibatches ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -69,15 +69,22 @@ def logprobs_of(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     return scores.gather(1, tokens[1:, None])[:, 0]
 
 
-SEQUENCES = [np.random.default_rng(length).integers(3, 320, length) for length in (20, 9)]
+_FIRST, _OTHER, _LAST = (np.random.default_rng(length).integers(3, 320, length) for length in (20, 5, 9))
+SEQUENCES, SCORED_FROM = (_FIRST, np.concatenate((_FIRST[:12], _OTHER)), _LAST), (12, 14, 1)
 
 
 def packed() -> Packed:
-    return Packed.of(SEQUENCES, [np.arange(len(tokens)) > 0 for tokens in SEQUENCES])
+    """Three sequences, of which two have a prompt of 12 tokens in common, that stands once."""
+    masks = [np.arange(len(tokens)) >= first for tokens, first in zip(SEQUENCES, SCORED_FROM, strict=True)]
+    found = Packed.of(SEQUENCES, masks, alike=[(0, 12), (0, 12), (1, 0)])
+    assert (found.lengths, found.after) == ((12, 8, 5, 9), (None, 0, 0, None))
+    return found
 
 
 def expected_of(model: PreTrainedModel) -> torch.Tensor:
-    return torch.cat([logprobs_of(model, torch.tensor(tokens)) for tokens in SEQUENCES])
+    """Of each sequence by itself."""
+    pairs = zip(SEQUENCES, SCORED_FROM, strict=True)
+    return torch.cat([logprobs_of(model, torch.tensor(tokens))[first - 1 :] for tokens, first in pairs])
 
 
 @pytest.mark.parametrize("family", sorted(TRAINED))

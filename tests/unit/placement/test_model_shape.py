@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlplace.algo.packing import READ_AGAIN
 from rlplace.errors import ConfigError
 from rlplace.placement.memory.model import FAMILIES, Head, Saved, Weight, read_model
 
@@ -185,6 +186,15 @@ def test_what_a_layer_saves_is_what_was_measured(name: str) -> None:
     saved = read_model(config).blocks[-1].saved
     assert saved.bytes_per_token(2, 1) == pytest.approx(bfloat16, rel=0.001)
     assert saved.bytes_per_token(4, 1) == pytest.approx(float32, rel=0.001)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_keys_and_values_are_at_most_an_eighth_of_what_a_layer_saves(name: str) -> None:
+    """The share that a prompt counts for each answer that reads it again."""
+    model = read_model(SAVED[name][0])
+    again = model.kv[-1].heads * model.kv[-1].numbers
+    for compute in (2, 4):
+        assert READ_AGAIN * again * compute <= model.blocks[-1].saved.bytes_per_token(compute, 1)
 
 
 def test_tensor_parallelism_divides_what_it_cuts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import runpy
 import sys
@@ -26,8 +27,11 @@ def main() -> None:
     """Run the command that the first word names, with the words after it."""
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     listed = "\n".join(f"    rlplace {name:<9} {about}" for name, about in COMMANDS.items())
-    if word in ("--help", "-h"):
+    if word in ("--help", "-h", "help"):
         print(f"{listed}\n\nrlplace train --help: what a command takes")
+        return
+    if word in ("--version", "-V", "version"):
+        print(f"rlplace {importlib.metadata.version('rlplace')}")
         return
     if word not in COMMANDS:
         near = did_you_mean(word, COMMANDS)

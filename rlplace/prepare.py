@@ -478,7 +478,8 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
 
 def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
     if not os.path.isdir(folder):
-        yield no_folder(str(folder), key)
+        here = Path.cwd()  # as it was written: a hub id is no folder here
+        yield no_folder(str(folder.relative_to(here) if folder.is_relative_to(here) else folder), key)
     elif not any(folder.glob("*.safetensors")):
         what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'
         why = f"{folder} has no *.safetensors, from which its weights are read"

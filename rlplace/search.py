@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
+import itertools
 import json
 import math
 import os
@@ -94,7 +95,7 @@ def _request(words: Sequence[str]) -> Request:
             "--apply", "to which file?", None, "the config with the changed lines is written there", "--apply best.yaml"
         )
     own: dict[str, str] = {}
-    for word, after in zip(rest, [*rest[1:], ""], strict=True):
+    for word, after in itertools.pairwise([*rest, ""]):
         name, _, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in _WORDS:
             why = "it is a word of its own, without dashes"

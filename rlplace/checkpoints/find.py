@@ -160,7 +160,10 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
     names = sorted(f.name for f in above.iterdir() if f.is_dir() and not f.name.endswith(PART))
     near = (above / name for name in difflib.get_close_matches(lacking, names, n=1))
     alike = (path for folder in near for path in (folder.joinpath(*rest), folder))
-    offered = next((path for path in alike if any(map(_whole, _folders(path)[:1]))), None) or _offered([runs])
+    offered = next((path for path in alike if any(map(_whole, _folders(path)[:1]))), None)
+    offered = offered or _offered(
+        [runs] if key == "resume" else [runs, Path("runs") / path.name]
+    )  # by the config's name
     listed = ", ".join(names[-_LISTED:]) if names else "no folders"
     why = f"there is no {lacking!r} in {above}, but {listed}"
     fix = _without(key) if offered is None else _taking(offered, key)

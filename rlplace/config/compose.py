@@ -37,6 +37,7 @@ from rlplace.config.yaml_text import (
     line_sources,
     misread_numbers,
     named_in_defaults,
+    not_blocks,
     not_yaml,
     repeated_key,
     scalars,
@@ -110,8 +111,15 @@ class CommandLine:
 
     @property
     def text(self) -> str:
-        """The text of the config's own file; empty where there is none."""
-        return self.file.read_text(encoding="utf-8") if self.file.is_file() else ""
+        """The text of the config's own file; empty where there is none. Raises ConfigError: not UTF-8."""
+        if not self.file.is_file():
+            return ""
+        try:
+            return self.file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            what, short = "is no text in UTF-8", _short(self.file)
+            fix = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(short)}        (or save it as UTF-8 in your editor)"
+            raise ConfigError.of("bad-yaml", short, what, None, str(error), fix) from error
 
 
 def _parser() -> OptionParser:
@@ -143,11 +151,11 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             raise ConfigError.of("bad-config", "--config-dir", "there is no such folder", str(folder), why, fix)
     if not line.file.is_file() and (line.name is not None or not line.flags.cfg):
         names = config_names(line.root)
-        near = did_you_mean(line.name or "", names)
+        near = did_you_mean((line.name or "").rpartition("/")[2].removesuffix(".yml"), names)
         code, what = ("no-config", "no config was named") if line.name is None else ("unknown-config", "no such config")
         why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
-        fix = near or "hybrid_ppo"
-        if line.name is not None and line.name.endswith(".yml"):
+        fix = near or ("--help" if line.name == "help" else "hybrid_ppo")
+        if line.name is not None and line.name.endswith(".yml") and (near is None or Path(line.name).is_file()):
             what, fix = "the name of a config ends in .yaml", f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
         elif line.name is None or line.flags.config_name is not None:
             fix = f"--config-name {fix}"
@@ -351,7 +359,8 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
     """Map the configs of a folder to the first comment line of each."""
     files = sorted(directory.glob("*.yaml"))
-    return {f.stem: f.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip() for f in files}
+    firsts = {f.stem: f.read_text(encoding="utf-8", errors="replace").partition("\n")[0] for f in files}
+    return {name: first.removeprefix("#").strip() for name, first in firsts.items()}
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
@@ -460,6 +469,8 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
         return _no_such_part(error, line)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return _not_resolved(error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file)))
+    if isinstance(wrong := not_blocks(line.text, _short(line.file), all_places), ConfigError):
+        return wrong
     first, _, rest = str(error).strip().partition("\n")
     word = next((word for word in line.overrides if f"Could not override '{word.partition('=')[0]}'" in first), None)
     if word is None:
@@ -528,6 +539,8 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     if "=" not in word:
         why = "an override is key=value, and the config is named already"
         fix = f"leave out {word}" if word in config_names() else f"{word}=<a value>"
+        if pair := re.fullmatch(r"([\w.]+)(?:: *| += *)(\S+)", " ".join(rest[:3] if rest[1:2] == ["="] else [word])):
+            fix = f"{pair[1]}={pair[2]}"
         return ConfigError.of("bad-config", word, "is no override", word, why, fix)
     what, why = (
         "cannot read the override",

@@ -83,6 +83,9 @@ class OptionParser(argparse.ArgumentParser):
                 option, "no such option; it is a key", got, "keys are written key=value, without dashes", meant
             )
         fix = f"{near} {value}".strip() if near else f"leave out {word}"
+        choices = next((action.choices for action in self._actions if "--format" in action.option_strings), None)
+        if near is None and name in (choices or ()):
+            near, fix = "--format", f"--format {name}"
         return _wrong(option, "no such option" + suggestion(near), got, self._takes(), fix)
 
     def _near(self, word: str) -> str | None:

@@ -235,6 +235,7 @@ def _such_as(block: type, kind: ModelKind, path: Sequence[int | str], wrong: Map
     what, why = wrong["what"].removeprefix("expected "), wrong["why"] or ""
     if wrong["what"].startswith("must be "):
         what = "a value " + what.removeprefix("must be ").partition(f" and <= {MOST_WHOLE}")[0]
+        what = "a finite number" if what == "a value finite" else what
     elif why.startswith("choices: "):
         return f"<one of {why.removeprefix('choices: ')}>"
     elif what == wrong["what"]:
@@ -276,7 +277,18 @@ def _unknown(
         why = f"it may be {KEYS[name].lstrip('.')}"
     got = f"{name}: {show(value)}"
     what = "unknown key" + suggestion(meant)
+    if value is None and name.isdecimal() and (number := _before(key, written, found.sources)) is not None:
+        why, fix = "a comma in braces ends a value; numbers have a point", f"{number}.{name}"
     found.reject("unknown-key", key, what, got=got, span=(0, len(name)), why=why, fix=fix)
+
+
+def _before(key: str, written: Any, sources: Mapping[str, Source]) -> str | None:
+    """Return the whole number, with its key, that stands before a key in the same braces."""
+    above = key.rpartition(".")[0]
+    beside = [path for path, place in sources.items() if place == sources.get(key) and path.rpartition(".")[0] == above]
+    before = beside[beside.index(key) - 1] if key in beside[1:] else None
+    number = None if before is None else value_at(written, before)
+    return f"{str(before).rpartition('.')[2]}: {number}" if type(number) is int else None
 
 
 def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | None:

@@ -187,7 +187,8 @@ def _listed(item: Any, value: object) -> object:
         named = [word.strip() for word in value.split(",")] if words and isinstance(value, str) else []
         if not {*named} <= {*words} and not (OwnName in options and ":" in str(value)):
             near = [meant for word in named if (meant := meant_word(word, words))]
-            fix = f"[{', '.join(near)}]" if len(near) == len(named) else None
+            fix = f"[{', '.join(near)}]" if len(near) == len(named) else f"[<some of {', '.join(words)}>]"
+            fix = "[]" if str(value).lower() in ("none", "null", "false", "off") else fix
             raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
         if words and isinstance(value, Mapping) and all(isinstance(word, str) for word in value):  # names with settings
             raise _error("wrong-type", "expected a list", show(list(value)), "each is a name, without settings")
@@ -282,6 +283,8 @@ def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str])
         folder = rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value)
         line, about = (f"{{path: {value}}}", None) if folder else (None, rules.get("doc"))
         return _error("wrong-type", "expected a block of keys", line, about)
+    if of is str and rules["name"] == "resume" and value is True:
+        return _error("wrong-type", "expected auto, or the folder of a run or a checkpoint", "auto")
     if of is str:
         return _error("wrong-type", "expected text", None if value is None else f'"{show(value)}"')
     if of is bool:

@@ -6,10 +6,11 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import yaml
 
+from rlplace.config.fields import ModelKind
 from rlplace.errors import ConfigError, Problem, Source, source_of
 
 _PLAIN = re.compile(r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?")  # no character that means more in a block
@@ -136,6 +137,15 @@ def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigErr
     why, fix = getattr(error, "context", None), "see the line named above"
     if "found character '\\t'" in str(error):
         why, fix = "YAML indents with blanks only, never with tabs", "replace the tab by blanks"
+    elif "mapping values are not allowed" in what:
+        why = "a key stands below a value, or behind one: keys of one block begin in one column"
+        fix = "indent this line as the keys beside it"
+    elif "could not find expected ':'" in what:
+        why = "a line is key: value, with a blank behind the colon; an item is - value"
+        fix = "key: value        (at this line or the one before)"
+    elif "expected ',' or" in what:
+        why = "what opens with { or [ goes on to its end"
+        fix = f"close it with {what.partition(' or ')[2].partition(',')[0]}"
     source = Source(file=file, line=mark.line + 1 if mark else None)
     return ConfigError.of(code, key, what, got, why, fix, source=source)
 
@@ -242,3 +252,20 @@ def misread_numbers(text: str, file: str, sources: Mapping[str, Source]) -> Iter
         yield Problem(
             code="misread-number", key=key, what=what, got=f"{leaf}{node.value}", source=place, why=why, fix=fix
         )
+
+
+def not_blocks(text: str, file: str, places: Callable[[ModelKind], Sequence[str]]) -> ConfigError | None:
+    """Explain a list where a block of keys is, or `defaults` that are no list; None where a text has neither."""
+    written, lines = yaml.safe_load(text), line_sources(text, file)
+    found = written.items() if isinstance(written, dict) else ()
+    for key, value in found:
+        block = any(place.startswith(f"{key}.") for place in (*places("mlp"), *places("causal_lm")))
+        if key == "defaults" and isinstance(value, str):
+            why, fix = "it lists the configs that this one extends, and itself", f"defaults: [{value}, _self_]"
+            return ConfigError.of("bad-config", key, "expected a list", show(value), why, fix, source=lines.get(key))
+        if block and isinstance(value, list):
+            why, items = "a dash in front makes an item of a list", [i for i in value if isinstance(i, dict)]
+            fix = f"{key}: {show({k: v for item in items for k, v in item.items()}) if items else '{...}'}"
+            what = "expected a block of keys"
+            return ConfigError.of("wrong-type", key, what, show(value), why, fix, source=lines.get(key))
+    return None

@@ -169,7 +169,8 @@ def _id_problems(name: str) -> Sequence[Problem]:
         own = [word for word, made in vars(module).items() if callable(made) and not word.startswith("_")]
     if registered in gymnasium.registry:
         return []
-    versions = [known for known in gymnasium.registry if known.rpartition("-v")[0] == registered]
+    base = re.sub(r"-v\d+$", "", registered).lower()
+    versions = [known for known in gymnasium.registry if known.rpartition("-v")[0].lower() == base]
     near = versions[-1] if versions else did_you_mean(registered, [*own, *gymnasium.registry])
     prefix = f"{module_name}:" if module_name else ""
     what = "unknown simulator" + suggestion(near)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlplace.__main__ import main as everything
 from rlplace.commands import typed
 from rlplace.config import compose
 from rlplace.imports.command import import_words
@@ -46,13 +47,16 @@ def test_names_of_any_length_keep_clear_of_what_they_are() -> None:
 
 
 def test_a_run_without_its_libraries_names_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimpleNamespace(cluster=SimpleNamespace(launcher="ray"))
+    config = SimpleNamespace(cluster=SimpleNamespace(launcher="ray"), dry_run=False)
     assert missing_libraries(config) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = missing_libraries(config)
     assert problem.code == "missing-library"
     assert "numpy, torch, ray" in (problem.why or "")
     assert (problem.fix or "").startswith("pip install ")
+    config.dry_run = True
+    (problem,) = missing_libraries(config)
+    assert "was not checked" in (problem.why or "")
 
 
 def test_setup_leaves_the_environment_of_another_clone_alone(tmp_path: Path) -> None:
@@ -73,3 +77,17 @@ def test_setup_leaves_the_environment_of_another_clone_alone(tmp_path: Path) -> 
 def test_a_tiny_job_writes_here_and_not_where_the_original_does() -> None:
     imported = shrink(import_words("openrlhf", ["--save_path /elsewhere --pretrain meta-llama/Llama-3-8b"]))
     assert imported.config["runner"]["output_dir"] == "runs"
+
+
+@pytest.mark.parametrize(("word", "said"), [("--version", "rlplace "), ("help", "rlplace train  "), ("tain", "")])
+def test_words_before_a_command(
+    word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rlplace", word])
+    if not said:
+        with pytest.raises(SystemExit):
+            everything()
+        assert "fix: rlplace train\n" in capsys.readouterr().err
+        return
+    everything()
+    assert capsys.readouterr().out.strip().startswith(said.strip())

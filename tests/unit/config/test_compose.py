@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlplace.config.compose import CONFIG_DIR, Composed, override, with_hydra
 from rlplace.errors import ConfigError, Problem
+from rlplace.prepare import prepare_composed
 
 SHIPPED = (CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
 
@@ -353,3 +354,58 @@ def test_what_an_override_puts_in_place_of_a_value_is_of_the_command_line() -> N
     (found,) = with_hydra(["hybrid_ppo", "runner.seed.x=1"])
     assert str(found.sources["runner.seed"]) == "command line: runner.seed.x=1"
     assert "hybrid_ppo.yaml" in str(found.sources["runner"])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "fix"),
+    [
+        ("defaults: [cartpole, _self_]\nrunner:\n  - seed: 3\n", "wrong-type", "runner: {seed: 3}"),
+        ("defaults: cartpole\n", "bad-config", "defaults: [cartpole, _self_]"),
+        ("defaults: [cartpole, _self_]\nrunner: {seed: 3\n", "bad-yaml", "close it with '}'"),
+        ("defaults: [cartpole, _self_]\nrunner:\n seed: 3\n   output_dir: x\n", "bad-yaml", "indent this line"),
+        ("defaults:\n  - cartpole\n  -_self_\n", "bad-yaml", "key: value"),
+        ("defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,99}\n", "unknown-key", "gamma: 0.99"),
+        ("\udcff", "bad-yaml", "iconv -f UTF-16 -t UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_config_has_a_fix(text: str, code: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError) as caught:
+        prepare_composed(with_hydra([str(tmp_path / "mine.yaml")])[0])
+    (problem,) = caught.value.problems
+    assert problem.code == code
+    assert str(problem.fix).startswith(fix)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+def test_a_file_of_another_editor_is_read(begin: str, end: str, tmp_path: Path) -> None:
+    text = f"{begin}defaults: [cartpole, _self_]{end}runner: {{seed: 3}}{end}"
+    (tmp_path / "mine.yaml").write_bytes(text.encode())
+    assert with_hydra([str(tmp_path / "mine.yaml")])[0].mapping["runner"]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["cartpole", "runner.seed", "=", "3"], "runner.seed=3"),
+        (["cartpole", "runner.seed: 3"], "runner.seed=3"),
+        (["cartpole.yml"], "cartpole"),
+        (["configs/cartpole.yaml"], "cartpole"),
+        (["help"], "--help"),
+        (["cartpole", "resume=true"], "resume=auto"),
+        (["cartpole", "runner.sinks=none"], "'runner.sinks=[]'"),
+        (["cartpole", "env.id=cartpole"], "env.id=CartPole-v1"),
+        (["cartpole", "env.id=CartPole-v7"], "env.id=CartPole-v1"),
+    ],
+)
+def test_words_that_are_typed_wrong_have_a_fix_that_works(
+    words: list[str], fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        prepare_composed(with_hydra(words)[0])
+    assert [problem.pasted for problem in caught.value.problems] == [fix]
+    if fix != "--help":
+        pasted = shlex.split(fix)
+        with_hydra(pasted if len(words) == 1 else ["cartpole", *pasted])

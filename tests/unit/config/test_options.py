@@ -65,6 +65,7 @@ WRONG = {  # command line -> the fix
     "report a_run --open=yes": "--open",
     "runs \u2013format json": "--format json",
     "runs --format jsn": "--format json",
+    "runs --json": "--format json",
     "runs runs more": "leave out more",
     "doctor --format yml": "--format text",
     "doctor --format ''": "--format text",
@@ -223,3 +224,8 @@ def test_damaged_numbers_of_a_run_count_as_nothing(tmp_path: Path) -> None:
 def test_a_folder_of_runs_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert runs.main(["r" * 5000]) == 2
     assert "why: it cannot be read: File name too long" in capsys.readouterr().err
+
+
+def test_a_search_of_nothing_asks_for_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert search.main([]) == 2
+    assert "[no-config]" in capsys.readouterr().err

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -46,3 +49,46 @@ def says(answer: Sequence[str], shown: Sequence[str]) -> bool:
     """Return whether `answer` is `shown`, with something in the place of every ELSEWHERE."""
     pattern = "".join(r"(?:.*\n)*?" if line.strip() == ELSEWHERE else re.escape(line) + r"\n" for line in shown)
     return re.fullmatch(pattern, "\n".join([*answer, ""])) is not None
+
+
+def shell(folder: Path) -> dict[str, str]:
+    """Return the variables of a shell in `folder` in which the environment of this process is activated."""
+    programs = folder / ".bin"
+    programs.mkdir()
+    as_installed = f"#!{sys.executable}\nfrom rlplace.__main__ import main\n\nmain()\n"
+    for name, words in {"rlplace": None, "python": "", "tensorboard": "-m tensorboard.main"}.items():
+        text = as_installed if words is None else f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n'
+        (programs / name).write_text(text, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+
+
+def typed_in(folder: Path, typed: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page in `folder`; what it prints, errors too, is its stdout."""
+    return subprocess.run(
+        ["bash", "-c", typed],
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def read_page(page: Path, folder: Path, variables: Mapping[str, str]) -> None:
+    """Write the files of a page in `folder`, type its console blocks there, and compare the answers."""
+    for block in blocks(page):
+        if block.title:
+            file = folder / block.title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text, encoding="utf-8")
+        for typed, shown in block.commands() if block.language == "console" else ():
+            done = typed_in(folder, typed, variables)
+            refused = any(re.search(r"\S\s+\[[a-z-]+\]$", line) for line in shown)  # the page shows an error
+            assert (done.returncode != 0) == refused, f"{typed}: exit {done.returncode}\n{done.stdout}"
+            answer = done.stdout.rstrip("\n").split("\n")
+            assert shown == [""] or says(answer, shown), f"{typed} answers\n{done.stdout}"

@@ -574,6 +574,10 @@ def _config_json(folder: Path, written: str, key: str, source: Source | None) ->
     if not os.path.isdir(folder):  # whatever the text: a name too long is none
         raise ConfigError([no_folder(written, key, source)])
     file = folder / "config.json"
+    if (folder / "adapter_config.json").exists() and not file.exists():
+        what, why = "is a LoRA adapter, and a run starts from whole models", f"{folder} has adapter_config.json alone"
+        fix = f"scripts/merge_adapter {written} {written}-merged        (then path: {written}-merged)"
+        raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,15 @@ import yaml
 
 from rlplace import train
 from rlplace.codes import codes
-from tests.pages import PAGES, ROOT, blocks, says, words_of
+from tests.pages import PAGES, ROOT, blocks, read_page, shell, words_of
 
 # Pages whose console blocks are typed one after the other in an empty folder; files with a title are written there.
-IN_PLANNING_GUIDE = {"planning.md"}  # tests/e2e/test_planning_guide.py: faster, in this process
+# These have tests of their own: test_planning_guide.py is faster, in this process; test_warm_start.py brings a model.
+WITH_OWN_TEST = {"planning.md", "warm_start.md"}
 HANDS_ON = [
     page
     for page in PAGES
-    if page.name not in IN_PLANNING_GUIDE and any(block.language == "console" for block in blocks(page))
+    if page.name not in WITH_OWN_TEST and any(block.language == "console" for block in blocks(page))
 ]
 # What may be typed besides this project's own commands; pages say what of it was not tried.
 OTHER_COMMANDS = {
@@ -32,44 +31,10 @@ TRAIN = (["scripts/train"], ["rlplace", "train"], ["python", "-m", "rlplace.trai
 FOLDERS = ("resume=runs/", "resume=<", "/models/", "profile=runs/", "my_configs/", "<")  # of the reader's own
 
 
-def shell(folder: Path) -> dict[str, str]:
-    """Return the variables of a shell in `folder` in which the environment of this process is activated."""
-    programs = folder / ".bin"
-    programs.mkdir()
-    as_installed = f"#!{sys.executable}\nfrom rlplace.__main__ import main\n\nmain()\n"
-    for name, words in {"rlplace": None, "python": "", "tensorboard": "-m tensorboard.main"}.items():
-        text = as_installed if words is None else f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n'
-        (programs / name).write_text(text, encoding="utf-8")
-        (programs / name).chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", HANDS_ON, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_runs_as_it_is_read(page: Path, tmp_path: Path) -> None:
-    variables = shell(tmp_path)
-    for block in blocks(page):
-        if block.title:
-            file = tmp_path / block.title
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(block.text, encoding="utf-8")
-        for typed, shown in block.commands() if block.language == "console" else ():
-            done = subprocess.run(
-                ["bash", "-c", typed],
-                cwd=tmp_path,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=200,
-                check=False,
-            )
-            refused = any(re.search(r"\S\s+\[[a-z-]+\]$", line) for line in shown)  # the page shows an error
-            assert (done.returncode != 0) == refused, f"{typed}: exit {done.returncode}\n{done.stdout}"
-            answer = done.stdout.rstrip("\n").split("\n")
-            assert shown == [""] or says(answer, shown), f"{typed} answers\n{done.stdout}"
+    read_page(page, tmp_path, shell(tmp_path))
 
 
 COMMANDS = {

@@ -107,6 +107,15 @@ def test_a_folder_without_a_config_of_a_model_is_none(folder: Path, content: str
     assert caught.value.codes == ("not-a-model",)
 
 
+def test_an_adapter_is_no_whole_model(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    with pytest.raises(ConfigError) as caught:
+        with_folder(config(folder), SOURCES)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.what) == ("not-a-model", "is a LoRA adapter, and a run starts from whole models")
+    assert problem.fix == f"scripts/merge_adapter {folder} {folder}-merged        (then path: {folder}-merged)"
+
+
 @pytest.mark.parametrize(("part", "code"), [("tokenizer.json", "no-tokenizer"), ("model.safetensors", "not-a-model")])
 def test_every_part_has_to_be_there(folder: Path, part: str, code: str) -> None:
     (folder / part).unlink()

@@ -23,6 +23,7 @@ from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.envs.registry import spaces_of_job
 from rlplace.errors import ConfigError, NodeLost, OutputError, Problem, RlplaceError, WorkerError
+from rlplace.extras import versions_of
 from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
 from rlplace.foresight.known import FILE as PROFILE
 from rlplace.foresight.known import find_profile
@@ -54,6 +55,7 @@ from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, fi
 from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
+from rlplace.report.typed import Typed
 from rlplace.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.trained import where
@@ -146,10 +148,12 @@ def run(
     signals: Signals | None = None,
     resumed: Checkpoint | None = None,
     history: History | None = None,
+    command: Typed | None = None,
 ) -> Path:
     """Train until the goal or the end is reached, or a signal asks to end. Return the run's folder.
 
     `resumed`: go on with this checkpoint, in the folder of its run. `history`: of the same run, which NodeLost ended.
+    `command`: what was typed, to be kept in the folder.
     The last line that is printed says where the policy is; it is a note of what is raised. Raises ClusterError before
     anything trains, WorkerError when a worker fails, NodeLost, Stopped; all processes are gone afterwards.
     """
@@ -161,6 +165,8 @@ def run(
         }
         for name, text in {**texts, "plan.txt": render_text(report) + "\n", "plan.svg": render_svg(report)}.items():
             write_whole(folder / name, text)
+        if command is not None:
+            _keep(command, folder, job)
         (folder / ERROR).unlink(missing_ok=True)
         try:
             _run(job, folder, texts, signals or Signals(), resumed, history or History())
@@ -173,6 +179,16 @@ def run(
             raise
     _tell(where(folder))
     return folder
+
+
+def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
+    """Write what was typed and shown into the run's folder. Raises OutputError."""
+    nodes = job.plan.topology.nodes
+    accelerators = [f"{each.count} {each.product or node.kind}" for node in nodes for each in node.alike]
+    try:
+        command.into(folder, {"machine": machine() | {"accelerators": accelerators}, "versions": versions_of(["rlplace"]) | versions()})
+    except OSError as error:
+        raise OutputError.of(folder, error) from error
 
 
 def _run(

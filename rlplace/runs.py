@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlplace.config.options import OptionParser
 from rlplace.errors import ConfigError
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
+from rlplace.report.typed import commands
 
 FORMATS = ("text", "json")
 _SCORES = ("env/mean_return", "actor/reward")  # of an iteration: the last 100 episodes, or its answers
@@ -36,6 +38,7 @@ class Run:
     best: float | None  # return or reward; None while there is none
     last: float | None
     seconds: float  # of all its commands; while it runs, of its iterations
+    overrides: tuple[str, ...]  # words of the command line that began it, where they are known
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,6 +97,7 @@ def read(folder: Path) -> Run:
         best=max(scores, default=None),
         last=scores[-1] if scores else None,
         seconds=seconds,
+        overrides=tuple(word for command in commands(folder)[:1] for word in command.get("overrides", ())),
     )
 
 
@@ -129,19 +133,21 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 
 def render(found: Sequence[Run]) -> str:
-    """Write runs as a table."""
+    """Write runs as a table. Overrides are shown that not all runs of the same config have."""
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
-    rows = [("folder", "config", "state", "iterations", "best", "last", "seconds")]
+    rows = [("folder", "config", "state", "iterations", "best", "last", "seconds", "overrides")]
     for run in found:
+        alike = [set(other.overrides) for other in found if other.config == run.config]
+        own = shlex.join(word for word in run.overrides if any(word not in other for other in alike))
         score = (number(run.best), number(run.last), f"{run.seconds:,.0f}")
-        rows.append((run.folder, run.config, run.state, f"{run.iterations:,}", *score))
+        rows.append((run.folder, run.config, run.state, f"{run.iterations:,}", *score, own))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [f"{c:<{w}}" if at < 3 else f"{c:>{w}}" for at, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [f"{c:<{w}}" if at < 3 or at > 6 else f"{c:>{w}}" for at, (c, w) in enumerate(zip(row, widths, strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_short, render_text, table
 from rlplace.prepare import Prepared, check_run, planned_only, prepare, prepare_composed, refused_dry
+from rlplace.report.typed import Typed, as_typed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
 from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
@@ -50,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.text:
             _show(f"\n{line.file.name}:\n\n{line.text}")
         return DONE
+    with Typed(as_typed(typed("train"), argv)) as command:
+        return _main(argv, command)
+
+
+def _main(argv: Sequence[str], command: Typed) -> int:
     signals = Signals()
     signals.listen()
     try:
@@ -57,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
             ended: list[tuple[compose.Composed, Path]] = []
             try:
-                return max((_job(composed, signals, ended) for composed in jobs), default=DONE)
+                return max((_job(composed, signals, command, ended) for composed in jobs), default=DONE)
             finally:
                 if len(jobs) > 1 and ended:
                     _show(f"\n{_table(ended)}")
@@ -96,8 +102,11 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
     return ["--config-dir", str(found.folder), "--config-name", "config"]
 
 
-def _job(composed: compose.Composed, signals: Signals, ended: list[tuple[compose.Composed, Path]]) -> int:
+def _job(
+    composed: compose.Composed, signals: Signals, command: Typed, ended: list[tuple[compose.Composed, Path]]
+) -> int:
     """Run what was composed, and add its folder to those that `ended`."""
+    command.job(composed.words)
     job = _reached(prepare_composed(composed))
     if composed.goal is not None:
         gone = f"{compose.GOAL}: {composed.goal:g} of {composed.name} is a goal of another environment, and was dropped"
@@ -122,7 +131,7 @@ def _job(composed: compose.Composed, signals: Signals, ended: list[tuple[compose
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
-    ended.append((composed, _run(job, None if found is None else found.checkpoint, signals)))
+    ended.append((composed, _run(job, None if found is None else found.checkpoint, signals, command)))
     return DONE
 
 
@@ -164,7 +173,7 @@ def _seconds(job: Prepared) -> str:
     return f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case, job.words))}"
 
 
-def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> Path:
+def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed) -> Path:
     """Run a job; return its folder. Goes on from its newest checkpoint as `faults.on_node_loss` says."""
     from rlplace.faults import History
     from rlplace.node_loss import go_on
@@ -175,7 +184,15 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals) -> Path
     while True:
         since: RlplaceError | None = None
         try:
-            return run(spec, job.view, resolved=job.mapping, signals=signals, resumed=checkpoint, history=history)
+            return run(
+                spec,
+                job.view,
+                resolved=job.mapping,
+                signals=signals,
+                resumed=checkpoint,
+                history=history,
+                command=command,
+            )
         except NodeLost as error:
             signals.check()
             lost = error

@@ -32,6 +32,7 @@ from rlplace.config.schema import RunnerConfig
 from rlplace.envs.registry import needs
 from rlplace.placement.schedule import Residency
 from rlplace.report.sinks import Console, is_terminal
+from rlplace.report.typed import Noted
 from rlplace.report.utilisation import bottleneck
 from rlplace.signals import Signals
 
@@ -177,10 +178,17 @@ class Display:
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        terminal = Terminal(highlight=False, soft_wrap=True)  # long lines stay whole: it cuts only those of the block
+        before = sys.stdout, sys.stderr
+        below = before[0].below if isinstance(before[0], Noted) else None  # what is printed is noted, the block is not
+        # Long lines stay whole: it cuts only those of the block.
+        terminal = Terminal(file=below, highlight=False, soft_wrap=True)
         with Live(
             console=terminal, auto_refresh=False, transient=True, redirect_stderr=is_terminal(sys.stderr)
         ) as live:
+            sys.stdout, sys.stderr = (
+                stream.over(now) if isinstance(stream, Noted) and now is not stream else now
+                for stream, now in zip(before, (sys.stdout, sys.stderr), strict=True)
+            )
             self._ready.set()
             pause_s = _REDRAW_S
             while not self._over.wait(pause_s):

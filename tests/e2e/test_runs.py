@@ -14,7 +14,8 @@ import pytest
 from rlplace import evaluate
 from rlplace.checkpoints.store import LOCK, lock
 from rlplace.report.record import CONFIG
-from rlplace.runs import folders, main
+from rlplace.report.typed import SCREEN, commands
+from rlplace.runs import folders, main, read, render
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from tests.e2e.training import INLINE, Finished, placed, train
 from tests.gyms import Script
@@ -52,9 +53,15 @@ def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert listed(run.folder or tmp_path, capsys) == [found]
     assert main([str(tmp_path / "a b")]) == 0
     head, row = capsys.readouterr().out.splitlines()
-    assert head.split() == ["folder", "config", "state", "iterations", "best", "last", "seconds"]
+    assert head.split() == ["folder", "config", "state", "iterations", "best", "last", "seconds", "overrides"]
     assert row.removeprefix(str(run.folder)).split()[:5] == ["hybrid_ppo", "finished", "3", "15.0", "15.0"]
     assert run.folder is not None
+    (command,) = commands(run.folder)
+    assert command["typed"].startswith("python -m rlplace.train --config-name hybrid_ppo")
+    assert "env.max_episode_steps=5" in command["overrides"]
+    assert command["machine"]["accelerators"] == ["4 emulated"]
+    assert {"rlplace", "python", "torch"} <= set(command["versions"])
+    assert (run.folder / SCREEN).read_text(encoding="utf-8") == run.out
     with lock(run.folder):
         assert [each["state"] for each in listed(run.folder.parent, capsys)] == ["running"]
     assert [each["state"] for each in listed(run.folder, capsys)] == ["failed"], "resumed, and killed before its end"
@@ -109,6 +116,16 @@ def test_a_run_that_has_saved_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     (run.folder / "summary.json").unlink()
     (run.folder / "metrics.jsonl").write_text('{"iterat', encoding="utf-8")
     assert [each["state"] for each in listed(tmp_path, capsys)] == ["not started"]
+
+
+def test_rows_show_what_runs_of_one_config_differ_by(tmp_path: Path) -> None:
+    for number, words in enumerate((["seed=0", "lr=1"], ["seed=1", "lr=1"], ["seed=0", "lr=1"])):
+        run = tmp_path / ("other" if number == 2 else "pole") / f"2026-01-0{number + 1}_00-00-00"
+        run.mkdir(parents=True)
+        for name, text in ((CONFIG, ""), (LOCK, ""), ("command.json", json.dumps([{"overrides": words}]))):
+            (run / name).write_text(text, encoding="utf-8")
+    rows = render([read(run) for run in sorted(folders(tmp_path), key=lambda run: run.name)]).splitlines()
+    assert [row.split()[-1] for row in rows] == ["overrides", "seed=0", "seed=1", "0"]
 
 
 def test_runs_of_a_sweep_in_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from rich.console import Console as Terminal
@@ -19,6 +20,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.report import live
 from rlplace.report.live import Display, span
 from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, ConsoleSink
+from rlplace.report.typed import SCREEN, Typed
 from rlplace.signals import Signals
 from tests.screen import Screen
 
@@ -178,6 +180,21 @@ def test_the_block_stays_below_the_lines_and_leaves_them_alone(screen: Screen) -
     assert [line.split()[0] for line in (heading, first, second)] == ["iter", "1", "2"]
     assert rest == ["SIGINT: ends after this iteration", "the summary"]
     assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
+
+
+def test_the_block_is_not_noted_but_the_lines_above_it_are(screen: Screen, tmp_path: Path) -> None:
+    shown = display()
+    with on(screen), Typed("train") as command:
+        print("the plan")
+        command.into(tmp_path, {})
+        with shown.shown(Signals()):
+            shown.starting("  actor: 2 workers started, 1.5 s")
+            wait_for(lambda: "actor      2 workers started, 1.5 s" in screen.lines)
+            print("\x1b[1mfiles\x1b[0m")
+            print("a warning", file=sys.stderr)
+            wait_for(lambda: {"files", "a warning"} <= set(screen.lines))
+        print("the summary")
+    assert (tmp_path / SCREEN).read_text(encoding="utf-8") == "the plan\nfiles\na warning\nthe summary\n"
 
 
 def test_an_error_leaves_a_clean_terminal_too(screen: Screen) -> None:

@@ -87,5 +87,7 @@ def test_overhead_is_what_is_left_of_the_slowest_rank_or_of_all_on_their_cores()
     numbers = {"time/iteration_s": 10.0, "env/sim_s": 2.0, "rollout/policy_s": 1.0, "actor/learn_s": 3.0}
     alone = overhead(numbers, works, {"rollout": 1.5, "learn": 3.0})
     assert alone == {"time/overhead_s": 5.0, "time/overhead_share": 0.5}, "no rank waited for a core"
+    evaluated = overhead(numbers | {"time/evaluate_s": 4.0}, works, {})
+    assert evaluated["time/overhead_s"] == 1.0, "an evaluation is work of its own"
     crowded = overhead(numbers, works, {"rollout": 4.0, "learn": 3.0, "sync": 1.0})
     assert crowded["time/overhead_s"] == 3.0, "the cores had 4 s to do; sync is no work, whatever it computes"

@@ -1,0 +1,157 @@
+"""What somebody else needs to repeat a run: the command and where it was typed, and all that the terminal showed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlplace.checkpoints import write_whole
+
+COMMAND, SCREEN = "command.json", "screen.txt"
+_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # of colours and of the cursor
+_GIT_S = 5.0
+
+
+class Typed:
+    """A command, and what it shows while this is entered; both go into the folder of each of its runs."""
+
+    def __init__(self, text: str) -> None:
+        """`text`: the command line as it was typed."""
+        self._text = text
+        self._words: Sequence[str] = ()
+        self._began = ""
+        self._folder: Path | None = None  # of the run
+        self._file: TextIO | None = None
+        self._shown: list[str] = []  # before there is a file
+        self._writing = threading.Lock()
+
+    def __enter__(self) -> Typed:
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = Noted(sys.stdout, self), Noted(sys.stderr, self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout, sys.stderr = self._before
+        self.job(())
+
+    def job(self, words: Sequence[str]) -> None:
+        """Begin with a run of the command, which these words compose; what is shown from now on is of this run."""
+        with self._writing:
+            if self._file is not None:
+                self._file.close()
+            self._words, self._began = words, time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self._folder, self._file, self._shown = None, None, []
+
+    def into(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Add the command to those in a run's folder, with `facts` of this machine, and what was and will be shown.
+
+        Again for the same folder does nothing. Raises OSError.
+        """
+        if folder == self._folder:
+            return
+        self._folder, here = folder, Path.cwd()
+        overrides = [word.lstrip("+") for word in self._words if "=" in word and not word.startswith("-")]
+        own = {"typed": self._text, "overrides": overrides, "folder": str(here), "began": self._began}
+        entry = {**own, "commit": commit_of(here), **facts}
+        write_whole(folder / COMMAND, json.dumps([*commands(folder), entry], indent=1) + "\n")
+        file = open(folder / SCREEN, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  `job` closes it
+        with self._writing:
+            file.write("".join(self._shown))
+            self._file, self._shown = file, []
+
+    def note(self, text: str) -> None:
+        """Keep what is shown. A full disk ends this, not the run."""
+        plain = _CODES.sub("", text)
+        with self._writing, contextlib.suppress(OSError, ValueError):
+            if self._file is None:
+                self._shown.append(plain)
+            else:
+                self._file.write(plain)
+
+
+class Noted(io.TextIOBase):
+    """A standard stream, whose text is noted too."""
+
+    def __init__(self, below: TextIO, by: Typed) -> None:
+        self.below, self._by = below, by
+
+    def over(self, stream: TextIO) -> Noted:
+        """Return another stream whose text is noted by the same."""
+        return Noted(stream, self._by)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.below.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self.below.errors
+
+    def write(self, text: str, /) -> int:
+        self._by.note(text)
+        return self.below.write(text)
+
+    def flush(self) -> None:
+        self.below.flush()
+
+    def fileno(self) -> int:
+        return self.below.fileno()
+
+    def isatty(self) -> bool:
+        return self.below.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Only flush: who has put it there puts back what is below."""
+        self.flush()
+
+
+def commands(folder: Path) -> list[dict[str, Any]]:
+    """Return the commands of a run, the first of which began it; none where that was not written or is damaged."""
+    try:
+        found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def commit_of(folder: Path) -> dict[str, Any] | None:
+    """Return the git commit that a folder is at, and whether tracked files are changed; None where it is at none."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words],
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # only looks
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_S,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        return {"id": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def as_typed(program: str, words: Sequence[str]) -> str:
+    """Write a command line so that a shell reads these words."""
+    return f"{program} {shlex.join(words)}".rstrip()

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
-from rlplace.checkpoints.find import AUTO, find, verify
+from rlplace.checkpoints.find import ANEW, AUTO, find, verify, whole_ones
 from rlplace.config.compose import override
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
@@ -48,6 +49,7 @@ _EXPERIMENT = (
     *("env", "env.*", "algorithm.*", "reward", "reward.*", "*.model", "*.model.*", "runner.seed"),
     *("*.lora_alpha", "*.ema_decay", "*.weights"),
 )
+_TASK = ("env.kind", "env.id", "env.task")  # a run of another is not what "auto" means
 _ABSENT = "(none)"  # instead of a value, where one of two configs does not have the key
 Differences = Mapping[str, tuple[object, object]]  # key -> value of then, value of now
 _LONGEST = 40  # characters of a value that is shown
@@ -76,6 +78,9 @@ def resumed(job: Prepared) -> Resumed | None:
         verify(checkpoint)
     mapping = yaml.safe_load(checkpoint.text(CONFIG))
     differences = _differences(read_config(mapping), read_config(job.mapping))
+    task = [key for key in _TASK if key in differences]
+    if config.resume == AUTO and task:
+        raise ConfigError([_other_task(job, checkpoint, key, *differences[key]) for key in task])
     problems = [*_other_experiment(job, differences), *_over(job, checkpoint)]
     if problems:
         raise ConfigError(problems)
@@ -139,6 +144,25 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
             why=f"the checkpoint was made with {_short(old)}; {why}",
             fix=(f"leave out {key}" if old == _ABSENT else override(key, old)) + on_purpose * (key in refused),
         )
+
+
+def _other_task(job: Prepared, newest: Checkpoint, key: str, old: object, new: object) -> Problem:
+    """Say that "auto" has found a run of another task; offer the newest run that the job could go on with."""
+    fix = ANEW
+    for checkpoint in whole_ones(newest.run.parent):
+        differences = _differences(read_config(yaml.safe_load(checkpoint.text(CONFIG))), read_config(job.mapping))
+        if not (any(_other_experiment(job, differences)) or any(_over(job, checkpoint))):
+            fix = shlex.quote(f"resume={checkpoint.run}")
+            break
+    return Problem(
+        code="other-experiment",
+        key=key,
+        what="differs from the newest run, which resume=auto goes on with",
+        got=_short(new),
+        source=source_of(key, job.sources),
+        why=f"{newest.run} was trained with {_short(old)}",
+        fix=fix,
+    )
 
 
 def _over(job: Prepared, checkpoint: Checkpoint) -> Iterator[Problem]:

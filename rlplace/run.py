@@ -186,7 +186,10 @@ def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
     nodes = job.plan.topology.nodes
     accelerators = [f"{each.count} {each.product or node.kind}" for node in nodes for each in node.alike]
     try:
-        command.into(folder, {"machine": machine() | {"accelerators": accelerators}, "versions": versions_of(["rlplace"]) | versions()})
+        command.into(
+            folder,
+            {"machine": machine() | {"accelerators": accelerators}, "versions": versions_of(["rlplace"]) | versions()},
+        )
     except OSError as error:
         raise OutputError.of(folder, error) from error
 

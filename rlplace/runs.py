@@ -147,7 +147,9 @@ def render(found: Sequence[Run]) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [f"{c:<{w}}" if at < 3 or at > 6 else f"{c:>{w}}" for at, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            f"{c:<{w}}" if at < 3 or at > 6 else f"{c:>{w}}" for at, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

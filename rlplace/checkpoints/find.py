@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import CONFIG, DAMAGED, MANIFEST, Checkpoint, changed_files, read
@@ -41,6 +42,13 @@ def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
         raise _unreadable(error, key) from error
     if problems:
         raise _with_fix(problems, checkpoint.folder, key)
+
+
+def whole_ones(runs: Path) -> Iterator[Checkpoint]:
+    """Yield the whole checkpoints of all `runs`, in the order in which "auto" looks at them; files are not compared."""
+    for folder in _all(runs, [], "resume"):
+        with contextlib.suppress(ConfigError, OSError):  # what is damaged or cannot be read is not offered
+            yield read(folder)
 
 
 def folders_of(run: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
 
 _KEYS = {  # ours -> theirs; a dot in front: below the block of the component where theirs stands
@@ -87,6 +88,16 @@ _WORDS = {  # ours -> theirs
     "colocate_all": "collocated colocated colocate collocate_all",
 }
 _OURS = {theirs: ours for ours, words in _WORDS.items() for theirs in words.split()}
+# Algorithms for simulators: one that is a setting of ours, and a kind that is not there.
+_A2C = {
+    "name": "ppo",
+    "epochs": 1,
+    "num_minibatches": 1,
+    "rollout_steps": 5,
+    "gae_lambda": 1.0,
+    "normalize_advantages": False,
+}
+_OFF_POLICY = ("sac", "td3", "ddpg", "dqn", "rainbow", "c51", "qr_dqn", "tqc", "crossq", "redq", "droq", "her")
 # Top-level blocks that only a file of another library has.
 LIBRARIES = {
     "actor_rollout_ref": "verl",
@@ -101,6 +112,21 @@ NO_SUCH = (
     "there is no pipeline or expert parallelism; tensor_parallel_size splits a model, context_parallel_size tokens"
 )
 SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
+
+
+def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
+    """Say what an algorithm for simulators is here, why, and what to write, on the command line where it is `typed`."""
+    if str(name).lower() in _OFF_POLICY:
+        return (
+            "is not there",
+            "nothing off-policy is: there is no replay memory",
+            "algorithm.name=ppo trains simulators",
+        )
+    if str(name).lower() != "a2c":
+        return None
+    lines = [f"algorithm.{key}={show(value)}" if typed else f"{key}: {show(value)}" for key, value in _A2C.items()]
+    why = "a2c is ppo with one step on each iteration's samples"
+    return "is a setting of ppo here", why, " ".join(lines) if typed else "\n".join(lines)
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:

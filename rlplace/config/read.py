@@ -34,7 +34,7 @@ from rlplace.config.fields import (
 )
 from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
 from rlplace.config.model_folder import GET, model_folder, no_folder
-from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word
+from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word, not_named
 from rlplace.config.own import block_of_name
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.config.yaml_text import quote, show
@@ -496,6 +496,13 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         found.reject("renamed-key", "algorithm.name", "rlhf is now ppo", "rlhf", why=why, fix="name: ppo")
         algorithm["name"] = "ppo"
         _put(new, "actor.model", {"kind": "causal_lm"})
+    elif isinstance(algorithm, dict) and not _has_text_keys(new):
+        source = source_of("algorithm.name", found.sources)
+        typed = source is not None and source.file.startswith(COMMAND_LINE)
+        if said := not_named(algorithm.get("name"), typed=typed):
+            what, why, fix = said
+            found.reject("unknown-choice", "algorithm.name", what, algorithm["name"], why=why, fix=fix)
+            algorithm["name"] = "ppo"
 
 
 def _switched(old: str, fix: str | None) -> str:

@@ -147,7 +147,10 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
         ).stdout.strip()
 
     try:
-        return {"id": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
+        return {
+            "id": git("log", "-1", "--format=%H"),
+            "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -178,8 +178,8 @@ def overhead(
     """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
 
     Ranks that work in the same stage overlap: what the slowest takes counts as the work of the stage, or, where ranks
-    wait for cores at which others work, what all take on these. `on_cores`: that, by stage. An evaluation is work of its
-    own, whole.
+    wait for cores at which others work, what all take on these. `on_cores`: that, by stage. An evaluation is work of
+    its own, whole.
     """
     stages = sum(max(s, on_cores.get(stage, 0.0)) for s, _, stage in longest_works(numbers, works))
     total, work = numbers["time/iteration_s"], stages + numbers.get("time/evaluate_s", 0.0)

@@ -128,6 +128,21 @@ def test_another_experiment_is_refused_unless_it_is_named(tmp_path: Path) -> Non
     assert "algorithm.gamma: 0.99 -> 0.9        changes the numbers of what follows" in allowed.out
 
 
+def test_after_a_run_of_another_task_a_run_of_this_one_is_proposed(tmp_path: Path) -> None:
+    other = ("env.id=Acrobot-v1", "algorithm.gamma=0.9")
+    anew = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=1")
+    refused = resume(tmp_path, *other)
+    assert refused.code == 2
+    assert refused.err.count("[other-experiment]") == 1, "what else differs does not matter"
+    assert "    fix: start anew: resume=null\n" in refused.err
+    assert train("hybrid_ppo", tmp_path, *ONE_EACH, *other, "runner.total_iterations=1", "resume=null").code == 0
+    refused = resume(tmp_path)
+    assert "    got: CartPole-v1 " in refused.err
+    assert f"    fix: resume={anew.folder}\n" in refused.err
+    assert resume(tmp_path, f"resume={anew.folder}").code == 0
+    assert len(anew.metrics()) == 4
+
+
 @pytest.mark.parametrize(
     ("key", "old", "new", "safe", "shapes"),
     [

@@ -33,7 +33,7 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) 
     assert run.folder is not None
     plan = {"plan.txt", "plan.json", "plan.svg", "config.yaml", "run.lock"}
     measured = {"logs", "metrics.jsonl", "tensorboard", "summary.json", "memory.json", "profile.json", "checkpoints"}
-    shown = {"report.html", "timeline.svg", "trace.json"}
+    shown = {"report.html", "timeline.svg", "trace.json", "command.json", "screen.txt"}
     assert {path.name for path in run.folder.iterdir()} == plan | measured | shown | {"policy.safetensors"}
     config = read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
     assert config.runner.seed == 7

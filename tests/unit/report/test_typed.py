@@ -54,7 +54,8 @@ def test_a_commit_says_whether_something_is_changed(tmp_path: Path) -> None:
     git("add", ".")
     git("commit", "-m", "one")
     found = commit_of(tmp_path)
-    assert found is not None and len(found["id"]) == 40
+    assert found is not None
+    assert len(found["id"]) == 40
     assert found["changed"] is False
     file.write_text("a = 2\n")
     assert commit_of(tmp_path) == found | {"changed": True}

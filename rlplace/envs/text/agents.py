@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 from rlplace.envs.registry import named
-from rlplace.envs.text.contract import Message, Split
+from rlplace.envs.text.contract import Message, NoPrompt, Split
 from rlplace.envs.text.tasks import Row, mixed
 from rlplace.errors import ConfigError
 
@@ -78,15 +78,31 @@ class AgentTask:
         self._endpoint = _Endpoint()
 
     def episode(self, number: int) -> AgentEpisode:
-        """Begin an agent. ConfigError where it does not make the first request, or makes another than before."""
+        """Begin an agent; see `episodes`."""
+        return self.episodes(number, 1)[0]
+
+    def episodes(self, number: int, samples: int) -> list[AgentEpisode]:
+        """Begin the agents of a prompt together.
+
+        One that does not make its first request fails with its first reply, as others make the prompt known. NoPrompt
+        where none does; ConfigError where one makes another than the others.
+        """
         row = {**self._row(number), "number": number, "split": self._split, "seed": self._seed}
-        episode = AgentEpisode(self._agent, row, self._endpoint, time.monotonic() + self._first_request_s)
-        first = self._first.setdefault(number, episode.prompt)
-        if first != episode.prompt:
+        begun = [AgentEpisode(self._agent, row, self._endpoint) for _ in range(samples)]
+        deadline_s = time.monotonic() + self._first_request_s
+        failed = [episode.begin(deadline_s) for episode in begun]
+        prompts = [episode.prompt for episode, error in zip(begun, failed, strict=True) if error is None]
+        if number not in self._first and not prompts:
+            assert failed[0] is not None, "one that does not fail has a prompt"
+            raise failed[0]
+        first = self._first.setdefault(number, prompts[0]) if prompts else self._first[number]
+        if others := [prompt for prompt in prompts if prompt != first]:
             why = "all samples of a prompt answer the same one; the engine reads it once"
-            raise _refused("its first request is another for the same episode", repr(episode.prompt)[:200], why)
+            raise _refused("its first request is another for the same episode", repr(others[0])[:200], why)
+        for episode in begun:
+            episode.prompt = first
         self._first = dict(itertools.islice(self._first.items(), max(0, len(self._first) - _KEPT), None))
-        return episode
+        return begun
 
     def _row(self, number: int) -> Mapping[str, Any]:
         """Return all rows in each epoch, each time in another order."""
@@ -101,26 +117,39 @@ class AgentTask:
 class AgentEpisode:
     """One agent at work. Nobody holds it but its user: once that lets go of it, the agent gets no more answers."""
 
-    def __init__(self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint, deadline_s: float) -> None:
+    prompt: Sequence[Message] = ()
+
+    def __init__(self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint) -> None:
         self._line, self._row = _Line(), row
         key = endpoint.open(self._line)
         weakref.finalize(self, endpoint.shut, key).atexit = False
         work = (agent, endpoint.url, key, dict(row))
         self._thread = threading.Thread(target=self._line.run, args=work, name="agent", daemon=True)
         self._thread.start()
+        self._failed: NoPrompt | None = None  # why there was no first request
+        self._until_s: float | None = None  # how long the agent may take to return, once it is over
+
+    def begin(self, deadline_s: float) -> NoPrompt | None:
+        """Wait for the first request, until a time of the monotonic clock; return why there is none."""
+        number = f"{self._row['number']}"
         try:
             asked = self._line.asked.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             why, fix = "it waits for something else", "kwargs: {first_request_s: <longer>}"
-            raise _refused("it has made no request in time", f"{row['number']}", why, fix) from None
+            self._failed = _no_prompt("it has made no request in time", number, why, fix)
+            return self._failed
         if not isinstance(asked, list):
             got = "it returned" if asked.error is None else f"{type(asked.error).__name__}: {asked.error}"
-            raise _refused("it ended without a request", got, "an episode begins with one") from asked.error
-        self.prompt: Sequence[Message] = tuple(asked)
-        self._said = asked
+            self._failed = _no_prompt("it ended without a request", got, "an episode begins with one")
+            self._failed.__cause__ = asked.error
+            return self._failed
+        self.prompt, self._said = tuple(asked), asked
+        return None
 
     def reply(self, answer: str) -> str | None:
         """Hand the answer to the agent; return what its next request adds. ValueError: that is no single message."""
+        if self._failed is not None:
+            raise self._failed
         self._line.answers.put(answer)
         asked = self._line.asked.get()
         if not isinstance(asked, list):
@@ -139,15 +168,26 @@ class AgentEpisode:
         self._said = asked
         return added[0].content
 
+    def end(self) -> None:
+        """Tell the agent that it is over; several are told before their facts are asked for, and end together."""
+        if self._until_s is None:
+            self._line.close()
+            self._until_s = time.monotonic() + _END_S
+
     def facts(self) -> Mapping[str, Any]:
         """Return the row with what the agent returned; one that has asked once more, and gets no answer, scores 0."""
-        self._line.close()
-        self._thread.join(_END_S)
+        self.end()
+        assert self._until_s is not None, "it is told"
+        self._thread.join(max(0.0, self._until_s - time.monotonic()))
         result = self._line.result
         found = (
             {"score": 0.0} if result is None else result if isinstance(result, Mapping) else {"score": float(result)}
         )
         return {**self._row, **found}
+
+
+def _no_prompt(what: str, got: str, why: str, fix: str = "correct the agent") -> NoPrompt:
+    return NoPrompt.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
 
 
 def _refused(what: str, got: str, why: str, fix: str = "correct the agent") -> ConfigError:

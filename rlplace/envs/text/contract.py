@@ -12,7 +12,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
+from rlplace.errors import ConfigError
+
 Split = Literal["train", "held_out"]
+
+
+class NoPrompt(ConfigError):
+    """An episode could not begin; where a config is checked that refuses it, in a run another prompt may be asked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class TextEpisode(Protocol):
 
 class TextTask(Protocol):
     """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`; a ValueError refuses the arguments.
+
+    One whose episodes take long to begin has `episodes(number, samples)`, too, which begins those of a prompt together.
 
     Cheap enough to be made on the driver too, which so finds mistakes before anything is launched. Replies to different
     episodes are made in threads, at the same time; with `replies_alone = True`, one by one in the rank's own.

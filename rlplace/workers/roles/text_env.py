@@ -24,7 +24,8 @@ import numpy as np
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Split, TextEpisode, Transcript
-from rlplace.envs.text.failures import Failures
+from rlplace.envs.text.contract import NoPrompt
+from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull, ChannelTimeout, ConfigError, Problem
@@ -253,7 +254,8 @@ class Prompts:
         raise self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, list[TextEpisode]]:
-        episodes = [self.task.episode(row) for _ in range(samples)]
+        together = getattr(self.task, "episodes", None)
+        episodes = together(row, samples) if together else [self.task.episode(row) for _ in range(samples)]
         tokens = self.conversation.first(episodes[0].prompt)
         if not len(tokens):
             what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
@@ -362,7 +364,12 @@ class Pass:
             if left and not self._to_ask:
                 group, number, tried[group] = left.popleft()
                 self._numbers[group] = number + tried[group] * _OTHERS
-                prompt, dialogues = self._prompts.episodes(self._numbers[group], samples)
+                try:
+                    prompt, dialogues = self._prompts.episodes(self._numbers[group], samples)
+                except NoPrompt as error:  # the same prompt is not tried again: another is asked
+                    self._worker.failures.again(error, NO_USE, samples)
+                    left.append((group, number, tried[group] + 1))
+                    continue
                 for sample, dialogue in enumerate(dialogues):
                     tokens = Episode(group=group, sample=sample, prompt=prompt)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
@@ -458,25 +465,30 @@ class Pass:
 
     def _hear(self, wait_s: float) -> None:
         """Continue the episodes whose replies are there, after waiting so long for one; grade those that are over."""
+        over: list[Place] = []
         for reply in self._replies.done(wait_s):
-            episode = self._open[reply.place]
             if reply.error is not None:
                 self._failed(reply.place, reply.error)
                 continue
-            following = self._continued(episode, reply.text)
+            following = self._continued(self._open[reply.place], reply.text)
             self.watch.lap("sim")
             if following is not None:
                 self._to_ask.append(following)
                 continue
+            over.append(reply.place)
+            if end := getattr(self._open[reply.place].dialogue, "end", None):
+                end()
+        for place in over:
+            episode = self._open[place]
             try:
                 transcript = episode.transcript()
             except Exception as error:  # noqa: BLE001  # whatever the facts of the task raise
-                self._failed(reply.place, error)
+                self._failed(place, error)
                 continue
-            self._grading[reply.place] = self._open.pop(reply.place)
+            self._grading[place] = self._open.pop(place)
             episode.submitted_s = time.perf_counter()
             self.watch.draw("turns", len(episode.answers))
-            group, sample = reply.place
+            group, sample = place
             self._grader.submit(Case(group=group, sample=sample, transcript=transcript))
             self.watch.lap("reward")
         self.watch.lap("sim")
@@ -485,11 +497,15 @@ class Pass:
         """Begin an episode anew whose reply or facts failed, or leave it out."""
         (group, sample), episode = place, self._open.pop(place)
         if self._worker.failures.again(error, episode.tries):
-            prompt, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)
+            try:
+                prompt, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)
+            except NoPrompt as again:
+                episode.tries += 1
+                self._open[place] = episode
+                return self._failed(place, again)
             tokens = Episode(group=group, sample=sample, prompt=prompt)
             self._open[place] = OpenEpisode(tokens, dialogue, tries=episode.tries + 1)
-            self._to_ask.append(self._request(group, sample, 1, 0, prompt))
-            return
+            return self._to_ask.append(self._request(group, sample, 1, 0, prompt))
         unknown = {reward.name: math.nan for reward in self._worker.rewards}
         left_out = episode.tokens.finish(unknown, dict.fromkeys(unknown, 1.0))
         self._left_out.append(dataclasses.replace(left_out, transcript=episode.transcript(failed=True)))

@@ -21,7 +21,7 @@ from rlplace.config.schema import TextEnvConfig
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import agents
 from rlplace.envs.text.agents import AgentTask
-from rlplace.envs.text.contract import Message
+from rlplace.envs.text.contract import Message, NoPrompt
 from rlplace.errors import ConfigError
 from tests.text_stage import TextStage
 from tests.tiny_tokenizer import tiny_tokenizer
@@ -151,6 +151,49 @@ def waits(url: str, key: str, row: Mapping[str, Any]) -> float:
     return 0.0
 
 
+meeting = threading.Barrier(3, timeout=PATIENCE_S)
+
+
+def meets(url: str, key: str, row: Mapping[str, Any]) -> float:
+    meeting.wait()
+    call(url, key, [user(row["number"])])
+    return 1.0
+
+
+def every_second(url: str, key: str, row: Mapping[str, Any]) -> float:
+    if next(counter) % 2:
+        raise OSError("no sandbox")
+    call(url, key, [user(row["number"])])
+    return 1.0
+
+
+def not_the_second(url: str, key: str, row: Mapping[str, Any]) -> float:
+    if row["number"] == 1:
+        raise OSError("no sandbox")
+    call(url, key, [user(row["number"])])
+    return 1.0
+
+
+def hangs(url: str, key: str, row: Mapping[str, Any]) -> float:
+    try:
+        call(url, key, [user(row["number"])])
+    except urllib.error.HTTPError:
+        Told.ended.acquire()
+    return 1.0
+
+
+def fails(episode: Any) -> bool:
+    try:
+        episode.reply("a")
+    except NoPrompt:
+        return True
+    return False
+
+
+def says_no(request: Any, sample: int) -> str:
+    return "no<eos>"
+
+
 @pytest.fixture
 def task() -> Callable[..., AgentTask]:
     Told.refused.clear()
@@ -258,6 +301,49 @@ def test_an_agent_that_does_not_begin_a_conversation_is_refused(
     assert len(begun) == (agent is fickle)
     assert caught.value.codes == ("agent-refused",)
     Told.ended.release()
+
+
+def test_agents_of_a_prompt_begin_together(task: Callable[..., AgentTask]) -> None:
+    assert {episode.prompt for episode in task(meets).episodes(5, 3)} == {(Message("user", "5"),)}
+
+
+def test_one_that_does_not_begin_fails_with_its_first_reply(task: Callable[..., AgentTask]) -> None:
+    made = task(every_second)
+    episodes = made.episodes(0, 2)
+    assert {episode.prompt for episode in episodes} == {(Message("user", "0"),)}
+    failed = [episode for episode in episodes if fails(episode)]
+    assert len(failed) == 1
+    with pytest.raises(NoPrompt, match="ended without a request"):
+        failed[0].reply("again")
+
+
+def test_agents_that_are_over_have_one_deadline(
+    task: Callable[..., AgentTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_END_S", 0.3)
+    first, second = task(hangs).episodes(0, 2)
+    first.end()
+    second.end()
+    assert first.facts()["score"] == 0.0
+    waited: list[float] = []
+    join = second._thread.join
+    monkeypatch.setattr(second._thread, "join", lambda timeout: (waited.append(timeout), join(timeout)))
+    assert second.facts()["score"] == 0.0
+    assert waited[0] < 0.1, "the deadline of the first was its own, too"
+    Told.ended.release(2)
+
+
+def test_a_prompt_whose_agents_do_not_begin_gives_way_to_another(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path / "model")
+    env = {"task": "agent", "kwargs": {"agent": f"{__name__}:not_the_second"}}
+    job = {"env": env, "algorithm": {"max_prompt_length": 90, "max_new_tokens": 200}}
+    with pytest.raises(ConfigError, match="ended without a request"), TextStage(folder, says_no, **job) as stage:
+        stage.run()
+    job["faults"] = {"on_error": "skip", "error_budget": 10}
+    with TextStage(folder, says_no, **job) as stage:
+        stage.run()
+        assert len(stage.groups()) == 3
+        assert not any(sample.poisoned for group in stage.groups() for sample in group)
 
 
 def test_what_an_agent_raises_is_raised_by_the_reply(task: Callable[..., AgentTask], tmp_path: Path) -> None:

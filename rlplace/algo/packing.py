@@ -25,7 +25,7 @@ from typing import NamedTuple
 MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
 
 
-READ_AGAIN = 8  # tokens of a prompt that an answer reads again, in place of one that is computed
+READ_AGAIN = 4  # tokens of a prompt that an answer reads again, in place of one that is computed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class SampleSizes:
     def size(self, picks: Iterable[int]) -> int:
         """Return the tokens of a micro-batch of samples in ascending order.
 
-        A prompt that several of them share counts once, and an eighth for each: attention keeps its keys and values for
-        every answer. These are 2 of at least 16 numbers that a layer keeps of each hidden unit of a token (the inputs
-        of two norms, of six projections and of the activation, queries and what was attended).
+        A prompt that several of them share counts once, and a quarter for each: attention keeps its keys and values for
+        every answer, without a kernel for all segments its queries and what was attended too. These are at most a
+        quarter of what a layer keeps of a token: `tests/unit/placement/test_model_shape.py` compares.
         """
         if not self.prompts:
             return sum(self.tokens[i] for i in picks)

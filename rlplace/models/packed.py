@@ -199,16 +199,19 @@ def _attention(
         return _varlen_kernel()(q, k, v, own, seen, scaling, limits).unsqueeze(0)
     attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
     parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
+    continued = any(follows is not None for follows in packed.after)
     for q, k, v, follows in zip(*parts, packed.after, strict=True):
-        mask, more = None, 0
-        if follows is not None:
-            k, v = torch.cat((parts[1][follows], k), dim=2), torch.cat((parts[2][follows], v), dim=2)
-            more = packed.lengths[follows]
-        length = k.shape[2]
-        window = length if sliding_window is None else sliding_window
-        if more or window < length:  # [length of q, length], true where a token sees another
-            mask = torch.ones(q.shape[2], length, dtype=torch.bool, device=q.device).tril(more).triu(more + 1 - window)
-        attended.append(attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped))
+        first = 0
+        if follows is not None:  # attended whole, which takes no mask, and cut
+            q, k, v = (torch.cat((of[follows], own), dim=2) for of, own in zip(parts, (q, k, v), strict=True))
+            first = packed.lengths[follows]
+        elif continued:  # a view would keep what is copied above
+            q, k, v = q.clone(), k.clone(), v.clone()
+        length, mask = q.shape[2], None
+        if sliding_window is not None and length > sliding_window:  # [length, length], true where a token sees another
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
+        whole = attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
+        attended.append(whole[:, :, first:])
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
 

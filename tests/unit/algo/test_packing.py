@@ -62,13 +62,13 @@ def test_samples_of_a_group_are_packed_together_where_that_is_less(sizes: Sample
     assert together <= computed <= sum(sizes.tokens)
 
 
-def test_a_prompt_counts_once_and_an_eighth_for_each_that_reads_it() -> None:
+def test_a_prompt_counts_once_and_a_quarter_for_each_that_reads_it() -> None:
     sizes = SampleSizes((20, 24, 30, 7), (16, 16, 16, 5), (0, 0, 0, 1))
-    assert sizes.size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 16 * 3 // 8 + 7
+    assert sizes.size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 16 * 3 // 4 + 7
     assert sizes.size([1, 3]) == 24 + 7  # nothing is shared
     assert sizes.apart().size([0, 1, 2, 3]) == 20 + 24 + 30 + 7
     assert pack(sizes, 1, 64).ranks == (((0, 1, 2, 3),),)
-    # As wholes one rank had 48 and the other 7; in halves 32 and 37.
+    # As wholes one rank had 48 and the other 7; in halves 36 and 37.
     assert pack(sizes, 2, 64).ranks == (((0, 1),), ((2, 3),))
 
 

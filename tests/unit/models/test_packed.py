@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
 
-from rlplace.models.packed import Packed, attention, token_scores
+from rlplace.algo.packing import SampleSizes
+from rlplace.models.packed import Packed, attend_packed, attention, token_scores
 
 LENGTHS = (3, 1, 6)
 TOKENS, HIDDEN, VOCABULARY = 7, 5, 11
@@ -50,6 +52,32 @@ def test_each_sequence_is_attended_alone(window: int | None, keys: int) -> None:
     pieces = (t.split(LENGTHS, dim=2) for t in whole)
     expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
     torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize(("prompt", "answer", "answers"), [(60, 60, 4), (200, 10, 8)])
+def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(prompt: int, answer: int, answers: int) -> None:
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4
+    )
+    trunk = LlamaModel(config)
+    attend_packed(trunk)
+    sequences = [np.concatenate([np.arange(prompt), np.arange(answer) + i]) for i in range(answers)]
+    masks = [np.arange(prompt + answer) >= prompt] * answers
+
+    def saved(batch: Packed) -> int:
+        held: dict[int, Tensor] = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: held.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
+        ):
+            trunk(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, packed=batch)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()}
+        return sum(tensor.untyped_storage().nbytes() for at, tensor in held.items() if at not in weights)
+
+    sizes = SampleSizes((prompt + answer,) * answers, (prompt,) * answers, (0,) * answers)
+    alone = saved(Packed.of(sequences, masks)) / sum(sizes.tokens)
+    everything = range(answers)
+    together = saved(Packed.of(sequences, masks, alike=sizes.alike(everything)))
+    assert 0.7 * sizes.size(everything) < together / alone <= sizes.size(everything)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

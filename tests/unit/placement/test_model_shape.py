@@ -189,10 +189,12 @@ def test_what_a_layer_saves_is_what_was_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_keys_and_values_are_at_most_an_eighth_of_what_a_layer_saves(name: str) -> None:
-    """The share that a prompt counts for each answer that reads it again."""
-    model = read_model(SAVED[name][0])
-    again = model.kv[-1].heads * model.kv[-1].numbers
+def test_attention_is_at_most_a_quarter_of_what_a_layer_saves(name: str) -> None:
+    """The share that a prompt counts for each answer that reads it again: queries, keys, values, what was attended."""
+    config = SAVED[name][0]
+    model, heads = read_model(config), config.get("num_attention_heads", config.get("n_head"))
+    kept = model.kv[-1]
+    again = kept.heads * kept.numbers + heads * kept.numbers
     for compute in (2, 4):
         assert READ_AGAIN * again * compute <= model.blocks[-1].saved.bytes_per_token(compute, 1)
 

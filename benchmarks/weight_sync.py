@@ -1,6 +1,7 @@
-"""Seconds of a weight sync between processes of this node, beside the machine's own memcpy.
+"""Seconds of a weight sync between processes of this machine, beside the machine's own memcpy.
 
     python benchmarks/weight_sync.py [--gib 1] [--senders 2] [--receivers 2]
+    python benchmarks/weight_sync.py --apart encrypted       senders and receivers as if on two nodes, over loopback
 
 Each sender holds its rows of float32 matrices of 16 MiB; a sync begins when the first sender starts to write. It is
 *mapped* when every receiver can read the whole new version, and *loaded* when every receiver has copied it into tensors
@@ -10,16 +11,22 @@ of its own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.network import Site, process, serve
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
@@ -36,20 +43,24 @@ class Case:
     senders: int
     receivers: int
     verify_every: int
+    keys: Any  # of the channel server between senders and receivers; None: they are on one node
+    endpoint: str = ""  # of that server
 
     @classmethod
-    def of(cls, size_bytes: int, senders: int, receivers: int, verify_every: int) -> Case:
+    def of(cls, size_bytes: int, senders: int, receivers: int, verify_every: int, keys: Any) -> Case:
         rows = size_bytes // (4 * COLUMNS)
         return cls(
             rows=tuple(min(COLUMNS, rows - first) for first in range(0, rows, COLUMNS)),
             senders=senders,
             receivers=receivers,
             verify_every=verify_every,
+            keys=keys,
         )
 
     @property
     def deliveries(self) -> tuple[Delivery, ...]:
-        return (Delivery(readers=tuple(range(self.receivers)), near=tuple(range(self.senders))),)
+        near = tuple(range(self.senders)) if self.keys is None else ()
+        return (Delivery(readers=tuple(range(self.receivers)), near=near),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +76,29 @@ def measure(size_bytes: int, senders: int, receivers: int) -> float:
     return figures(size_bytes, senders, receivers).loaded_s
 
 
-def figures(size_bytes: int, senders: int, receivers: int, *, verify_every: int = 0) -> Figures:
-    case = Case.of(size_bytes, senders, receivers, verify_every)
+def figures(size_bytes: int, senders: int, receivers: int, *, verify_every: int = 0, keys: Any = None) -> Figures:
+    case = Case.of(size_bytes, senders, receivers, verify_every, keys)
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(senders + receivers)
-    with JobFolder.create() as folder:
-        SharedChannel.create(folder.path, ChannelSpec(name="weights", capacity_items=64, timeout_s=PATIENCE_S))
+    with JobFolder.create() as folder, contextlib.ExitStack() as serving:
+        capacity = 64 if keys is None else 2 * receivers  # as a run has it between nodes
+        spec = ChannelSpec(name="weights", capacity_items=capacity, timeout_s=PATIENCE_S)
+        channel = SharedChannel.create(folder.path, spec)
+        if keys is not None:
+            server = serving.enter_context(process(serve, Site(), channel.path, keys))
+            case = dataclasses.replace(case, endpoint=server.recv())
+            serving.callback(server.send, "end")
         ends, processes = [], []
         for work, count in ((send, senders), (receive, receivers)):
             for rank in range(count):
                 mine, theirs = context.Pipe(duplex=False)
                 processes.append(context.Process(target=work, args=(case, rank, folder.path, together, theirs)))
                 ends.append(mine)
-        for process in processes:
-            process.start()
+        for each in processes:
+            each.start()
         stamps = [end.recv() for end in ends]
-        for process in processes:
-            process.join(PATIENCE_S)
+        for each in processes:
+            each.join(PATIENCE_S)
     began = [min(of_one) for of_one in zip(*(s[0] for s in stamps[:senders]), strict=True)][WARM_UP:]
     mapped, loaded = (
         [max(of_one) for of_one in zip(*(s[i] for s in stamps[senders:]), strict=True)][WARM_UP:] for i in (0, 1)
@@ -104,6 +121,11 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
     from rlplace.comm.weights.host_sync import WeightSender
     from rlplace.comm.weights.shards import Shard, row_blocks
 
+    channel: Any = SharedChannel.attach(folder / "weights.channel")
+    if case.keys is not None:
+        from rlplace.comm.network import Connection, RemoteChannel
+
+        channel = RemoteChannel(Connection(case.endpoint, case.keys), channel.spec)
     torch.set_num_threads(1)
     shards = []
     for number, rows in enumerate(case.rows):
@@ -113,7 +135,7 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
             Shard(names=(f"layer.{number}",), dtype="float32", shape=(rows, COLUMNS), blocks=blocks, data=held)
         )
     sender = WeightSender(
-        SharedChannel.attach(folder / "weights.channel").named(f"actor rank {rank}"),
+        channel.named(f"actor rank {rank}"),
         rank=rank,
         deliveries=case.deliveries,
         folder=folder,
@@ -124,6 +146,8 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
         began.append(time.perf_counter())  # one clock for all processes of a machine
         sender.push(version, shards)
     sender.close()
+    if case.keys is not None:
+        channel.connection.close()
     result.send([began])
 
 
@@ -167,11 +191,17 @@ def main() -> None:
     parser.add_argument("--senders", type=int, default=2)
     parser.add_argument("--receivers", type=int, default=2)
     parser.add_argument("--verify-every", type=int, default=0)
+    parser.add_argument("--apart", choices=("password", "encrypted"))
     asked = parser.parse_args()
+    keys = None
+    if asked.apart:
+        from rlplace.comm.network import JobKeys, JobPassword
+
+        keys = JobKeys.create() if asked.apart == "encrypted" else JobPassword.create()
     size_bytes = int(asked.gib * (1 << 30))
     copied_s = memcpy_s(size_bytes)
-    found = figures(size_bytes, asked.senders, asked.receivers, verify_every=asked.verify_every)
-    print(f"{asked.gib:g} GiB, {asked.senders} -> {asked.receivers} ranks")
+    found = figures(size_bytes, asked.senders, asked.receivers, verify_every=asked.verify_every, keys=keys)
+    print(f"{asked.gib:g} GiB, {asked.senders} -> {asked.receivers} ranks" + f", {asked.apart}" * bool(asked.apart))
     for what, seconds in (("memcpy, one process", copied_s), ("mapped", found.mapped_s), ("loaded", found.loaded_s)):
         print(
             f"  {what:<20} {seconds:6.3f} s  {size_bytes / seconds / 1e9:5.1f} GB/s  {copied_s / seconds:4.2f} memcpy"

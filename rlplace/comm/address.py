@@ -55,6 +55,9 @@ class SpreadChannel(Channel):
             end = self._ends[self.owner, key] = branch.connect().named(self.owner)
         return end
 
+    def link(self, key: str) -> Connection | None:
+        return self._end(key).link(key)
+
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         self._end(key)._put(item, key, weight, version, patience_s)
 

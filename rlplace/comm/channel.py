@@ -19,10 +19,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlplace.comm import channel_errors
 from rlplace.errors import ChannelMisuse
+
+if TYPE_CHECKING:
+    from rlplace.comm.network import Connection
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +160,10 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def stats(self) -> ChannelStats: ...
+
+    def link(self, key: str) -> Connection | None:
+        """Return the connection to the node of what is put at `key`; None where that is this one."""
+        return None
 
     @abc.abstractmethod
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:

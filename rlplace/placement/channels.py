@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rlplace.config.schema import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
-# One bucket travels while the one before it is being taken.
-WEIGHT_BUCKETS_PER_TARGET = 2
+# One is put while the one before it is being taken.
+WEIGHT_MESSAGES_PER_TARGET = 2
 LEAST_PARTICIPANTS = 1024  # an entry costs little; the driver and its tools have names as well
 
 
@@ -201,8 +201,8 @@ def _channel(
 def _weights(placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout") -> ChannelPlan:
     """The channel of weights that cannot be written where they are read."""
     each = [1] * placement.world_size(target)
-    why = f"{WEIGHT_BUCKETS_PER_TARGET} buckets for each {target} rank, taken while more are put"
-    return _channel(placement, name, "actor", target, each, why, depth=WEIGHT_BUCKETS_PER_TARGET)
+    why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
+    return _channel(placement, name, "actor", target, each, why, depth=WEIGHT_MESSAGES_PER_TARGET)
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import multiprocessing
+import os
+import signal
+import time
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.ends import LocalChannel
+from rlplace.comm.network import (
+    ChannelServer,
+    Connection,
+    JobKeys,
+    JobPassword,
+    Keys,
+    RemoteChannel,
+    StreamTaker,
+)
+from rlplace.comm.shared_memory.channel import SharedChannel
+from rlplace.comm.weights import host_sync
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.shards import Layout, assemble
@@ -45,23 +62,64 @@ def weights(seed: int = 0) -> Weights:
     }
 
 
-class Ends:
-    """All ranks of a sync in this process, over one channel."""
+class Far:
+    """A channel of this node as an actor rank of another node has it."""
 
-    def __init__(self, ranks: int, deliveries: Sequence[Delivery], folder: Path | None, **rules: Any) -> None:
-        self.ranks = ranks
-        self.channel = channel_of()
+    def __init__(self, folder: Path, keys: Keys, **fields: Any) -> None:
+        spec = ChannelSpec(name="weights", capacity_items=2, timeout_s=PATIENCE_S, **fields)
+        self.near, self.keys = SharedChannel.create(folder, spec), keys
+        self._server = ChannelServer(host="127.0.0.1", keys=keys)
+        self._server.add("weights", self.near)
+        self.endpoint = self._server.start()
+        self._connections: list[Connection] = []
+
+    def end(self) -> RemoteChannel:
+        self._connections.append(Connection(self.endpoint, self.keys))
+        return RemoteChannel(self._connections[-1], self.near.spec)
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._server.close()
+        self.near.destroy()
+        self.near.detach()
+
+
+class Ends:
+    """All ranks of a sync in this process, over one channel. Each sender has a thread: a stream waits for readers."""
+
+    def __init__(
+        self, ranks: int, deliveries: Sequence[Delivery], folder: Path | None, far: Far | None, **rules: Any
+    ) -> None:
+        self.ranks, self.far = ranks, far
+        self.channel: Channel = far.near if far else channel_of()
         rules |= {"deliveries": deliveries, "folder": folder}
-        names = [f"actor rank {rank}" for rank in range(ranks)]
-        self.senders = [WeightSender(self.channel.named(n), rank=rank, **rules) for rank, n in enumerate(names)]
+        sending = [far.end() if far else self.channel for _ in range(ranks)]
+        named = [end.named(f"actor rank {rank}") for rank, end in enumerate(sending)]
+        self.senders = [WeightSender(end, rank=rank, **rules) for rank, end in enumerate(named)]
+        self._threads = [ThreadPoolExecutor(1) for _ in range(ranks)]
         readers = [reader for delivery in deliveries for reader in delivery.readers]
         self.receivers = {r: CopyReceiver(self.channel.named(f"rollout rank {r}"), r, folder=folder) for r in readers}
 
-    def push(self, version: int, tensors: Weights, *, partial: bool = False) -> list[dict[str, int]]:
-        return [
-            sender.push(version, held_by(rank, self.ranks, tensors), partial=partial)
-            for rank, sender in enumerate(self.senders)
-        ]
+    def push(
+        self, version: int, tensors: Weights, *, partial: bool = False, dtype: str | None = None
+    ) -> list[Future[dict[str, int]]]:
+        """Begin to push; what is not streamed is there on return."""
+        pushes = []
+        for rank, (thread, sender) in enumerate(zip(self._threads, self.senders, strict=True)):
+            shards = held_by(rank, self.ranks, tensors)
+            shards = tuple(dataclasses.replace(shard, dtype=dtype or shard.dtype) for shard in shards)
+            pushes.append(thread.submit(sender.push, version, shards, partial=partial))
+        if self.far is None:
+            for push in pushes:
+                push.result(PATIENCE_S)
+        return pushes
+
+    def close(self) -> None:
+        for receiver in self.receivers.values():
+            receiver.close()
+        for thread in self._threads:
+            thread.shutdown()
 
     def pull(self, version: int) -> dict[int, Weights]:
         """What each rank has loaded; leads first, as they write for the others."""
@@ -78,6 +136,7 @@ class Case:
     ranks: int
     deliveries: tuple[Delivery, ...]
     shared: bool  # memory
+    keys: type[Keys] | None = None  # of the network between the ranks
 
 
 CASES = {
@@ -89,6 +148,8 @@ CASES = {
     "another node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True),
     "half of them near, 4 to 3": Case(ranks=4, deliveries=(Delivery(readers=(0, 1, 2), near=(1, 3)),), shared=True),
 }
+FAR = Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True)
+CASES |= {f"streams, {keys.__name__}": dataclasses.replace(FAR, keys=keys) for keys in (JobKeys, JobPassword)}
 OpenEnds = Callable[..., Ends]
 
 
@@ -98,11 +159,25 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture
-def open_ends(tmp_path: Path) -> OpenEnds:
-    def make(case: Case, **rules: Any) -> Ends:
-        return Ends(case.ranks, case.deliveries, tmp_path if case.shared else None, **{"bucket_bytes": 999, **rules})
+def open_ends(tmp_path: Path) -> Iterator[OpenEnds]:
+    with contextlib.ExitStack() as opened:
 
-    return make
+        def make(case: Case, **rules: Any) -> Ends:
+            far = None
+            if case.keys is not None:
+                far = Far(tmp_path, case.keys.create())
+                opened.callback(far.close)
+            folder = tmp_path if case.shared else None
+            ends = Ends(case.ranks, case.deliveries, folder, far, **{"bucket_bytes": 999, **rules})
+            opened.callback(ends.close)
+            return ends
+
+        yield make
+
+
+def total(pushes: Iterable[Future[dict[str, int]]]) -> int:
+    """Bytes that were sent."""
+    return sum(sum(push.result(PATIENCE_S).values()) for push in pushes)
 
 
 # ── what arrives ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,11 +187,11 @@ def open_ends(tmp_path: Path) -> OpenEnds:
 def test_every_dtype_arrives_equal_to_the_bit(case: Case, bucket_bytes: int, open_ends: OpenEnds) -> None:
     sent = {name: tensor for name, tensor in weights().items() if bucket_bytes > 7 or name != "large"}
     ends = open_ends(case, bucket_bytes=bucket_bytes)
-    reports = ends.push(1, sent)
+    pushes = ends.push(1, sent)
     for loaded in ends.pull(1).values():
         assert_equal_to_the_bit(loaded, sent)
     size_bytes = sum(t.nbytes for t in {id(t): t for t in sent.values()}.values())
-    assert sum(sum(moved.values()) for moved in reports) == size_bytes * len(case.deliveries)
+    assert total(pushes) == size_bytes * len(case.deliveries)
     assert ends.channel.stats().depth_items == 0
 
 
@@ -126,7 +201,9 @@ def test_version_after_version_arrives(case: Case, open_ends: OpenEnds) -> None:
     for version, sent in ((1, weights(1)), (2, weights(2)), (5, {}), (6, weights(6)), (40, weights(40))):
         assert not lead.announced()
         ends.push(version, sent)
-        assert lead.announced()
+        until = time.monotonic() + PATIENCE_S
+        while not lead.announced():
+            assert time.monotonic() < until
         assert lead.announced(), "asking takes nothing away"
         for loaded in ends.pull(version).values():
             assert_equal_to_the_bit(loaded, sent)
@@ -135,14 +212,10 @@ def test_version_after_version_arrives(case: Case, open_ends: OpenEnds) -> None:
 def test_the_sender_converts_to_the_type_that_travels(case: Case, open_ends: OpenEnds) -> None:
     master = torch.randn(40, 30)
     ends = open_ends(case)
-    shards = [held_by(rank, case.ranks, {"w": master}) for rank in range(case.ranks)]
-    reports = [
-        sender.push(1, [dataclasses.replace(shard, dtype="bfloat16") for shard in mine])
-        for sender, mine in zip(ends.senders, shards, strict=True)
-    ]
-    assert sum(sum(moved.values()) for moved in reports) == master.numel() * 2 * len(case.deliveries)
+    pushes = ends.push(1, {"w": master}, dtype="bfloat16")
     for loaded in ends.pull(1).values():
         assert torch.equal(loaded["w"], master.bfloat16())
+    assert total(pushes) == master.numel() * 2 * len(case.deliveries)
 
 
 def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenEnds) -> None:
@@ -159,10 +232,11 @@ def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenE
 
 def test_bytes_are_counted_by_transport(open_ends: OpenEnds) -> None:
     ends = open_ends(CASES["half of them near, 4 to 3"])
-    assert ends.push(1, {"w": torch.zeros(8, 10)}) == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
+    reports = [push.result() for push in ends.push(1, {"w": torch.zeros(8, 10)})]
+    assert reports == [{Transport.NETWORK: 80}, {Transport.SAME_NODE: 80}] * 2
     ends.pull(1)
-    (report,) = open_ends(CASES["own memory, 1 to 1"]).push(1, {"w": torch.zeros(8, 10)})
-    assert report == {Transport.SAME_PROCESS: 320}
+    (push,) = open_ends(CASES["own memory, 1 to 1"]).push(1, {"w": torch.zeros(8, 10)})
+    assert push.result() == {Transport.SAME_PROCESS: 320}
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +276,7 @@ def test_versions_only_go_up_and_what_readers_hold_stays(case: Case, again: int,
     ends.push(2, weights(2))
     held = [receiver.pull(2) for receiver in ends.receivers.values()]
     with pytest.raises(WeightSyncError, match=f"actor rank 0: version {again} was pushed after version 2") as caught:
-        ends.push(again, weights(again + 10))
+        total(ends.push(again, weights(again + 10)))
     assert caught.value.code == "version-mismatch"
     for received in held:
         assert_equal_to_the_bit(received.tensors, weights(2))
@@ -266,6 +340,87 @@ def test_a_copy_for_another_node_is_never_in_memory_beside_what_is_on_its_way(tm
             tracemalloc.stop()
             assert most < 5 * bucket + (size if delta else 0)
             assert held < bucket + (size if delta else 0)
+
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_between_nodes_at_most_two_buckets_are_there_beside_the_copy_and_none_in_the_channel(
+    open_ends: OpenEnds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in numpy's memory: those that senders fill, and one that its reader has put together of frames."""
+    bucket, due = 2 << 20, list[int]()
+    asking = StreamTaker.ask
+
+    def ask(taker: StreamTaker) -> None:
+        asking(taker)
+        due.append(sum(each.due for each in ends.receivers[4]._takers.values()))
+
+    monkeypatch.setattr(StreamTaker, "ask", ask)
+    sent = {"w": torch.randn(16 << 20 >> 2)}
+    ends = open_ends(CASES["streams, JobKeys"], bucket_bytes=bucket)
+    tracemalloc.start()
+    pushes = ends.push(1, sent)
+    ends.receivers[4].pull(1).release()
+    total(pushes)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert max(due) == 2
+    assert most < 4 * bucket
+    assert ends.channel.stats().bytes < bucket / 8
+
+
+def push_and_die(endpoint: str, keys: Keys, folder: Path) -> None:
+    """Actor rank 1 in a process of its own, which is killed while it makes a bucket."""
+    channel = RemoteChannel(Connection(endpoint, keys), ChannelSpec(name="weights", capacity_items=2))
+    rules: dict[str, Any] = {"deliveries": FAR.deliveries, "folder": folder, "bucket_bytes": 999}
+    written, write = itertools.count(), host_sync.write_piece
+
+    def write_or_die(*piece: Any) -> None:
+        if next(written) > 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(*piece)
+
+    host_sync.write_piece = write_or_die
+    sender = WeightSender(channel.named("actor rank 1"), rank=1, **rules)
+    sender.push(2, held_by(1, FAR.ranks, weights(2)))
+
+
+def test_a_sender_that_dies_is_named_at_once_and_the_old_version_stays(open_ends: OpenEnds, tmp_path: Path) -> None:
+    ends = open_ends(CASES["streams, JobKeys"])
+    ends.push(1, weights(1))
+    lead, other = (receiver.pull(1) for receiver in ends.receivers.values())
+    other.release()
+    assert ends.far is not None
+    arguments = (ends.far.endpoint, ends.far.keys, tmp_path)
+    actor = multiprocessing.get_context("spawn").Process(target=push_and_die, args=arguments)
+    actor.start()
+    with ThreadPoolExecutor() as threads:
+        for rank in (0, 2):
+            threads.submit(ends.senders[rank].push, 2, held_by(rank, FAR.ranks, weights(2)))
+        with pytest.raises(WeightSyncError) as caught:
+            ends.receivers[4].pull(2)
+        assert "version 2 was not written by actor rank 1" in str(caught.value)
+        assert "no connection to tcp://127.0.0.1:" in str(caught.value)
+        assert "without version 2 now: rollout ranks 4, 7; the weights in use are unchanged" in str(caught.value)
+        assert_equal_to_the_bit(lead.tensors, weights(1))
+        lead.release()
+        for receiver in ends.receivers.values():  # as the run does before it goes on
+            receiver.begin_again()
+    actor.join(PATIENCE_S)
+    assert actor.exitcode == -signal.SIGKILL
+
+
+def test_a_reader_that_does_not_come_is_named(open_ends: OpenEnds) -> None:
+    ends = open_ends(CASES["streams, JobPassword"])
+    sender = ends.senders[0]
+    sender._channel.spec = dataclasses.replace(sender._channel.spec, timeout_s=0.5)
+    with pytest.raises(ChannelTimeout) as caught:
+        sender.push(1, held_by(0, FAR.ranks, weights(1)))
+    assert "weights version 1: actor rank 0 streams it to rollout rank 4, which takes no more of it" in str(
+        caught.value
+    )
+    assert "it asked for nothing for 0.5 s" in str(caught.value)
 
 
 def messages() -> list[Any]:
@@ -335,32 +490,34 @@ def sizes_in_delta_mode(ends: Ends) -> list[int]:
     """Bytes of four versions: all, a little changed twice, all changed."""
     now, sizes = weights(), []
     for version in range(4):
-        sizes.append(sum(sum(moved.values()) for moved in ends.push(version, now)))
+        pushes = ends.push(version, now)
         for loaded in ends.pull(version).values():
             assert_equal_to_the_bit(loaded, now)
+        sizes.append(total(pushes))
         little = {**now, "large": now["large"].index_fill(1, torch.tensor([version]), 3.0)}
         now = little if version < 2 else weights(9)
     return sizes
 
 
-def test_between_nodes_only_what_changed_travels_where_it_is_little(open_ends: OpenEnds) -> None:
-    first, *little, last = sizes_in_delta_mode(
-        open_ends(CASES["another node, 3 to 2"], bucket_bytes=1 << 20, delta_share=0.5)
-    )
+@pytest.mark.parametrize("way", ["another node, 3 to 2", "streams, JobKeys"])
+def test_between_nodes_only_what_changed_travels_where_it_is_little(way: str, open_ends: OpenEnds) -> None:
+    first, *little, last = sizes_in_delta_mode(open_ends(CASES[way], bucket_bytes=1 << 20, delta_share=0.5))
     assert max(little) < first / 20
     assert last > first * 0.9
     own = open_ends(CASES["own memory, 3 to 2"], delta_share=0.5)
     assert len(set(sizes_in_delta_mode(own))) == 1, "a reader owns what it got: there is no version to change"
 
 
-def test_changes_to_a_version_that_is_not_here_are_refused(open_ends: OpenEnds, tmp_path: Path) -> None:
-    ends = open_ends(CASES["another node, 3 to 2"], delta_share=0.5)
-    ends.push(1, weights())
+@pytest.mark.parametrize("way", ["another node, 3 to 2", "streams, JobPassword"])
+def test_changes_to_a_version_that_is_not_here_are_refused(way: str, open_ends: OpenEnds, tmp_path: Path) -> None:
+    ends = open_ends(CASES[way], delta_share=0.5)
+    pushes = ends.push(1, weights())
     ends.pull(1)
+    total(pushes)
     for file in tmp_path.glob("*.buffer"):
         file.unlink()
     stranger = CopyReceiver(ends.channel, 4, folder=tmp_path)
-    ends.push(2, weights())
+    pushes = ends.push(2, weights())
     with pytest.raises(WeightSyncError, match="version 2 came as changes to version 1, which is not here") as caught:
         stranger.pull(2)
     assert caught.value.code == "incomplete-weights"

@@ -255,6 +255,9 @@ class RemoteChannel(Channel):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.connection, self.spec), {"owner": self.owner}
 
+    def link(self, key: str) -> Connection:
+        return self.connection
+
     def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
         packed, terms = self._pack(item), (key, weight, version, patience_s)
         if isinstance(packed, bytes):

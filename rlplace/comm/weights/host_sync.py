@@ -9,6 +9,8 @@
     pull ◀─ Complete ────────────── read the double buffer
          ◀─ PushHeader, Buckets ─── write them where the copy lies, for their source; after the last of all writers:
                                     Complete to the other readers, read it too
+
+Between nodes the header names a stream, from which the lead reader asks for the buckets.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,11 +53,15 @@ from rlplace.comm.weights.version import (
     not_here,
     versions_only_go_up,
 )
-from rlplace.errors import ChannelEmpty, ChannelTimeout
+from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery, Transport
 from rlplace.placement.language.slots import owner_of
 
-_DRAIN_S = 0.02  # how often a receiver that waits for credit takes in what others have sent it
+if TYPE_CHECKING:
+    from rlplace.comm.network import Connection, StreamTaker
+
+_DRAIN_S = 0.02  # how often a receiver that waits for credit or buckets takes in what others have sent it
+_ON_THE_WAY = 2  # buckets that a receiver has asked for, with the one that it writes
 
 
 class WeightSender:
@@ -64,6 +70,7 @@ class WeightSender:
     `folder`: the job's on this node, where the double buffers are; None where ranks share no memory. `device`: for
     deliveries on accelerators. `verify_every`: every n-th push is summed by writers and readers; buckets between nodes
     always are. `delta_share`: between nodes send only what changed where that is at most this share; 0: send all.
+    `check`: raises where a push that waits for a reader of another node should end.
     """
 
     def __init__(
@@ -77,6 +84,7 @@ class WeightSender:
         verify_every: int = 0,
         delta_share: float = 0.0,
         bucket_bytes: int = BUCKET_BYTES,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel
         self._rank = rank
@@ -86,6 +94,7 @@ class WeightSender:
         self._verify_every = verify_every
         self._delta_share = delta_share if folder is not None else 0.0  # an OwnCopy is handed over: none to change
         self._bucket_bytes = bucket_bytes
+        self._check = check
         self._held: object = None  # what `_planned` was planned for
         self._planned: tuple[Assembly, ...] = ()
         self._buffer: DoubleBuffer | None = None
@@ -157,23 +166,47 @@ class WeightSender:
         base, before = self._streamed.pop(lead, (None, ()))
         if len(before) != len(buckets):
             base, before = None, ()
-        header = PushHeader(push=push, source=source, assembly=assembly, bucket_bytes=self._bucket_bytes, base=base)
-        self._channel.put(header, key=str(lead))
-        sent, kept = 0, []
-        for index, pieces in enumerate(buckets):
-            whole = np.empty(layout.count_bytes(pieces), np.uint8)
-            for piece, run in layout.runs(pieces):
+        sent, kept = [0] * len(buckets), dict[int, Bytes]()
+
+        def make(index: int) -> Bucket:
+            whole = np.empty(layout.count_bytes(buckets[index]), np.uint8)
+            for piece, run in layout.runs(buckets[index]):
                 write_piece(whole[run], shards[piece.tensor], source, piece)
             found = Changes.between(before[index], whole, largest_share=self._delta_share) if before else None
             data = whole if found is None else found
-            bucket = Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))
-            self._channel.put(bucket, key=str(lead))
-            sent += data.nbytes
+            sent[index] = data.nbytes
             if self._delta_share:
-                kept.append(whole)
-        if self._delta_share:
-            self._streamed[lead] = push.version, kept
-        return sent
+                kept[index] = whole
+            return Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))
+
+        header = PushHeader(push=push, source=source, assembly=assembly, bucket_bytes=self._bucket_bytes, base=base)
+        link = self._channel.link(str(lead)) if buckets else None
+        if link is not None:
+            self._serve(link, header, make, len(buckets))
+        else:
+            self._channel.put(header, key=str(lead))
+            for index in range(len(buckets)):
+                self._channel.put(make(index), key=str(lead))
+        if self._delta_share and len(kept) == len(buckets):
+            self._streamed[lead] = push.version, [kept[index] for index in range(len(buckets))]
+        return sum(sent)
+
+    def _serve(self, link: Connection, header: PushHeader, make: Callable[[int], Bucket], count: int) -> None:
+        """Make buckets as the lead reader, on another node, asks for them. ChannelTimeout where it takes no more."""
+        from rlplace.comm.network import StreamSource
+
+        lead, timeout_s = header.assembly.delivery.lead, self._channel.spec.timeout_s
+        with StreamSource(near=link.endpoint, keys=link.keys.create()) as source:
+            self._channel.put(dataclasses.replace(header, stream=source.address), key=str(lead))
+            why = source.serve(make, count, timeout_s=timeout_s, check=self._check)
+        if why is not None:
+            raise ChannelTimeout.about(
+                "channel-timeout",
+                f"weights version {header.push.version}",
+                f"{owner_of('actor', self._rank)} streams it to {owner_of('rollout', lead)}, which takes no more of it",
+                why=why,
+                fix="find out why it stopped, or raise the deadline if it is really this slow",
+            )
 
 
 def receiver_of(
@@ -213,14 +246,22 @@ class CopyReceiver(WeightReceiver):
         self._folder = folder
         self._copy: DoubleBuffer | OwnCopy | None = None
         self._incoming: dict[int, _Incoming] = {}  # by actor rank
+        self._takers: dict[int, StreamTaker] = {}  # of those that come from another node
 
     def begin_again(self) -> None:
         super().begin_again()
-        self._incoming.clear()
-        self._copy = None
+        self.close()
 
     def close(self) -> None:
+        for source in tuple(self._incoming):
+            self._end(source)
         self._copy = None
+
+    def _end(self, source: int) -> None:
+        """Take no more of a push that comes from an actor rank."""
+        self._incoming.pop(source, None)
+        if source in self._takers:
+            self._takers.pop(source).close()
 
     @property
     def _the_copy(self) -> DoubleBuffer | OwnCopy:
@@ -263,6 +304,43 @@ class CopyReceiver(WeightReceiver):
             if push.version > self._given_up:
                 raise self._other_version(push.version, version)
 
+    def _next(self, deadline_s: float) -> Any:
+        """Return the next message, of the channel or of a stream."""
+        while self._takers:
+            self._ask()
+            with contextlib.suppress(ChannelEmpty):
+                return self._backlog.popleft() if self._backlog else self._channel.get_nowait(key=str(self._rank))
+            for source in tuple(self._takers):
+                if (bucket := self._came(source)) is not None:
+                    return bucket
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            next(iter(self._takers.values())).wait(self._takers.values(), min(_DRAIN_S, left_s))
+        return super()._next(deadline_s)
+
+    def _ask(self) -> None:
+        """Have as many buckets on their way as may be, of as many streams as possible."""
+        while sum(taker.due for taker in self._takers.values()) < _ON_THE_WAY:
+            unasked = [t for source, t in self._takers.items() if t.asked < len(self._incoming[source].pieces)]
+            if not unasked:
+                return
+            min(unasked, key=lambda taker: taker.due).ask()
+
+    def _came(self, source: int) -> Bucket | None:
+        """Return the next bucket of a stream if it is there. One whose sender is gone is given up."""
+        try:
+            bucket: Bucket | None = self._takers[source].receive()
+        except ConnectionError as gone:
+            version = self._incoming[source].header.push.version
+            self._end(source)
+            if version <= self._given_up:
+                return None
+            raise not_here(self._rank, version, [source], self._the_copy.lacking(version), why=str(gone)) from None
+        if bucket is not None:
+            self._takers[source] = self._takers.pop(source)  # the others first, next time
+        return bucket
+
     def _take(self, message: Any, deadline_s: float) -> Push | None:
         """Handle a message. Returns the push that it completes."""
         match message:
@@ -282,7 +360,7 @@ class CopyReceiver(WeightReceiver):
 
     def _start(self, header: PushHeader, deadline_s: float) -> Push | None:
         assembly, source = header.assembly, header.source
-        self._incoming.pop(source, None)  # of a push that broke off
+        self._end(source)  # a push that broke off
         if self._copy is None or self._copy.spec != assembly:
             folder = self._folder
             self._copy = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s) if folder else OwnCopy(assembly)
@@ -291,11 +369,23 @@ class CopyReceiver(WeightReceiver):
             target=self._copy.begin(source, header.push.version, deadline_s=deadline_s),
             pieces=assembly.layout.buckets(assembly.pieces[source], header.bucket_bytes),
         )
+        if header.stream is not None:
+            self._takers[source] = header.stream.connect()
         return self._go_on(incoming)
 
     def _fill(self, bucket: Bucket) -> Push | None:
-        """Write a bucket into the copy. A stream in which something is wrong is given up."""
-        incoming = self._incoming.pop(bucket.source)
+        """Take the next bucket of a stream. One in which something is wrong is given up."""
+        incoming = self._incoming[bucket.source]
+        try:
+            self._write(incoming, bucket)
+        except WeightSyncError:
+            self._end(bucket.source)
+            raise
+        incoming.next += 1
+        return self._go_on(incoming)
+
+    def _write(self, incoming: _Incoming, bucket: Bucket) -> None:
+        """Write a bucket into the copy."""
         layout, source, version = self._the_copy.spec.layout, bucket.source, incoming.header.push.version
         if (bucket.version, bucket.index) != (version, incoming.next):
             due = f"bucket {incoming.next} of version {version} from {owner_of('actor', source)}"
@@ -308,8 +398,6 @@ class CopyReceiver(WeightReceiver):
             raise self._damaged(version, source, self._the_copy.lacking(version))
         for piece, run in layout.runs(pieces):
             np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
-        incoming.next += 1
-        return self._go_on(incoming)
 
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
         """Apply changes to the bytes of this bucket in the version that they are based on."""
@@ -328,6 +416,7 @@ class CopyReceiver(WeightReceiver):
         if incoming.next < len(incoming.pieces):
             self._incoming[source] = incoming
             return None
+        self._end(source)
         parts = parts_of(incoming.target, copy.spec.layout, copy.spec.pieces[source])
         if not copy.finish(source, push.version, checksum(parts) if push.checked else 0):
             return None

@@ -9,7 +9,8 @@ A pull hands over exactly the version asked for, whole; else it raises and the w
 Under the key of a rollout rank the weights channel carries::
 
     Complete                         to every reader of a double buffer: a version is complete in it
-    PushHeader, Bucket, ... Bucket   to the lead reader: the pieces of one actor rank that cannot write there itself
+    PushHeader, Bucket, ... Bucket   to the lead reader: the pieces of one actor rank that cannot write there itself;
+                                     from another node, the buckets come by a stream that the header names
     DevicePush (see device_sync)     to every reader on an accelerator: the sync it takes part in
 """
 
@@ -31,6 +32,8 @@ from rlplace.placement.language.slots import owner_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rlplace.comm.network import StreamAddress
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class PushHeader:
     assembly: Assembly
     bucket_bytes: int
     base: int | None  # the version to which the changes in the buckets apply; None: there are no changes
+    stream: StreamAddress | None = None  # that the buckets come by; None: they follow
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +199,15 @@ def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncErr
     return failed_sync("version-mismatch", owner_of("actor", writer), what, why=why)
 
 
-def not_here(reader: int, version: int, late: Sequence[int], lacking: Sequence[int]) -> WeightSyncError:
+def not_here(
+    reader: int, version: int, late: Sequence[int], lacking: Sequence[int], *, why: str | None = None
+) -> WeightSyncError:
     """Describe a version that actor ranks `late` have not written; without any, a later one has taken its place."""
     what = f"version {version} is no longer there: a later one has taken its place"
     if late:
         what = f"version {version} was not written by {ranks('actor', late)}"
-    return failed_sync("incomplete-weights", owner_of("rollout", reader), what, version=version, lacking=lacking)
+    owner = owner_of("rollout", reader)
+    return failed_sync("incomplete-weights", owner, what, why=why, version=version, lacking=lacking)
 
 
 def ranks(component: str, numbers: Sequence[int]) -> str:

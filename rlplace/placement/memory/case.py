@@ -317,7 +317,7 @@ def _shared(
     if config.kind == "mlp":
         items = {}
         if spaces is not None:
-            items = simulator_items(plan, spaces, config.algorithm.rollout_steps, policy.weights_bytes)
+            items = simulator_items(plan, spaces, config.algorithm.rollout_steps)
         return count_shared(plan, items, policy.weights_bytes)
     actor, weights = config.actor, 0
     if isinstance(trained, TrainingDemand):  # all weights as they travel, and what later versions bring instead
@@ -406,10 +406,12 @@ def item_segment_bytes(item_bytes: int) -> int:
     return -(-item_bytes // step) * step
 
 
-def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weights_bytes: int) -> dict[str, int]:
-    """Bytes of the largest items of a job with simulators, by channel, with every episode cut once in an iteration."""
-    routes, actors = plan.row_routes, plan.placement.world_size("actor")
-    through_host = deliver_through_host(plan.deliveries)
+def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int) -> dict[str, int]:
+    """Bytes of the largest items of a job with simulators, by channel, with every episode cut once in an iteration.
+
+    Weights pass through no channel: ranks of a copy's node write there, others stream them to the one that does.
+    """
+    routes = plan.row_routes
     observation = observation_bytes(spaces)
     decision = action_bytes(spaces.actions) + 2 * _FLOAT32  # with its log-probability and value
     step = observation + decision + _FLOAT32 + 2  # with its reward, and two marks of an end
@@ -418,8 +420,6 @@ def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int, weight
         "observations": observed * observation + ITEM_BYTES,
         "actions": observed * (decision + _FLOAT32 * spaces.memory) + ITEM_BYTES,
         "trajectories": gathered * (rollout_steps * step + 2 * observation) + ITEM_BYTES,
-        # What ranks of a copy's own node write there passes through no channel.
-        "weights": min(BUCKET_BYTES, weights_bytes) if any(len(d.near) < actors for d in through_host) else 0,
     }
 
 
@@ -429,17 +429,16 @@ def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int) -> di
     A token has an id; an answer's, a log-probability and a version too; a sample's, a mask besides.
     """
     tokens, each = algorithm.longest, algorithm.samples_per_prompt
-    bucket = min(BUCKET_BYTES, weights_bytes)
     items = {
         "requests": 4 * tokens + ITEM_BYTES,
         "completions": 12 * tokens + ITEM_BYTES,
         "samples": _group_bytes(algorithm),
         "scores": 4 * tokens + ITEM_BYTES,
         "returns": each * (4 * tokens + ITEM_BYTES),
-        "weights": bucket if len(plan.deliveries) > 1 else 0,
+        "weights": 0,  # as above
     }
     items |= {c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items}
-    return {**items, "weights.reference": bucket}
+    return {**items, "weights.reference": min(BUCKET_BYTES, weights_bytes)}
 
 
 def _group_bytes(algorithm: AlgorithmConfig) -> int:

@@ -90,6 +90,7 @@ class Actor(TrainedWorker):
             device=device,
             verify_every=sync.verify_every if sync.verify == "checksum" else 0,
             delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
+            check=lambda: context.check_cancelled("push_weights"),
         )
         self._opened.callback(self._sender.close)
 
@@ -236,7 +237,12 @@ class LmActor(Actor):
         self._open_sync()
         if REFERENCE_WEIGHTS in self.context.channels:  # each rank of the reference gets a copy through the channel
             channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
-            self._reference = WeightSender(channel, rank=self.context.rank, deliveries=readers)
+            self._reference = WeightSender(
+                channel,
+                rank=self.context.rank,
+                deliveries=readers,
+                check=lambda: self.context.check_cancelled("refresh_reference"),
+            )
             self._opened.callback(self._reference.close)
         self.move(Residency.OFF)
 

@@ -13,7 +13,6 @@ from rlplace.comm.shared_memory.arena import segment_bytes
 from rlplace.comm.table import Table
 from rlplace.placement import Topology
 from rlplace.placement.channels import ChannelLocation
-from rlplace.placement.flow import BUCKET_BYTES
 from rlplace.placement.memory.case import (
     WEIGHT_BUFFERS,
     channel_bytes,
@@ -58,7 +57,7 @@ def test_segments_are_no_larger_than_planned(size: int) -> None:
 )
 def test_items_are_no_larger_than_planned(spaces: Spaces) -> None:
     steps, plan = 16, ppo()[0]
-    known = simulator_items(plan, spaces, steps, 0)
+    known = simulator_items(plan, spaces, steps)
     rows, moved = (
         max(s.stop - s.start for s in route.shares)
         for route in (plan.row_routes.observations, plan.row_routes.trajectories)
@@ -132,14 +131,6 @@ def test_shared_memory_is_held_against_the_host() -> None:
     assert problem.code == "host-does-not-fit"
     assert "channels: in shared memory" in (problem.why or "")
     assert "shared memory per node: " in render_ledger(case.ledger())
-
-
-def test_buckets_of_weights_count_where_they_come_from_another_node() -> None:
-    plan, _ = ppo()
-    assert simulator_items(plan, PENDULUM, 1, 1 << 30)["weights"] == 0
-    far, _ = ppo(topology=Topology.uniform(2, 4))
-    assert simulator_items(far, PENDULUM, 1, 1 << 30)["weights"] == BUCKET_BYTES
-    assert simulator_items(far, PENDULUM, 1, 1000)["weights"] == 1000
 
 
 @pytest.mark.parametrize(

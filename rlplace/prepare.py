@@ -35,7 +35,14 @@ from rlplace.placement.show.view import PlanView, view_plan
 from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
 from rlplace.workers.launch.machines import declared_topology
-from rlplace.workers.roles.checks import check_scorers, check_variant, critic_problems, cut_problems, not_run
+from rlplace.workers.roles.checks import (
+    check_engine,
+    check_scorers,
+    check_variant,
+    critic_problems,
+    cut_problems,
+    not_run,
+)
 
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
@@ -271,15 +278,19 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         )
     yield from _parallel_problems(config, plan)
     yield from _family_problems(config, plan)
-    if rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
+    if not rollout.own and rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
         what = f"{rollout.engine} keeps no {rollout.cache} keys and values of a {rollout.dtype} model"
         why = "attention reads them as they are computed, or as fp8 in vllm; answers would be wrong without an error"
         if rollout.cache == "fp8":
             why = "fp8 needs vllm; answers would be wrong without an error"
         got, fix = f"cache_dtype: {rollout.cache}", f"cache_dtype: {rollout.dtype}        (or null: as dtype)"
         yield _wrong("cache-dtype", "rollout.cache_dtype", what, got, why, fix)
+    if rollout.workspace_memory is not None and not rollout.own:
+        what, got = "is said by engines of your own", f"workspace_memory: {rollout.workspace_memory}"
+        why, fix = f"the plan counts what a step of {rollout.engine} takes", "workspace_memory: null"
+        yield _wrong("wrong-kind", "rollout.workspace_memory", what, got, why, fix)
     yield from _sampling_problems(config)
-    if rollout.engine_args and rollout.engine != "vllm":
+    if rollout.engine_args and rollout.engine == "transformers":
         got, why = ", ".join(rollout.engine_args), f"{rollout.engine} takes none of them"
         fix = "engine_args: {}        (or rollout.engine: vllm)"
         yield _wrong("engine-args", "rollout.engine_args", "are arguments of vLLM's engine", got, why, fix)
@@ -373,8 +384,8 @@ def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             what = f"{declared} ranks for one engine are planned, not run"
             why = "in a run one rank drives each engine, on all of its accelerators"
             fix = f"accelerators_per_rank: {declared}        (instead of tensor_parallel_size)"
-        elif component == "rollout" and engine == "transformers" and most > 1:
-            what = f"{most} accelerators for one engine are planned, not run, by transformers"
+        elif component == "rollout" and engine != "vllm" and most > 1:
+            what = f"{most} accelerators for one engine are planned, not run, by {engine}"
             why = "this engine computes on one accelerator; vllm shares a model over several"
             fix = "rollout.engine: vllm        (or one accelerator for each rank)"
         elif role_of(component) not in ("rollout", "env", "agent") and most > 1:
@@ -431,6 +442,8 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             yield problem
         else:
             yield from engine_args_problems(config.text_rollout.engine_args)
+    elif config.kind == "causal_lm" and config.text_rollout.own:
+        yield from check_engine(config.text_rollout)
     yield from _actor_problems(config)
     for component in plan.placement.components:
         block = config.block_of(component)

@@ -92,3 +92,10 @@ def read_page(page: Path, folder: Path, variables: Mapping[str, str]) -> None:
             assert (done.returncode != 0) == refused, f"{typed}: exit {done.returncode}\n{done.stdout}"
             answer = done.stdout.rstrip("\n").split("\n")
             assert shown == [""] or says(answer, shown), f"{typed} answers\n{done.stdout}"
+
+
+def write_own_engine(folder: Path) -> Path:
+    """Write the engine that docs/own_engine.md shows as a module in `folder`."""
+    (block,) = (block for block in blocks(ROOT / "docs" / "own_engine.md") if block.title == "plain_engine.py")
+    (folder / block.title).write_text(block.text, encoding="utf-8")
+    return folder

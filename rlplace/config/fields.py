@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 ModelKind = Literal["mlp", "causal_lm"]  # what the actor trains
+Dtype = Literal["fp32", "bf16", "fp16"]
 Field = tuple["dataclasses.Field[Any]", object]  # with its type
 
 

@@ -56,7 +56,8 @@ TAGS: Mapping[str, Mapping[str, ModelKind]] = {
     "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
 }
 MODEL_KEYS = ("path", "model_type")  # either is in every language model
-_OWN = "package.module:Class"  # an adapter of the user's
+_OWN = "package.module:Class"  # an adapter or engine of the user's
+_OWN_TAGS: Mapping[str, ModelKind] = {"env.kind": "mlp", "rollout.engine": "causal_lm"}  # whose values may be such
 MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
 _CHANGES_TRAINING = ("lora_rank", "lora_alpha", "lora_targets")  # a policy of simulators is trained whole
 _ENV_STEPS = ("total_env_steps", "total_timesteps")  # last parts of keys for the length of a run
@@ -369,13 +370,13 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
         value = value_at(mapping, tag)
         if value is None:
             continue
-        if tag == "env.kind" and isinstance(value, str) and ":" in value:
-            written[tag] = "mlp"
+        if tag in _OWN_TAGS and isinstance(value, str) and ":" in value:
+            written[tag] = _OWN_TAGS[tag]
         elif isinstance(value, str) and value in values:
             written[tag] = values[value]
         else:
             near = meant_word(value, values)
-            choices = ", ".join([*values, _OWN] if tag == "env.kind" else values)
+            choices = ", ".join([*values, _OWN] if tag in _OWN_TAGS else values)
             what = "unknown choice" + suggestion(near)
             fix = None if near is None else f"{tag.rpartition('.')[2]}: {near}"
             found.reject("unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix)

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, TypeVar
 
+from rlplace.config.engines import TextRolloutConfig as TextRolloutConfig
+from rlplace.config.fields import Dtype as Dtype
 from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
 from rlplace.config.machines import AcceleratorConfig as AcceleratorConfig
 from rlplace.config.machines import AcceleratorRunConfig as AcceleratorRunConfig
@@ -21,7 +23,6 @@ from rlplace.config.policies import PolicyConfig
 
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"]
 Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
-Dtype = Literal["fp32", "bf16", "fp16"]
 OnPoison = Literal["stop", "skip"]
 OnError = Literal["stop", "skip", "retry"]
 SinkName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
@@ -113,62 +114,6 @@ class TorchRolloutConfig:
     merge_requests: bool = knob("answer waiting env ranks in one batch; false: results never depend on timing", False)
     enable_offload: bool = knob("leave the accelerators in stages that do not generate", False)
     workspace_memory: int = knob("bytes a rank needs beside its weights while generating", 0, unit="bytes")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TextRolloutConfig:
-    """Generation engines of a language model."""
-
-    engine: Literal["vllm", "transformers"] = knob("what generates; transformers is slower and needs no vLLM", "vllm")
-    temperature: float = knob("divides the logits before a token is drawn; 0: the likeliest token", 1.0, minimum=0)
-    top_p: float = knob(
-        "draw from the likeliest tokens that together have this probability; a run trains with 1 only",
-        1.0,
-        above=0,
-        maximum=1,
-        unit="share",
-    )
-    top_k: int = knob("draw from so many likeliest tokens; 0: from all; a run trains with 0 only", 0, minimum=0)
-    seed: int | None = knob("answers follow from it alone, which takes longer; null: drawn freely", None, minimum=0)
-    min_tokens: int = knob(
-        "nothing ends an answer before it has so many tokens; trained with algorithm.tis_cap", 0, minimum=0
-    )
-    repetition_penalty: float = knob(
-        "divides positive logits of tokens that were there, multiplies negative ones; trained with algorithm.tis_cap",
-        1.0,
-        above=0,
-    )
-    presence_penalty: float = knob(
-        "taken from the logits of tokens that the answer has; trained with algorithm.tis_cap",
-        0.0,
-        minimum=-2,
-        maximum=2,
-    )
-    frequency_penalty: float = knob("likewise, for each time that it has them", 0.0, minimum=-2, maximum=2)
-    stop: tuple[str, ...] = knob("texts that end an answer beside the model's own tokens, and stay in it", ())
-    engine_args: Mapping[str, object] = knob("more arguments of vLLM's engine, by their names there", dict)
-    enforce_eager: bool = knob("no compiled kernels and graphs: starts faster, generates slower", False)
-    gpu_memory_utilization: float | Literal["auto"] = knob(
-        "share of each accelerator for everything; auto: what the others leave", 0.6, above=0, maximum=1, unit="share"
-    )
-    kv_cache_memory: int | None = knob("bytes of the KV cache; null: what is left of the share", None, unit="bytes")
-    dtype: Dtype = knob("of weights and computation", "bf16")
-    cache_dtype: Literal["bf16", "fp16", "fp8", "fp32"] | None = knob("of the KV cache; null: as dtype", None)
-    step_tokens: int = knob("most tokens of one step", 8192, minimum=1)
-    step_sequences: int = knob("most sequences of one step", 256, minimum=1)
-    sleep_level: Literal[1, 2] = knob("1 copies weights to the host, 2 drops them: the next sync brings new ones", 2)
-    enable_offload: bool = knob("sleep in stages that do not generate", False)
-
-    @property
-    def penalties(self) -> Mapping[str, float]:
-        """What changes the distribution and cuts nothing off but the end: by key, where it does something."""
-        none = {"min_tokens": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        return {name: getattr(self, name) for name, off in none.items() if getattr(self, name) != off}
-
-    @property
-    def cache(self) -> Literal["bf16", "fp16", "fp8", "fp32"]:
-        """The dtype of keys and values."""
-        return self.cache_dtype or self.dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.config.schema import TextRolloutConfig
+from rlplace.envs.registry import named
 from rlplace.errors import EngineBusy, NotResident, ProblemsError
 from rlplace.models.lora import Factors
 from rlplace.models.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Request
 from rlplace.workers.engines.contract import EngineSettings, TextEngine
+from tests.pages import write_own_engine
 from tests.rollout_stage import Ledger
 from tests.tiny_lm import END, Kind, request_of, tiny_model
 
@@ -51,16 +52,20 @@ PENALISED = sampling_of(
 )
 OPEN = sampling_of((), seed=6)  # answers end by their length alone
 
-ENGINES = {"transformers": "TransformersEngine", "vllm": "VllmEngine"}  # module -> class
+ENGINES = {
+    "transformers": "rlplace.workers.engines.transformers:TransformersEngine",
+    "vllm": "rlplace.workers.engines.vllm:VllmEngine",
+    "own": "plain_engine:PlainEngine",  # of docs/own_engine.md
+}
 
 
 class Bench:
     """One engine at a time, its device, and the same models in plain transformers, by policy version."""
 
-    def __init__(self, module: str, kind: Kind, folder: Path) -> None:
+    def __init__(self, engine: str, kind: Kind, folder: Path) -> None:
         import transformers
 
-        self._module = module
+        self._name = ENGINES[engine]
         self._folder = tiny_model(folder / "1", kind, seed=1)
         self.models: dict[int, nn.Module] = {}
         for version in (1, 2):
@@ -80,7 +85,7 @@ class Bench:
         if self._engine is None or sampling != self._sampling:
             self.close()
             self.device = Ledger()
-            build = getattr(importlib.import_module(f"rlplace.workers.engines.{self._module}"), ENGINES[self._module])
+            build = named(self._name, {}, key="rollout.engine", code="unknown-engine", noun="engine")
             settings = dataclasses.replace(sampling, model=self._folder)
             self._engine = build(settings, device=self.device, owner="rollout rank 0")
             self._sampling = sampling
@@ -141,6 +146,7 @@ class Bench:
     params=[
         ("transformers", "qwen3"),
         ("transformers", "llama"),
+        ("own", "qwen3"),
         pytest.param(("vllm", "qwen3"), marks=pytest.mark.vllm),
         pytest.param(("vllm", "qwen3_moe"), marks=[pytest.mark.vllm, pytest.mark.slow]),  # likewise
         pytest.param(("vllm", "llama"), marks=[pytest.mark.vllm, pytest.mark.slow]),  # short in test_vllm_engine.py
@@ -148,9 +154,12 @@ class Bench:
     ids="-".join,
 )
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    bench = Bench(*request.param, tmp_path_factory.mktemp("models"))
-    yield bench
-    bench.close()
+    folder = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(write_own_engine(folder))
+        bench = Bench(*request.param, folder)
+        yield bench
+        bench.close()
 
 
 def run(engine: TextEngine, *requests: Request) -> list[Completion]:

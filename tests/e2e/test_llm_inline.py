@@ -11,6 +11,7 @@ from rlplace import train as command
 from rlplace.models.checkpoint import Checkpoint
 from tests.e2e.language import INLINE, tiny
 from tests.e2e.training import train
+from tests.pages import write_own_engine
 from tests.tiny_lm import tiny_model
 
 
@@ -64,6 +65,21 @@ def test_a_mixture_of_experts_learns(engine: str, tmp_path: Path) -> None:
     stored = Checkpoint(run.folder / "policy").names
     assert stored == Checkpoint(model).names  # those of single experts, as engines and others read them
     assert name.replace("down_proj", "3.down_proj.weight") in stored
+
+
+def test_an_engine_of_ones_own_generates(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that docs/own_engine.md shows, by its name."""
+    monkeypatch.syspath_prepend(write_own_engine(tmp_path))
+    asked = ("runner.total_iterations=3", "actor.sync.verify=logprobs", "actor.sync.verify_every=1")
+    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model, "plain_engine:PlainEngine"), *asked)
+    assert run.code == 0, run.err
+    lines = run.metrics()
+    assert len({line["actor/reward"] for line in lines}) > 1
+    for line in lines:
+        assert line["actor/tokens_learned"] == line["rollout/tokens"]
+        assert max(line["actor/mismatch_max"], line["sync/verify_max_diff"]) < 1e-3
+    for residency, size in run.summary()["memory"]["rollout"].items():
+        assert size["measured"] == pytest.approx(size["predicted"], rel=0.05), residency
 
 
 def test_a_conversation_learns_only_what_the_model_said(model: Path, tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def with_share(config: Config, case: MemoryCase) -> Config:
     if not isinstance(engine, EngineDemand):
         return config
     block = engine.block
-    if block.engine == "transformers" and block.kv_cache_memory is None:
+    if block.engine != "vllm" and block.kv_cache_memory is None:
         found = [f.held[Residency.FULL].get(Part.KV_CACHE, 0) for f in case.ledger().footprints["rollout"]]
         block = dataclasses.replace(block, kv_cache_memory=min(found, default=0) or None)
     return dataclasses.replace(config, rollout=block)

@@ -455,6 +455,8 @@ class EngineDemand:
             cut, most = bool(block.top_k or block.penalties) or block.top_p < 1, block.step_sequences
             answers = min(most, self.answers or most)
             workspace = formulas.generation(model, answers, self.sequence_length, number, cut)
+        if block.own and block.workspace_memory is not None:
+            workspace = block.workspace_memory
         cache = block.kv_cache_memory
         if cache is None:
             assert not isinstance(block.gpu_memory_utilization, str), "a case begins with all of it"

@@ -8,8 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlplace.config.schema import Config, CriticConfig, FrozenConfig, ReferenceConfig, RewardConfig, TrainedConfig
-from rlplace.envs.registry import check_named
+from rlplace.config.schema import (
+    Config,
+    CriticConfig,
+    FrozenConfig,
+    ReferenceConfig,
+    RewardConfig,
+    TextRolloutConfig,
+    TrainedConfig,
+)
+from rlplace.envs.registry import check_named, named, unknown_arguments
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem, one_of
@@ -31,6 +39,28 @@ def check_variant(config: Config) -> list[Problem]:
         return []
     code, noun = "unknown-variant", "variant of an algorithm"
     return check_named(variant.name, variant.kwargs, given=given, key=key, code=code, noun=noun, methods=methods)
+
+
+def check_engine(rollout: TextRolloutConfig) -> list[Problem]:
+    """Report an engine of the user's own that cannot be imported or called, or lacks methods of the contract."""
+    from rlplace.workers.engines.contract import METHODS
+
+    key, code, name = "rollout.engine", "unknown-engine", rollout.engine
+    try:
+        found = named(name, {}, key=key, code=code, noun="engine")
+    except ConfigError as error:
+        return list(error.problems)
+    why = "docs/own_engine.md has the contract"
+    if not isinstance(found, type):
+        what, fix = f"is no class: {type(found).__name__}", "engine: <package.module:Class>"
+        return list(ConfigError.of(code, key, what, name, why, fix).problems)
+    problems = unknown_arguments(
+        found, rollout.engine_args, given=("settings", "device", "owner"), key="rollout.engine_args", code="engine-args"
+    )
+    if lacking := [method for method in METHODS if not callable(getattr(found, method, None))]:
+        what, fix = f"lacks {', '.join(lacking)}", f"def {lacking[0]}(self, ...)"
+        problems += ConfigError.of(code, key, what, name, why, fix).problems
+    return problems
 
 
 def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from rlplace.comm.shared_memory.folder import claim
 from rlplace.envs.contract import ContinuousActions
+from rlplace.envs.registry import named
 from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
@@ -334,6 +335,12 @@ class TextRolloutWorker(RolloutWorker):
             from rlplace.workers.engines.transformers import TransformersEngine
 
             return TransformersEngine(settings, device=context.device, owner=context.owner)
+        if settings.rollout.own:
+            make = named(settings.rollout.engine, {}, key="rollout.engine", code="unknown-engine", noun="engine")
+            engine: TextEngine = make(
+                settings, device=context.device, owner=context.owner, **settings.rollout.engine_args
+            )
+            return engine
         from rlplace.workers.engines.vllm import VllmEngine
 
         return VllmEngine(settings, device=context.device, owner=context.owner)

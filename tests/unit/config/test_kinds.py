@@ -34,6 +34,15 @@ def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
     assert (unnamed.runs, [*unnamed.missing]) == (False, ["actor.model"])
 
 
+def test_an_engine_of_ones_own_is_of_a_language_model() -> None:
+    config = read_config({**RUNS, "rollout": {"engine": "engines:Mine", "engine_args": {"url": "x"}}})
+    assert (config.kind, config.text_rollout.own, config.text_rollout.engine) == ("causal_lm", True, "engines:Mine")
+    for engine in ("engines.Mine", "vllm:", "engine:"):
+        with pytest.raises(ConfigError) as caught:
+            read_config({**RUNS, "rollout": {"engine": engine}})
+        assert [p.key for p in caught.value.problems] == ["rollout.engine"]
+
+
 def test_all_problems_are_raised_at_once_with_their_places() -> None:
     placement = {"actor": "0-7", "env": ["0-1", "4-5"], "rollout": 3, "critic,reference": "all"}
     right = {"cluster": {"component_placement": placement}, "env": {"id": "CartPole-v1"}}

@@ -362,6 +362,15 @@ def test_a_cache_of_given_size_and_one_without_room() -> None:
     assert "the KV cache holds 0 tokens" in render_ledger(tight)
 
 
+def test_an_engine_of_ones_own_says_what_a_step_takes() -> None:
+    def workspace(**block: object) -> int:
+        ledger = colocated_8b().changed(["rollout"], kv_cache_memory=GIB, **block).ledger()
+        return ledger.footprints["rollout"][0].working["rollout"][Part.WORKSPACE]
+
+    assert workspace(engine="engines:Mine", workspace_memory=3 << 20) == 3 << 20
+    assert workspace(engine="engines:Mine") == workspace(engine="vllm") > 3 << 20
+
+
 def test_a_share_of_unknown_memory_is_not_refused() -> None:
     ledger = alone({"rollout": "0"}, Topology.uniform(1, 1), {"rollout": rlhf_demands("8b")["rollout"]}).ledger()
     assert not ledger.lacking

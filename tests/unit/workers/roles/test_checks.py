@@ -11,16 +11,18 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rlplace.comm.ends import LocalChannel
-from rlplace.config.schema import CriticConfig, ReferenceConfig, RewardConfig
+from rlplace.config.own import OwnName
+from rlplace.config.schema import CriticConfig, ReferenceConfig, RewardConfig, TextRolloutConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.workers.arguments import SAMPLES
-from rlplace.workers.roles.checks import check_scorers, same_tokens
+from rlplace.workers.roles.checks import check_engine, check_scorers, same_tokens
 from rlplace.workers.roles.scorer import conversation, queries, reads_text
 from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.lm_ranks import made_up_samples
+from tests.pages import write_own_engine
 from tests.scorer_ranks import ScorerScenario
 from tests.text_stage import TextStage
 from tests.tiny_lm import tiny_model, tiny_reward_model
@@ -33,6 +35,26 @@ TWO_TURNS = Transcript(prompt="guess", answers=("4", "6"), replies=("higher",), 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "code", "fix"),
+    [
+        ("plain_engine:PlainEngin", {}, "unknown-engine", "engine: plain_engine:PlainEngine"),
+        ("plain_engines:PlainEngine", {}, "unknown-engine", "put the folder of your package on PYTHONPATH"),
+        ("plain_engine:random", {}, "unknown-engine", "engine: <package.module:Class>"),
+        ("plain_engine:Answer", {}, "unknown-engine", "def move(self, ...)"),
+        ("plain_engine:PlainEngine", {"ownr": 1}, "engine-args", "remove ownr"),
+        ("plain_engine:PlainEngine", {}, None, ""),
+    ],
+)
+def test_an_engine_of_ones_own_is_looked_at_before_a_run(
+    name: str, given: dict[str, object], code: str | None, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(write_own_engine(tmp_path))
+    found = [(p.code, p.fix) for p in check_engine(TextRolloutConfig(engine=OwnName(name), engine_args=given))]
+    assert [code for code, _ in found] == ([] if code is None else [code])
+    assert all(fix in str(shown) for _, shown in found)
 
 
 def test_a_conversation_is_told_in_order() -> None:

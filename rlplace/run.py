@@ -526,7 +526,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     for component, placed in slots.items():
         own = {c.name: channels[c.name] for c in plan.channels if component in (c.source, c.target)}
         builders[component] = (job.workers[component].create_group(job.arguments), placed, own)
-    return cluster.launch_all(builders, seed=runner.seed)
+    return cluster.launch_all(builders)
 
 
 def make_folder(parent: Path) -> Path:

@@ -60,7 +60,6 @@ class NodeConfig:
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob("node rank of the first; null: they are numbered as written", None, minimum=0)
-    host: str = knob("name or address; with a count above 1, of the first", "")
     accelerators: int = knob("accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE)
     product: str = knob("what the accelerators are sold as, such as H100 or A100-80GB", "")
     memory: int = knob("bytes of one accelerator; 0: what its product has, else not known", 0, unit="bytes")

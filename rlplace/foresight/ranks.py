@@ -238,6 +238,6 @@ def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, Worker
     for component, kind in kinds.items():
         slots = tuple(site.plan.placement.slots(component))
         worker = cast(type[Worker], kind)  # a group asks its class for the names of methods alone
-        spec = GroupSpec(name=component, worker=worker, config=None, slots=slots, channels={}, seed=0)
+        spec = GroupSpec(name=component, worker=worker, config=None, slots=slots, channels={})
         groups[component] = WorkerGroup(spec, [_Handle(kind(site, slot)) for slot in slots])
     return groups

@@ -157,7 +157,7 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
                 fits = local >= taken and local + size <= like.accelerators
                 if not nodes or not fits or _kind(nodes[-1]) != _kind(like):
                     first = nodes[-1].numbers.stop if nodes else 0
-                    nodes.append(dataclasses.replace(like, rank=len(nodes), first=first, host=""))
+                    nodes.append(dataclasses.replace(like, rank=len(nodes), first=first))
                     local = part.start - like.first if like.runs else 0
                 taken = local + size
                 begin = nodes[-1].first + local
@@ -174,4 +174,4 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
 
 
 def _kind(node: Node) -> Node:
-    return dataclasses.replace(node, rank=0, first=0, host="")
+    return dataclasses.replace(node, rank=0, first=0)

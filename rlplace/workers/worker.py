@@ -53,7 +53,6 @@ class WorkerContext:
     rendezvous: Rendezvous
     channels: Mapping[str, Channel]  # already named for this rank
     folder: Path | None = None  # of the job in this node's shared memory, gone when the job ends; None: all are threads
-    seed: int = 0
     lending: Lending = dataclasses.field(default_factory=Lending)  # with the other workers of the process
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when siblings failed
 

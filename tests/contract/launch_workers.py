@@ -30,7 +30,6 @@ class Probe(Worker):
             "owner": context.owner,
             "world_size": context.world_size,
             "accelerators": context.slot.accelerators,
-            "seed": context.seed,
             "channels": sorted(context.channels),
             "config": self.config,
             "rendezvous": context.rendezvous,

@@ -20,6 +20,7 @@ from rlplace.errors import ClusterError, NodeLost, Problem, WorkerError
 from rlplace.faults import Fault, History
 from rlplace.prepare import Prepared, prepare
 from rlplace.report.summary import SIMULATED, Progress
+from rlplace.report.typed import Typed
 from rlplace.resume import resumed
 from rlplace.run import JobSpec, job_spec
 from rlplace.run import run as train
@@ -132,7 +133,7 @@ def test_a_loss_is_told_once_where_the_new_workers_find_another(
     monkeypatch.setattr(node_loss, "await_machines", lambda *_: None)
     found = types.SimpleNamespace(text="resumes", checkpoint=None)
     monkeypatch.setattr(node_loss, "resumed", lambda job: found)
-    _run(job(on_node_loss="wait"), None, Signals())
+    _run(job(on_node_loss="wait"), None, Signals(), Typed("rlplace train"))
     said = capsys.readouterr().out
     assert (said.count(str(lost())), said.count(str(refused)), ends) == (1, 1, [])
 

@@ -91,8 +91,6 @@ def _machines(nodes: list[Mapping[str, Any]], lost: Collection[int]) -> Iterator
         first = ranks.stop
         count = len(set(ranks) - set(lost))
         entry = {key: value for key, value in node.items() if key != "rank"}
-        if ranks.start in lost:
-            entry.pop("host", None)
         if count:
             yield entry | ({"count": count} if len(ranks) > 1 else {})
 

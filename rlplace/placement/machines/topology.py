@@ -119,7 +119,6 @@ class Node:
     first: int
     kind: str = "emulated"  # "cuda" or "emulated"
     memory_bytes: int = 0  # of one accelerator, the least where they differ; 0: not known
-    host: str = ""  # "" until a cluster was met
     product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
     # Declared rates, 0 where not known: between two accelerators, to the host's memory, to other nodes for each.
@@ -246,7 +245,7 @@ def declare_topology(
         runs = tuple(
             Run(count=r.count, product=r.product, memory_bytes=r.memory or memory_of(r.product)) for r in declared.mixed
         )
-        for i in range(declared.count):
+        for _ in range(declared.count):
             node = Node(
                 rank=len(made),
                 accelerators=sum(r.count for r in runs) or declared.accelerators,
@@ -255,7 +254,6 @@ def declare_topology(
                 memory_bytes=min(
                     (r.memory_bytes for r in runs), default=declared.memory or memory_of(declared.product)
                 ),
-                host=declared.host if i == 0 else "",
                 product=" + ".join(r.product for r in runs) or declared.product,
                 host_memory_bytes=declared.host_memory,
                 nvlink_gb_per_s=declared.nvlink_gb_per_s,

@@ -107,7 +107,6 @@ class KvLayers:
 class ModelShape:
     """A transformer decoder."""
 
-    family: str
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
     kv: tuple[KvLayers, ...]
@@ -324,7 +323,6 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
         blocks.append(_block(sparse, attention, family, *_experts(numbers, family.experts, hidden)))
     tied = numbers.switch("tie_word_embeddings", family.tied)
     return ModelShape(
-        family=name,
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=tuple(_kept(numbers, family, attention, layers)),
@@ -470,7 +468,6 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
     root = [_weight(row) for row in record["root"] if head is not Head.SCORE or row[0] != record["head"]]
     score = _heads(head, hidden, vocabulary, True, numbers)  # the head over the vocabulary is in the root already
     return ModelShape(
-        family=str(numbers.family),
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=tuple(KvLayers(**layers) for layers in record["kv"]),
@@ -523,7 +520,6 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
         weights.append(Weight(name=f"{at}{name}.bias", shape=(outputs,), ways=1 if name.endswith("c_proj") else ways))
     tied = numbers.switch("tie_word_embeddings", True)
     return ModelShape(
-        family=_GPT2,
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=(KvLayers(layers=layers, heads=heads, numbers=2 * max(1, hidden // heads)),),
@@ -573,9 +569,7 @@ def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
         rest += [(f"projector.fc{at}", (outputs, inputs)), (f"projector.fc{at}.bias", (outputs,))]
     seen = tuple(Weight(name=name, shape=shape) for name, shape in rest)
     notes = (*text.notes, f"{_OPENVLA}: {_SIGHTLESS}")
-    return dataclasses.replace(
-        text, family=_OPENVLA, root=(*text.root, *seen), blocks=(large, so400m, *text.blocks), notes=notes
-    )
+    return dataclasses.replace(text, root=(*text.root, *seen), blocks=(large, so400m, *text.blocks), notes=notes)
 
 
 def _tower(at: str, layers: int, width: int, wide: int, scales: int) -> Block:

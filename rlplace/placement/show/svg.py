@@ -90,12 +90,8 @@ class Row:
 
     @property
     def starts_fold(self) -> bool:
+        """Whether the label of the nodes stands here, with the numbers below it."""
         return self.accelerators.start == 0
-
-    @property
-    def label_below(self) -> bool:
-        """Whether the numbers are on a second line, below the label of the nodes."""
-        return self.starts_fold
 
 
 class Cell(NamedTuple):
@@ -123,7 +119,7 @@ def render_svg(view: PlanView) -> str:
     """Draw a self-contained SVG, 960 wide or more. With known memory, blocks show bytes and misfits are marked."""
     plan, stages = view.plan, view.stages
     folds = [f for f in view.folds if f.accelerators]
-    rows = [row for fold in folds[:_MOST_FOLDS] for row in _bands(fold)]
+    rows = [Row(fold, *band, y=0.0, height=0.0) for fold in folds[:_MOST_FOLDS] for band in fold.bands()]
     several = len(folds) > 1 or any(len(f.nodes) > 1 for f in folds)
     left = _left(rows) if several else _LEAST_LEFT
     beside = _MARGIN + left + _GAP * (len(stages) - 1)
@@ -194,12 +190,6 @@ def _swatch(x: float, y: float, width: int, look: str) -> str:
     return f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width}" height="14" rx="4"/>'
 
 
-def _bands(fold: NodeFold) -> Iterator[Row]:
-    """The rows of a fold, not placed yet."""
-    for accelerators, components in fold.bands():
-        yield Row(fold, accelerators, components, y=0.0, height=0.0)
-
-
 def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> list[Row]:
     """Place the rows of the grid from its top down, as high as their accelerators and their texts ask for."""
     unit = _GRID_HEIGHT / max(8, sum(len(row.accelerators) for row in rows))
@@ -240,10 +230,7 @@ def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
 
 def _left(rows: Sequence[Row]) -> int:
     """Return the room for the labels of nodes, beside the numbers of accelerators where both are on one line."""
-    widths = [
-        width_of(row.fold.label, bold=True) * row.starts_fold + (0 if row.label_below else 10 + width_of(row.label))
-        for row in rows
-    ]
+    widths = [width_of(row.fold.label, bold=True) if row.starts_fold else 10 + width_of(row.label) for row in rows]
     return max(_LEAST_LEFT, int(_MARGIN + max(widths, default=0) + 14))
 
 
@@ -272,7 +259,6 @@ def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
         each = row.height / len(row.accelerators)
         if several and row.starts_fold:
             yield _text(_MARGIN, row.y + 17, row.fold.label, "ink name")
-        if several and row.label_below:
             nodes = f"{len(row.fold.nodes)} \u00d7 " if len(row.fold.nodes) > 1 else ""
             yield _text(_MARGIN, row.y + 33, nodes + row.label)
         elif several or each < 18:

@@ -170,10 +170,10 @@ class Cluster:
             channel = self._channels[spec.name] = self._launcher.channel(spec, locations)
         return channel
 
-    def launch_all(self, launches: Mapping[str, Launch], *, seed: int = 0) -> dict[str, WorkerGroup]:
+    def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
         """Start, verify, set up all or none. ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`."""
         began = time.monotonic()
-        specs = [self._spec(name, *launch, seed) for name, launch in launches.items()]
+        specs = [self._spec(name, *launch) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
         with self._phase("workers"), deferred():
             handles = self._launcher.launch(specs)
@@ -301,7 +301,6 @@ class Cluster:
         builder: GroupBuilder,
         placed: PlacementStrategy | Sequence[Slot],
         channels: Mapping[str, Channel],
-        seed: int,
     ) -> GroupSpec:
         if name in self._groups and not self._groups[name].closed:
             why = "the name stands for the component in errors, channels and accounts"
@@ -314,7 +313,6 @@ class Cluster:
             config=builder.config,
             slots=tuple(s if s.component == name else dataclasses.replace(s, component=name) for s in slots),
             channels=channels,
-            seed=seed,
             output=self._output,
         )
 

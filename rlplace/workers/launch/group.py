@@ -583,9 +583,8 @@ class GroupBuilder:
         name: str,
         placement_strategy: PlacementStrategy,
         channels: Mapping[str, Channel] | None = None,
-        seed: int = 0,
     ) -> WorkerGroup:
         """Start one process per slot; return when all are set up. Errors as of `launch_all`; `name` stands in them."""
         cluster.reserve()  # which groups will follow is not known
         launch = {name: (self, placement_strategy, channels or {})}
-        return cluster.launch_all(launch, seed=seed)[name]
+        return cluster.launch_all(launch)[name]

@@ -31,7 +31,6 @@ class GroupSpec:
     config: Any
     slots: tuple[Slot, ...]  # by rank
     channels: Mapping[str, Channel]
-    seed: int
     output: Path | None = None  # folder of what the ranks print; None: where their processes do
 
 
@@ -111,7 +110,6 @@ class WorkerHost:
                 device=device,
                 rendezvous=rendezvous,
                 channels={name: end.named(slot.owner) for name, end in spec.channels.items()},
-                seed=spec.seed,
                 folder=folder,
                 lending=lending or Lending(),
                 cancelled=self._cancelled,

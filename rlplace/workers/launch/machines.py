@@ -73,7 +73,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
         raise ClusterError.about("too-few-accelerators", key, what, got="cuda", why=why, fix=fix)
     memory = config.accelerator.memory if kind == "emulated" else 0
     nodes = [
-        NodeConfig(host=m.address, accelerators=count, product=m.product if kind == "cuda" else "", memory=memory)
+        NodeConfig(accelerators=count, product=m.product if kind == "cuda" else "", memory=memory)
         for m, count in zip(machines, counts, strict=True)
     ]
     total = config.num_nodes if config.num_nodes > 1 else None

@@ -13,7 +13,6 @@ from rlplace.placement.memory.model import Block, KvLayers, ModelShape, Saved, W
 
 # 2 layers of 10 + 2 numbers each, 30 in the root; 2 key heads of 4.
 TINY = ModelShape(
-    family="tiny",
     hidden=5,
     vocabulary=6,
     kv=(KvLayers(layers=2, heads=2, numbers=2 * 4),),

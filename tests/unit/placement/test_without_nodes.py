@@ -104,9 +104,9 @@ def test_what_has_nothing_left_is_placed_again_where_the_config_allows() -> None
 
 def test_declared_machines_are_those_that_are_left() -> None:
     nodes = [
-        {"rank": 1, "count": 2, "host": "b", "accelerators": 2, "product": "A100"},
-        {"rank": 0, "host": "a", "accelerators": 2},
-        {"rank": 3, "host": "d", "accelerators": 2},
+        {"rank": 1, "count": 2, "memory": 2, "accelerators": 2, "product": "A100"},
+        {"rank": 0, "memory": 1, "accelerators": 2},
+        {"rank": 3, "memory": 3, "accelerators": 2},
     ]
     cluster: dict[str, Any] = {"component_placement": {"actor": "0"}, "nodes": nodes}
     uniform = Topology.uniform(4, 2)
@@ -115,7 +115,7 @@ def test_declared_machines_are_those_that_are_left() -> None:
         found: list[dict[str, Any]] = without_nodes(cluster, placed(cluster, uniform), lost)["nodes"]
         return found
 
-    two = {"count": 2, "host": "b", "accelerators": 2, "product": "A100"}
-    assert machines(3) == [{"host": "a", "accelerators": 2}, two]
-    assert machines(0, 1)[0] == {"count": 1, "accelerators": 2, "product": "A100"}
-    assert machines(1, 2) == [{"host": "a", "accelerators": 2}, {"host": "d", "accelerators": 2}]
+    two = {"count": 2, "memory": 2, "accelerators": 2, "product": "A100"}
+    assert machines(3) == [{"memory": 1, "accelerators": 2}, two]
+    assert machines(0, 1)[0] == {"count": 1, "memory": 2, "accelerators": 2, "product": "A100"}
+    assert machines(1, 2) == [{"memory": 1, "accelerators": 2}, {"memory": 3, "accelerators": 2}]

@@ -73,7 +73,7 @@ class Job:
 
     def __init__(self, name: str = "actor", **channels: LocalChannel) -> None:
         self.handles = [Handle(name, rank) for rank in range(3)]
-        spec = GroupSpec(name=name, worker=Stepper, config=None, slots=(), channels=channels, seed=0)
+        spec = GroupSpec(name=name, worker=Stepper, config=None, slots=(), channels=channels)
         self.group = WorkerGroup(spec, self.handles, grace_s=0.01)
 
 

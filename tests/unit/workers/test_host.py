@@ -66,9 +66,7 @@ def host_of(
     worker: type[Worker], slot: Slot | None = None, channels: Mapping[str, LocalChannel] | None = None
 ) -> WorkerHost:
     host, slot = WorkerHost(), slot or slot_of("env")
-    spec = GroupSpec(
-        name=slot.component, worker=worker, config=None, slots=(slot,) * 4, channels=channels or {}, seed=0
-    )
+    spec = GroupSpec(name=slot.component, worker=worker, config=None, slots=(slot,) * 4, channels=channels or {})
     host.build(spec, slot, EmulatedDevice(MemoryAccount([0] * 12), slot), Rendezvous(host="", port=0))
     return host
 

@@ -108,7 +108,7 @@ def shared_slot(component: str, rank: int, process: str = "", **changes: Any) ->
 
 
 def group(*slots: Slot, worker: type[Worker] = Worker) -> GroupSpec:
-    return GroupSpec(name=slots[0].component, worker=worker, config=None, slots=slots, channels={}, seed=0)
+    return GroupSpec(name=slots[0].component, worker=worker, config=None, slots=slots, channels={})
 
 
 ENV = group(shared_slot("env", 0, "env+rollout 0"), shared_slot("env", 1, "env+rollout 1"))

@@ -122,8 +122,9 @@ def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *,
     if config.kind == "mlp":
         _write_policy(Trained(weights=folder, config=config, checkpoint=checkpoint), out)
         return
-    from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec, ValueLm
+    from rlplace.models.causal_lm import LmSpec, ValueLm
     from rlplace.models.saved_lm import write_lm
+    from rlplace.models.sight import policy_of
     from rlplace.workers.roles.checks import folder_of
 
     job, seed = Path(config.model_path), config.runner.seed
@@ -133,7 +134,7 @@ def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *,
         write_lm(folder, out, spec, ValueLm, average=average)
     else:
         spec = LmSpec.of(config.actor, component, seed, job_folder=job, own_folder=None)
-        write_lm(folder, out, spec, ActorCriticLm if config.critic.on_actor else CausalLm, average=average)
+        write_lm(folder, out, spec, policy_of(config, job), average=average)
 
 
 def _write_policy(trained: Trained, out: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlplace.config.compose import Composed
 from rlplace.config.keys import PLACEMENT
-from rlplace.config.model_folder import no_folder
+from rlplace.config.model_folder import no_folder, text_keys
 from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import TAGS, try_config, value_at, with_folder
 from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
@@ -42,6 +42,7 @@ from rlplace.workers.roles.checks import (
     critic_problems,
     cut_problems,
     not_run,
+    sight_problems,
 )
 
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
@@ -269,7 +270,9 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         why = f"there is no module {error.name}"
         yield from missing_library(why, got="tokenizer.json", extra="text", key="reward", of="the models").problems
     each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
-    yield from model_problems(config.model or {}, rollout.engine, context=algorithm.longest, tensor_parallel=each)
+    yield from model_problems(
+        text_keys(config.model or {}), rollout.engine, context=algorithm.longest, tensor_parallel=each
+    )
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         what = "factors alone cannot be sent: there are none"
         why = "actor.lora_rank is null, so all weights are trained, and engines would never see it"
@@ -278,6 +281,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         )
     yield from _parallel_problems(config, plan)
     yield from _family_problems(config, plan)
+    yield from sight_problems(config, plan.placement)
     if not rollout.own and rollout.cache != rollout.dtype and (rollout.cache, rollout.engine) != ("fp8", "vllm"):
         what = f"{rollout.engine} keeps no {rollout.cache} keys and values of a {rollout.dtype} model"
         why = "attention reads them as they are computed, or as fp8 in vllm; answers would be wrong without an error"
@@ -456,7 +460,7 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 def _actor_problems(config: Config) -> Iterator[Problem]:
     """Check the actor's weights, and every prompt that can be known with the model's own tokenizer and template."""
     model = config.model or {}
-    written, vocabulary, key = model.get("path"), model.get("vocab_size"), "actor.model.path"
+    written, vocabulary, key = model.get("path"), text_keys(model).get("vocab_size"), "actor.model.path"
     if not isinstance(written, str):
         why = "weights, tokenizer and chat template are read from there; keys of its config.json can only be planned"
         fix = "path: models/smollm2        (any Hugging Face folder; scripts/get_model smollm2 makes this one)"

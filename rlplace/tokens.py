@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int32]
 Array = NDArray[Any]
 Finish = Literal["stop", "length"]
+Files = Sequence[bytes]  # images of a prompt in the order of their tokens: PNG or JPEG, as they came
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Request:
     max_new_tokens: int
     greedy: bool = False  # the likeliest token each time
     held_out: bool = False  # for evaluation
+    images: Files = ()  # of its image tokens, which the prompt has as many of as they need
 
     @property
     def weight(self) -> int:
@@ -74,6 +76,7 @@ class Sample:
     turns: int
     truncated: bool  # the last answer was cut by a length
     transcript: Any = None  # the same as text (envs.text.Transcript), for scorers that read text
+    images: Files = ()  # of the prompt
 
     def __post_init__(self) -> None:
         lengths = {name: len(getattr(self, name)) for name in ("tokens", "mask", "logprobs", "versions")}
@@ -123,6 +126,7 @@ class Episode:
     group: int
     sample: int
     prompt: Tokens
+    images: Files = ()
     pieces: list[Completion | Tokens] = dataclasses.field(default_factory=list)
 
     def tokens(self) -> Tokens:
@@ -145,6 +149,7 @@ class Episode:
             rewards=dict(rewards),
             turns=len(answers),
             truncated=bool(answers) and answers[-1].finish == "length",
+            images=self.images,
         )
 
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rlplace.errors import Problem, Source
 
@@ -20,6 +21,12 @@ def model_folder(written: str) -> Path:
     """Return the folder of a model: the first of its `places` that is one, else the first."""
     places = [folder for folder, _ in _places(written)]
     return next((folder for folder in places if os.path.isdir(folder)), places[0])
+
+
+def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the keys of what reads text, which a model that sees images may have in a block of their own."""
+    text = model.get("text_config")
+    return {**model, **text, "model_type": model.get("model_type")} if isinstance(text, Mapping) else model
 
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:

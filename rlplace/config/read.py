@@ -574,7 +574,9 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
     written, key = str(model["path"]), f"{component}.model.path"
     folder = model_folder(written)
     if os.path.isdir(folder) or "model_type" not in model:
-        model = {**model, **_config_json(folder, written, key, source_of(key, sources))}
+        read = _config_json(folder, written, key, source_of(key, sources))
+        other = model.get("model_type") not in (None, read["model_type"])  # such as a shipped one: its keys say nothing
+        model = {**{n: value for n, value in model.items() if not other or n in ("kind", "path")}, **read}
     return dataclasses.replace(block, model={**model, "path": str(folder)})
 
 

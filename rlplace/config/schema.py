@@ -94,6 +94,8 @@ class TextEnvConfig(AgentConfig):
     max_turns: int = knob("most answers of one episode", 1, minimum=1)
     reply_timeout_s: float = knob("longest that one reply of the task to an answer may take", 60.0, above=0)
     replies_together: int = knob("replies of a rank at a time, in threads; 0: one by one in its own", 16, minimum=0)
+    max_image_tokens: int | None = knob("an image of more is scaled down; null: as its processor", None, minimum=1)
+    max_image_bytes: int = knob("most of the images of a prompt, as files", 4 << 20, minimum=0, unit="bytes")
     long_prompts: Literal["refuse", "drop"] = knob("what to do with prompts longer than max_prompt_length", "refuse")
     reward_timeout_s: float = knob("longest that one reward of one episode may take", 30.0, above=0)
     reward_processes: int = knob("processes of a rank for reward functions that are not shipped, or slow", 1, minimum=1)

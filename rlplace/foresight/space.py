@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rlplace.config.keys import PLACEMENT
+from rlplace.config.model_folder import text_keys
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, did_you_mean
 from rlplace.foresight.loads import Mode, Size, Sizes, Spread
@@ -139,7 +140,7 @@ class Space:
         samples = (algorithm.prompts or 1) * algorithm.samples_per_prompt
         each: tuple[int, ...] = (1,)
         if component == "rollout" and self.config.text_rollout.engine == "vllm":
-            heads = (self.config.model or {}).get("num_attention_heads")
+            heads = text_keys(self.config.model or {}).get("num_attention_heads")
             each = tuple(n for n in _SLICES if n <= node and not (isinstance(heads, int) and heads % n))
         found = {Size(n, n // e) for n in even for e in each if n % e == 0 and n // e <= samples}
         return tuple(sorted(found | ({now} if now.accelerators <= self.most else set())))

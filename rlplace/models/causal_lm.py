@@ -99,6 +99,11 @@ class PackedLm(nn.Module):
         super().__init__()
         self.lm = lm
 
+    @staticmethod
+    def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
+        """Return what has the blocks; `lm` itself where it has none."""
+        return cast(PreTrainedModel, lm.base_model)
+
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
         """Return [n, E] before the head, after those tokens at `places` that this rank has, and which it has.
 
@@ -306,10 +311,10 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         raise model_mismatch(spec.folder, why, spec.key)
     with torch.device("meta"):
         lm: PreTrainedModel = kind.made_by.from_config(config, dtype=DTYPES[spec.weights])
-    attend_packed(lm)
+    attend_packed(kind.decoder_of(lm))
     module = kind(lm)
     plain = isinstance(module.head, nn.Linear) and getattr(module.head, "bias", None) is None
-    if not plain or not hasattr(lm.base_model, "layers"):
+    if not plain or not hasattr(kind.decoder_of(lm), "layers"):
         why = f"{type(lm).__name__} is not a decoder of blocks with a linear head"
         raise model_mismatch(spec.folder, why, spec.key)
     for part in lm.modules():

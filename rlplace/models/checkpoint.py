@@ -91,8 +91,9 @@ class Checkpoint:
         return found
 
 
-def _names_of(name: str) -> tuple[str, str]:
-    return name, name.replace(".mlp.", ".block_sparse_moe.")
+def _names_of(name: str) -> tuple[str, ...]:
+    older = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    return name, name.replace(".mlp.", ".block_sparse_moe."), older
 
 
 def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ built on the meta device: neither weights nor code are downloaded, and nothing i
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+
+from rlplace.models.families import SEEING
 
 _ATTENTION = "rlplace_described"
 _TOKENS = 128  # of the shorter of two passes; what grows between them is what a token saves
@@ -39,17 +42,21 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
     config = AutoConfig.for_model(str(keys["model_type"]), **{k: v for k, v in keys.items() if k != "model_type"})
     with torch.device("meta"):
         model: PreTrainedModel = _made_by(config, keys)._from_config(config, dtype=torch.bfloat16)
-    layers = _layers(model)
+    layers, sees = _layers(model), config.model_type in SEEING
+    if sees:  # other lists of its tower are no layers of it
+        layers = {name: layer for name, layer in layers.items() if ".visual." not in name or ".visual.blocks." in name}
     text, saved, notes = _decoder(config), None, list[str]()
     try:
-        saved = _saved(model, layers, text)
+        seen = {name: layer for name, layer in layers.items() if sees and name.endswith(".visual.blocks.0")}
+        saved = _saved(model, layers, text) | (_saved_by_patch(model, seen) if seen else {})
     except _UNTRACED as error:  # weights are known all the same
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
         notes.append(f"activations are a guess by the widths of its layers: no pass could be traced, {why}")
-    if len({prefix.rpartition(".")[0] for prefix in layers}) > 1:
+    if len({prefix.rpartition(".")[0] for prefix in layers}) > 1 and not sees:
         notes.append("its vision or action layers save more the more they see: their activations are not counted")
     kv = list(_kept(text, notes))
     blocks, root = _blocks(model, layers, saved, text)
+    tower = [block for block in blocks if ".visual." in block["weights"][0][0]] if sees else []
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight
     return {
@@ -57,7 +64,8 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
         "vocabulary": 0 if head is None else text.vocab_size,
         "head": None if head is None or tied else next(n for n, p in model.named_parameters() if p is head.weight),
         "root": root,
-        "blocks": blocks,
+        "blocks": [block for block in blocks if block not in tower],
+        "tower": {**tower[0], **_patches(model)} if tower else None,
         "kv": kv,
         "notes": notes,
     }
@@ -156,7 +164,9 @@ class _Attention(torch.autograd.Function):
         raise NotImplementedError("nothing is computed on the meta device")
 
 
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, **_: Any) -> tuple[Tensor, None]:
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None = None, **_: Any
+) -> tuple[Tensor, None]:
     return _Attention.apply(query, key, value).transpose(1, 2).contiguous(), None
 
 
@@ -171,9 +181,39 @@ def _saved(model: PreTrainedModel, layers: Mapping[str, nn.Module], text: Any) -
         model.set_attn_implementation(_ATTENTION)
     text._attn_implementation = _ATTENTION  # of decoders that do not say that it can be replaced
     model.train()
-    short, long = (_pass(model, layers, text.hidden_size, tokens) for tokens in (_TOKENS, 2 * _TOKENS))
     active = int(getattr(text, "num_experts_per_tok", None) or 1)
-    whole = {text.hidden_size, active * text.hidden_size}
+
+    def read(tokens: int) -> None:
+        ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
+        model(input_ids=ids, attention_mask=torch.ones((1, tokens)), use_cache=False)  # the mask's values are asked for
+
+    return _by_token(model, layers, text.hidden_size, {text.hidden_size, active * text.hidden_size}, read)
+
+
+def _saved_by_patch(model: Any, layers: Mapping[str, nn.Module]) -> dict[str, list[int]]:
+    """Return the same numbers of a patch in a layer of the tower."""
+    width, heads = _patches(model)["hidden"], model.model.visual.blocks[0].attn.num_heads
+    (layer,) = layers.values()
+
+    def see(patches: int) -> None:
+        states = torch.empty(patches, width, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        turned = torch.empty(patches, width // heads, device="meta", dtype=torch.bfloat16)
+        layer(states, cu_seqlens=torch.tensor([0, patches], device="cpu"), position_embeddings=(turned, turned))
+
+    return _by_token(model, layers, width, {width}, see)
+
+
+def _patches(model: Any) -> dict[str, int]:
+    tower = model.model.visual
+    pixels, merge = tower.patch_embed.proj.weight.shape, tower.spatial_merge_size
+    return {"hidden": pixels[0], "pixels": math.prod(pixels[1:]), "patches": merge * merge}
+
+
+def _by_token(
+    model: nn.Module, layers: Mapping[str, nn.Module], hidden: int, whole: set[int], through: Callable[[int], None]
+) -> dict[str, list[int]]:
+    """Compare two passes, `through` more and fewer tokens. `whole`: widths that tensor parallelism does not cut."""
+    short, long = (_pass(model, layers, hidden, through, tokens) for tokens in (_TOKENS, 2 * _TOKENS))
     found: dict[str, list[int]] = {}
     for name, fewer in short.items():
         row, more = [0.0] * 4, long[name]
@@ -192,7 +232,9 @@ def _sums(fewer: _Tensors, more: _Tensors, kind: int) -> tuple[tuple[int, float]
     return (kind, sum(size for k, size in fewer if k == kind)), (kind, sum(size for k, size in more if k == kind))
 
 
-def _pass(model: nn.Module, layers: Mapping[str, nn.Module], hidden: int, tokens: int) -> dict[str, _Tensors]:
+def _pass(
+    model: nn.Module, layers: Mapping[str, nn.Module], hidden: int, through: Callable[[int], None], tokens: int
+) -> dict[str, _Tensors]:
     """Return each tensor that a pass over `tokens` saves once, by layer."""
     found: dict[str, _Tensors] = {}
     inside: list[str] = []
@@ -223,8 +265,7 @@ def _pass(model: nn.Module, layers: Mapping[str, nn.Module], hidden: int, tokens
     hooks = [layer.register_forward_pre_hook(enter(name), with_kwargs=True) for name, layer in layers.items()]
     hooks += [layer.register_forward_hook(lambda *_: inside.pop() and None) for layer in layers.values()]
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
-        model(input_ids=ids, attention_mask=torch.ones((1, tokens)), use_cache=False)  # the mask's values are asked for
+        through(tokens)
     for hook in hooks:
         hook.remove()
     return found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlplace.config.model_folder import text_keys
+
 TRAINED = frozenset(
     [
         "arcee",
@@ -41,6 +43,8 @@ TRAINED = frozenset(
         "starcoder2",
     ]
 )
+# Those that see images, and write text.
+SEEING = frozenset(["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
 _LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence of a batch
 
@@ -54,10 +58,11 @@ def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
         )
     if any(model.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")) or family == "gemma2":
         return _CAPPED
-    if family not in TRAINED:
+    if family not in TRAINED | SEEING:
         return "no run has been compared with transformers on this family; it has been on\n" + ", ".join(
-            sorted(TRAINED)
+            sorted(TRAINED | SEEING)
         )
+    model = text_keys(model)
     rope = model.get("rope_parameters") or model.get("rope_scaling")
     if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) in _LONG:
         known = rope.get("original_max_position_embeddings") or model.get("original_max_position_embeddings")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # transformers, which peft imports too, takes seconds, and mo
     from transformers import PreTrainedModel
 
 _BASE, _A, _B = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
+_TOWER = "visual."  # of a model that sees; its weights are as frozen as the others
 _STORED_A, _STORED_B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -43,7 +44,7 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     head = lm.get_output_embeddings()
-    layers = [(name, module) for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
+    layers = [(n, module) for n, module in lm.named_modules() if isinstance(module, nn.Linear) and _TOWER not in n]
     linear = {name.rpartition(".")[2] for name, _ in layers}
     problems = []
     for target in spec.targets:
@@ -59,6 +60,7 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
         target_modules=list(spec.targets) or sorted({n.rpartition(".")[2] for n, layer in layers if layer is not head}),
         lora_dropout=0.0,
+        exclude_modules=rf".*{_TOWER}.*" if any(_TOWER in name for name, _ in lm.named_modules()) else None,
     )
     # Not `lm` itself: of a mixture of experts that peft knows, it would put factors beside the experts too.
     inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)

@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from rlplace.placement.memory.formulas import score_tile
+from rlplace.tokens import Files
 
 if TYPE_CHECKING:
     from rlplace.models.context_parallel import ContextParallel
@@ -55,6 +56,7 @@ class Packed:
     after: tuple[int | None, ...]  # [s], the segment that each continues
     scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
     before: Tensor  # [N] int64, the token before each
+    images: tuple[Files, ...] = ()  # [s], of each segment
     context: ContextParallel | None = None  # where ranks have a part of the tokens each: those it has come to attention
 
     @classmethod
@@ -64,37 +66,40 @@ class Packed:
         masks: Sequence[NDArray[np.bool_]],
         device: torch.device | str = "cpu",
         alike: Sequence[tuple[int, int]] = (),
+        images: Sequence[Files] = (),
     ) -> Packed:
         """Pack sequences; `masks` are true at tokens to score. Without sequences: one token that is not scored.
 
         `alike`: of each sequence a number and a length; neighbours of the same number begin with so many tokens alike,
-        none of which is scored. Nothing: each stands by itself.
+        none of which is scored, and all of whose `images` are in these. Nothing: each stands by itself.
         """
         pieces, after, before = list[NDArray[Any]](), list[int | None](), list[NDArray[np.int64]]()
-        scored, starts, total = list[NDArray[np.int64]](), list[int](), 0
+        scored, starts, seen, total = list[NDArray[np.int64]](), list[int](), list[Files](), 0
 
-        def add(piece: NDArray[Any], start: int, follows: int | None) -> int:
+        def add(piece: NDArray[Any], start: int, follows: int | None, files: Files = ()) -> int:
             nonlocal total
             pieces.append(piece)
             starts.append(start)
             after.append(follows)
+            seen.append(files)
             total += len(piece)
             return total - len(piece)
 
-        numbered = [(*pair, alike[i] if alike else (i, 0)) for i, pair in enumerate(zip(sequences, masks, strict=True))]
-        for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[2]):
+        given = zip(sequences, masks, images or [()] * len(sequences), strict=True)
+        numbered = [(*each, alike[i] if alike else (i, 0)) for i, each in enumerate(given)]
+        for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[3]):
             group = list(members)
             shared = shared if len(group) > 1 else 0
             prompt, last = None, -1
             if shared:
-                prompt, last = len(pieces), add(group[0][0][:shared], 0, None) + shared - 1
-            for tokens, mask, _ in group:
+                prompt, last = len(pieces), add(group[0][0][:shared], 0, None, group[0][2]) + shared - 1
+            for tokens, mask, files, _ in group:
                 if mask[: max(1, shared)].any():
                     raise ValueError("the first token of a sequence has no probability: nothing comes before it")
                 if len(tokens) == shared:
                     continue  # nothing of its own
                 here = np.flatnonzero(mask[shared:])
-                first = add(tokens[shared:], shared, prompt)
+                first = add(tokens[shared:], shared, prompt, () if shared else files)
                 scored.append(here + first)
                 before.append(np.where(here == 0, last, here + first - 1))
         if not pieces:
@@ -113,6 +118,7 @@ class Packed:
             after=tuple(after),
             scored=tensor(np.concatenate([nothing, *scored])),
             before=tensor(np.concatenate([nothing, *before])),
+            images=tuple(seen),
         )
 
     @property
@@ -152,7 +158,7 @@ class Packed:
 
 
 def attend_packed(model: PreTrainedModel) -> None:
-    """Make `model(..., packed=...)` attend within each sequence alone. Raises ValueError where it cannot."""
+    """Make the decoder `model(..., packed=...)` attend within each sequence alone. ValueError where it cannot."""
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
     AttentionInterface.register(_NAME, attention)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplace.envs.text.contract import Message, Prompt
+from rlplace.envs.text.contract import Image, Message, Prompt
 from rlplace.errors import ConfigError
 from rlplace.tokens import Tokens
 
@@ -119,7 +119,7 @@ class Tokenizer:
             why = "prompts are messages of a chat, and only the template defines how this model sees one"
             fix = "env.chat=false sends prompts as plain text        (or: add a chat_template.jinja)"
             raise ConfigError.of("no-chat-template", _KEY, what, str(self._folder), why, fix)
-        chat = [{"role": message.role, "content": message.content} for message in messages]
+        chat = [{"role": message.role, "content": _content(message)} for message in messages]
         try:
             if self._template is None:
                 self._template = _environment().from_string(self.chat_template)
@@ -191,11 +191,18 @@ class PlainText:
         self._tokenizer, self._system = tokenizer, system
 
     def first(self, prompt: Prompt) -> Tokens:
-        parts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
+        parts = [prompt] if isinstance(prompt, str) else [message.text for message in prompt]
         return self._tokenizer.encode("\n".join(([self._system] if self._system else []) + parts), special=True)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
         return self._tokenizer.encode(f"\n{text}\n")
+
+
+def _content(message: Message) -> str | list[dict[str, str]]:
+    """Return the content as chat templates take it; images are only named, since their tokens stand for them."""
+    if isinstance(message.content, str):
+        return message.content
+    return [{"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p} for p in message.content]
 
 
 def _json(file: Path) -> dict[str, Any]:

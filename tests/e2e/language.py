@@ -40,6 +40,25 @@ def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
     return ("model@actor.model=tiny", f"actor.model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)
 
 
+def seeing(folder: Path, squares: Path) -> tuple[str, ...]:
+    """Overrides for the model and the data set made by `tests.tiny_vlm`: 96 answers of one token an iteration."""
+    return (
+        f"actor.model.path={folder}",
+        "rollout.engine=transformers",
+        "env.task=prompts",
+        f"env.kwargs={{path: {squares}, image: image}}",
+        "env.rewards=[{name: exact_match}]",
+        "algorithm.prompts=12",
+        "algorithm.samples_per_prompt=8",
+        "algorithm.max_new_tokens=1",
+        "actor.optimizer.lr=3.0e-3",
+        "actor.sync.verify=logprobs",
+        "actor.sync.verify_every=1",
+        "runner.eval_every=0",
+        "rollout.kv_cache_memory=4MiB",
+    )
+
+
 def in_all_placements(
     folder: Path, *overrides: str, processes: Collection[str] = tuple(PLACEMENTS), threads: Collection[str] = ()
 ) -> dict[str, Finished]:

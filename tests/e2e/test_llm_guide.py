@@ -43,7 +43,7 @@ def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFi
 
 def test_the_settings_are_read() -> None:
     blocks = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
-    task, another, agent, critic, judges, cut, context = blocks
+    task, another, images, agent, critic, judges, cut, context = blocks
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 1},
@@ -61,6 +61,9 @@ def test_the_settings_are_read() -> None:
     context["cluster"]["component_placement"] |= {"rollout": "0-7", "env": "cpu"}
     with_context = read_config(rest | {"env": {"task": "arithmetic"}} | context)
     assert with_context.cluster.component_placement["actor"] == {"placement": "0-7", "context_parallel_size": 4}
+    assert images["defaults"] == another["defaults"]
+    with_images = read_config(rest | {"env": images["env"]})
+    assert (with_images.text_env.kwargs["image"], with_images.text_env.max_image_bytes) == ("image", 1 << 20)
     with_agent = read_config(rest | agent)
     assert (with_agent.text_env.task, with_agent.text_env.max_turns) == ("agent", 4)
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]

@@ -9,10 +9,11 @@ import pytest
 
 from rlplace import train as command
 from rlplace.models.checkpoint import Checkpoint
-from tests.e2e.language import INLINE, tiny
+from tests.e2e.language import INLINE, seeing, tiny
 from tests.e2e.training import train
 from tests.pages import write_own_engine
 from tests.tiny_lm import tiny_model
+from tests.tiny_vlm import coloured_squares, tiny_vlm
 
 
 def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_path: Path) -> None:
@@ -44,6 +45,32 @@ def test_a_run_learns_and_leaves_a_model_that_others_can_load(model: Path, tmp_p
     assert trained.keys() == first.keys()
     assert any(not np.array_equal(trained[name], first[name]) for name in first)
     assert AutoTokenizer.from_pretrained(run.folder / "policy").chat_template
+
+
+def test_a_model_that_sees_learns_to_name_colours(tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    model, squares = tiny_vlm(tmp_path / "model"), coloured_squares(tmp_path / "squares")
+    run = train("hybrid_grpo_llm", tmp_path / "runs", *INLINE, *seeing(model, squares), "runner.total_iterations=20")
+    assert run.code == 0, run.err
+    lines = run.metrics()
+    assert (
+        lines[-1]["actor/reward"] > 0.6 > 0.2 > lines[0]["actor/reward"]
+    )  # a colour without looking is right in a third
+    for line in lines:  # engine and actor were given the same tokens and images
+        assert line["actor/mismatch_max"] < 1e-4
+        assert line["sync/verify_max_diff"] < 1e-4
+    for component, rows in run.summary()["memory"].items():
+        for residency, size in rows.items():
+            assert size["measured"] == pytest.approx(size["predicted"], rel=0.05), (component, residency)
+    assert run.folder is not None
+    trained, first = (
+        AutoModelForImageTextToText.from_pretrained(of).state_dict() for of in (run.folder / "policy", model)
+    )
+    assert trained.keys() == first.keys()
+    tower = [name for name in first if ".visual." in name]
+    assert any(not np.array_equal(trained[name], first[name]) for name in tower)
+    assert (run.folder / "policy" / "preprocessor_config.json").is_file()
 
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])])

@@ -19,6 +19,7 @@ from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.prepare import check_env, check_launch, check_plan, model_problems
 from rlplace.workers.engines.contract import engine_args_problems
+from rlplace.workers.roles.checks import sight_problems
 
 KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
 SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
@@ -320,6 +321,40 @@ def test_what_a_model_cannot_do_is_refused(
 ) -> None:
     found = [(p.code, p.fix) for p in model_problems(config, "transformers", context=context, tensor_parallel=ranks)]
     assert found == ([] if code is None else [(code, fix)])
+
+
+ACTOR = "cluster.component_placement.actor"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "placed", "keys"),
+    [
+        ({}, {}, []),
+        ({"rollout": {"engine": "vllm"}}, {}, ["rollout.engine"]),
+        ({"actor": {"sync": {"mode": "delta"}}}, {}, ["actor.sync.mode"]),
+        ({"algorithm": {"name": "ppo"}}, {"critic": "4"}, ["critic"]),
+        ({"algorithm": {"name": "ppo"}, "critic": {"on_actor": True}}, {}, ["critic.on_actor"]),
+        ({}, {"actor": {"placement": "0,4", "context_parallel_size": 2}}, [ACTOR]),
+        ({"reward": {"model": {"model_type": "llama"}}}, {"reward": "4"}, ["reward"]),
+        ({"algorithm": {"kl_coef": 0.1}}, {"reference": "4"}, []),
+        (
+            {"algorithm": {"kl_coef": 0.1}, "reference": {"model": {"model_type": "llama"}}},
+            {"reference": "4"},
+            ["reference.model"],
+        ),
+    ],
+)
+def test_what_is_not_done_with_a_model_that_sees_is_planned_and_not_run(
+    folder: Path, blocks: dict[str, Any], placed: dict[str, Any], keys: list[str]
+) -> None:
+    placement = {"actor": "0", "env": "1", "rollout": "2-3"} | placed
+    model = {"model_type": "qwen2_5_vl", "text_config": {"num_attention_heads": 4, "num_key_value_heads": 2}}
+    write(folder / "config.json", KEYS | model)
+    job = with_folder(config(folder, cluster={"component_placement": placement}, **blocks), {})
+    layout = make_plan(job, Topology.uniform(1, 5, "emulated", 1 << 40))
+    found = list(sight_problems(job, layout.placement))
+    assert [(p.code, p.key) for p in found] == [("plan-only", key) for key in keys]
+    assert {(p.code, p.key) for p in found} <= {(p.code, p.key) for p in check_plan(job, layout, {})}
 
 
 @pytest.mark.parametrize("component", ["actor", "critic", "reference", "reward"])

@@ -160,13 +160,13 @@ class AgentEpisode:
         expected = [*said, Message("assistant", answer)]
         before, added = asked[: len(expected)], asked[len(expected) :]
         same = before[:-1] == said and before[-1:] and before[-1].role == "assistant"
-        if not same or before[-1].content.strip() != answer.strip() or [m.role for m in added] != ["user"]:
+        if not same or before[-1].text.strip() != answer.strip() or [m.role for m in added] != ["user"]:
             raise ValueError(
                 "an agent's next request has the messages of the one before, the answer to it and one message of the "
                 f"user more, since an episode is one conversation; its roles are {[m.role for m in asked]}"
             )
         self._said = asked
-        return added[0].content
+        return added[0].text
 
     def end(self) -> None:
         """Tell the agent that it is over; several are told before their facts are asked for, and end together."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from rlplace.errors import ConfigError
@@ -22,9 +23,29 @@ class NoPrompt(ConfigError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Image:
+    """A PNG or JPEG, as a file that every env rank can read, or as the bytes of one."""
+
+    source: str | bytes
+
+    def read(self) -> bytes:
+        """Raises OSError."""
+        return self.source if isinstance(self.source, bytes) else Path(self.source).read_bytes()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Message:
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str | tuple[str | Image, ...]  # parts where a model sees images, in the order in which it reads them
+
+    @property
+    def text(self) -> str:
+        parts = (self.content,) if isinstance(self.content, str) else self.content
+        return "".join(part for part in parts if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(part for part in self.content if isinstance(part, Image))
 
 
 Prompt = str | Sequence[Message]  # a text is one message of the user where the model chats

@@ -180,7 +180,7 @@ def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcri
 def prompt_text(transcript: Transcript) -> str:
     """Return the prompt without a chat template."""
     prompt = transcript.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(message.text for message in prompt)
 
 
 def answer_text(transcript: Transcript) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlplace.envs.registry import needs, unknown_choice
-from rlplace.envs.text.contract import Message, OneTurn, Split
+from rlplace.envs.text.contract import Image, Message, OneTurn, Split
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -27,6 +27,7 @@ _ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is as
 _HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
 _ROLES = ("system", "user", "assistant")
 _KEY = "env.kwargs.path"
+_ROW = ", row"  # behind the file of a row that has no line
 _MOST_OFTEN = 1_000  # that a row is asked in an epoch
 Row = tuple[Mapping[str, Any], Source]  # values by column, and the line of the file or the number of the row
 
@@ -331,6 +332,9 @@ class PromptSet:
 
     Column `prompt` is asked (a text, or messages with role and content), `answer` is what verifiers compare with.
 
+    Column `image` has what a model sees: a path from the folder of the data set, a map with the `bytes` of a PNG or
+    JPEG, or a list of these. They stand where messages have parts {"type": "image"}, else before the text of the user.
+
     All other columns are facts too, by their names. `rows` takes a part, first to before last, such as the part that is
     held out. Relative paths count from where the run was started. Several data sets are a list of paths, or their paths
     with how often each row is asked in an epoch: {a.jsonl: 1, b.jsonl: 0.5}; rows have the name of the file, with its
@@ -347,21 +351,30 @@ class PromptSet:
         path: str | Sequence[str] | Mapping[str, float],
         prompt: str = "prompt",
         answer: str | None = "answer",
+        image: str | None = None,
         rows: tuple[int, int] | None = None,
         dataset_split: str | None = None,
     ) -> None:
-        self._prompt, self._answer = prompt, answer
+        self._prompt, self._answer, self._image = prompt, answer, image
         self._rows = mixed(path, rows, dataset_split, seed)
         self.size: int | None = len(self._rows)
         for row in self._rows:
             self._check(*row)
 
     def episode(self, number: int) -> OneTurn:
-        values, _ = self._rows[number]
-        facts = {name: value for name, value in values.items() if name != self._prompt}
+        values, place = self._rows[number]
+        facts = {name: value for name, value in values.items() if name not in (self._prompt, self._image)}
         if self._answer is not None:
             facts["answer"] = values[self._answer]
-        return OneTurn(prompt=_as_prompt(values[self._prompt]), known=facts)
+        return OneTurn(prompt=self._asked(values, place), known=facts)
+
+    def _asked(self, values: Mapping[str, Any], place: Source) -> Any:
+        """Return the row's Prompt; None where it is none. Raises ConfigError for images that are not there."""
+        prompt = values[self._prompt]
+        given = None if self._image is None else values.get(self._image)
+        listed = given if isinstance(given, list) else [] if given is None else [given]
+        images = [_as_image(each, place) for each in listed]
+        return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
         """Raise ConfigError with the row's place: a bad row is found before anything starts."""
@@ -371,25 +384,72 @@ class PromptSet:
                 why = "every row needs the columns that are asked and compared"
                 fix = "kwargs: {prompt: <column>, answer: <column>}        (answer: null where nothing is compared)"
                 raise _bad_row(what, "columns: " + ", ".join(values), place, why, fix)
-        if _as_prompt(values[self._prompt]) is None:
+        if self._asked(values, place) is None:
             got = repr(values[self._prompt])
             why = f"a prompt is a text, or a list of messages with a role ({', '.join(_ROLES)}) and a content"
             fix = f"kwargs: {{prompt: <a column other than {self._prompt}>}}"
             raise _bad_row(f"{self._prompt!r} is no prompt", got, place, why, fix)
 
 
-def _as_prompt(value: Any) -> Any:
+def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
     """Return the value as a Prompt; None where it is none."""
     if isinstance(value, str):
-        return value
+        return [Message("user", (*images, value))] if images else value
     if not isinstance(value, Sequence) or not value:
         return None
-    messages: list[Message] = []
+    messages, left = list[Message](), list(images)
     for message in value:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             return None
-        messages.append(Message(message["role"], str(message.get("content", ""))))
+        content = message.get("content", "")
+        if isinstance(content, list):
+            content = tuple(_as_part(part, left, place) for part in content)
+        messages.append(Message(message["role"], content if isinstance(content, tuple) else str(content)))
+    if left and len(left) == len(images):  # no message says where they stand
+        at = next((at for at, message in enumerate(messages) if message.role == "user"), None)
+        if at is not None and isinstance(messages[at].content, str):
+            messages[at] = Message("user", (*left, messages[at].text))
+            left = []
+    if left:
+        what, got = "a row has more images than places for them", f"{len(left)} of {len(images)} are left"
+        why = (
+            'they stand where messages have parts {"type": "image"}; where none has, before the first text of the user'
+        )
+        raise _bad_row(what, got, place, why)
     return messages
+
+
+def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
+    """Return a part of a message; an image that has no file of its own is the first that is left."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind == "image" and part.get("image") is not None:
+        return _as_image(part["image"], place)
+    if kind == "image" and left:
+        return left.pop(0)
+    what = (
+        "a message has an image, and the row has none for it" if kind == "image" else "a part of a message is not read"
+    )
+    why = 'parts are {"type": "text", "text": ...} and {"type": "image"}, or {"type": "image", "image": <path>}'
+    raise _bad_row(what, repr(part), place, why, "kwargs: {image: <column>}" if kind == "image" else "remove the part")
+
+
+def _as_image(value: Any, place: Source) -> Image:
+    """Return what a data set has as an image: a path from its own folder, or a map as `datasets` has it."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return Image(value)
+    found = Path(place.file.removesuffix(_ROW))
+    file = (found if found.is_dir() else found.parent) / str(value)
+    if not isinstance(value, str) or not file.is_file():
+        what, why = (
+            "a row's image is not there",
+            f"paths count from {file.parent}" if isinstance(value, str) else "it is a path, or a map with bytes",
+        )
+        raise _bad_row(what, repr(value), place, why)
+    return Image(str(file.absolute()))
 
 
 def _bad_row(what: str, got: str, place: Source, why: str, fix: str = "correct or remove the line") -> ConfigError:
@@ -515,7 +575,7 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
 
 
 def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
-    return [(value, Source(file=f"{path}, row", line=number)) for number, value in enumerate(values, start=1)]
+    return [(value, Source(file=f"{path}{_ROW}", line=number)) for number, value in enumerate(values, start=1)]
 
 
 def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> ConfigError:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace.config.model_folder import text_keys
 from rlplace.config.schema import (
     ActorConfig,
     AgentConfig,
@@ -167,7 +168,7 @@ def _with_lines(
         case = memory_case(plan, config, spaces, measured)
     except ProblemsError:
         return None
-    heads = (config.model or {}).get("num_attention_heads")
+    heads = text_keys(config.model or {}).get("num_attention_heads")
     spec = plan.placement.spec("rollout")
     slices = max([spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments)])
     return None if isinstance(heads, int) and heads % slices else case
@@ -196,7 +197,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             return SimulatorDemand(
                 accelerator_bytes=simulator.accelerator_memory,
                 host_bytes=simulator.host_memory,
-                samples_bytes=groups * _group_bytes(config.algorithm),
+                samples_bytes=groups * (_group_bytes(config.algorithm) + _image_bytes(config)),
             )
         case RewardConfig(kind="function" | "url"):
             return SimulatorDemand()
@@ -328,7 +329,7 @@ def _shared(
         elif actor.lora_rank is not None and actor.sync.mode == "trainable":
             numbers += sum(w.elements * copies for w, copies in model.weights() if w.projection)
         weights = numbers * DTYPE_BYTES[actor.compute]
-    return count_shared(plan, text_items(plan, config.algorithm, weights), weights)
+    return count_shared(plan, text_items(plan, config.algorithm, weights, _image_bytes(config)), weights)
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
@@ -423,16 +424,22 @@ def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int) -> dic
     }
 
 
-def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int) -> dict[str, int]:
+def _image_bytes(config: Config) -> int:
+    """At most, of the images of a prompt; samples of a group have them together."""
+    sees = config.model is not None and "vision_config" in config.model
+    return config.text_env.max_image_bytes if sees else 0
+
+
+def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image_bytes: int = 0) -> dict[str, int]:
     """The same of a job with text.
 
     A token has an id; an answer's, a log-probability and a version too; a sample's, a mask besides.
     """
     tokens, each = algorithm.longest, algorithm.samples_per_prompt
     items = {
-        "requests": 4 * tokens + ITEM_BYTES,
+        "requests": 4 * tokens + image_bytes + ITEM_BYTES,
         "completions": 12 * tokens + ITEM_BYTES,
-        "samples": _group_bytes(algorithm),
+        "samples": _group_bytes(algorithm) + image_bytes,
         "scores": 4 * tokens + ITEM_BYTES,
         "returns": each * (4 * tokens + ITEM_BYTES),
         "weights": 0,  # as above

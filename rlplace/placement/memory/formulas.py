@@ -172,6 +172,8 @@ def generation(model: ModelShape, answers: int, length: int, compute: int, cut: 
     step = answers * (2 * length * (model.query or 2 * model.hidden) + 8 * model.hidden) * compute
     draw = answers * model.vocabulary * (compute + (32 if cut else 24))
     prompt = layer_pass(model, length, compute) + kv_sequence(model, length, length, compute)
+    if model.tower is not None:
+        prompt += model.tower.given(length) + model.tower.layer(length, compute)
     return max(step, draw, prompt)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem
 from rlplace.placement.memory.families import described
+from rlplace.placement.memory.layers import Block, KvLayers, Saved, Tower, Weight
 from rlplace.placement.memory.quantised import bits_of, excepted
 
 
@@ -27,80 +28,8 @@ class Head(enum.Enum):
     LANGUAGE_AND_VALUE = "language model and value"  # a language model with a scalar value beside it
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """One parameter tensor, or its equals in all layers of a block."""
-
-    name: str  # "*" stands for the layer
-    shape: tuple[int, ...]
-    ways: int = 1  # tensor parallelism cuts it into at most this many parts; 1: every rank has all of it
-    projection: bool = False  # a linear layer that LoRA adapts
-    met: float = 1.0  # how much of it a token meets: of the experts of a layer, those that it has
-    bits: float = 0  # of a number where the files have it quantised, scales included; 0: they have it as it is
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def by_columns(self) -> bool:
-        """Whether tensor parallelism cuts its columns, of which the products are summed, and not its rows."""
-        return self.name.endswith(("o_proj.weight", "down_proj.weight"))
-
-    def part(self, tensor_parallel: int, shards: int = 1) -> int:
-        """Elements that the fullest rank holds, cut first over `shards` along dimension 0, then for tensor parallelism.
-
-        As FSDP2 does it: dimension 0 in equal chunks, the last padded to the size of the others.
-        """
-        rows = self.shape[0] if self.shape else 1
-        return -(-(-(-rows // shards) * (self.elements // max(1, rows))) // min(tensor_parallel, self.ways))
-
-
 Weights = tuple[Weight, ...]
 _SAVED = ("compute", "compute_cut", "float32", "float32_cut")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """Numbers per token that one layer keeps for the backward pass, attention computed without its s x s matrix."""
-
-    compute: int = 0  # in the dtype of the computation
-    compute_cut: int = 0  # the same, but divided by tensor parallelism
-    float32: int = 0
-    float32_cut: int = 0
-
-    def bytes_per_token(self, compute_bytes: int, tensor_parallel: int, gathered: int | None = None) -> int:
-        """`gathered`: numbers that a rank has of all tokens, the rest of its own ones (sequence parallelism)."""
-        kept = self.compute if gathered is None else min(self.compute, gathered)
-        whole = kept * compute_bytes + self.float32 * 4 * (gathered is None)
-        every = (self.compute + self.compute_cut) * compute_bytes + (self.float32 + self.float32_cut) * 4
-        return whole + -(-(every - whole) // tensor_parallel)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Layers that are all alike; each is one unit that FSDP gathers."""
-
-    layers: int
-    weights: tuple[Weight, ...]  # of one layer
-    saved: Saved
-    passing: Saved | None = None  # what a pass without gradients holds at once; None: what is saved bounds it
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class KvLayers:
-    """Layers that keep alike keys and values of a sequence."""
-
-    layers: int
-    heads: int  # tensor parallelism divides them, down to one
-    numbers: int  # of one token and head: a key and a value; of one latent for both, with one head
-    window: int = 0  # only so many tokens are seen, and kept; 0: all
-    state: int = 0  # numbers of a whole sequence and head, however long it is
-
-    def of(self, tokens: int, step: int, parallel: int) -> int:
-        """Numbers that a rank keeps of a sequence, of which `step` tokens are computed at once."""
-        kept = min(tokens, self.window - 1 + step) if self.window else tokens
-        return self.layers * max(1, self.heads // parallel) * (self.numbers * kept + self.state)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +43,7 @@ class ModelShape:
     blocks: tuple[Block, ...]
     notes: tuple[str, ...] = ()  # what is not counted of it
     query: int = 0  # width of all query heads together; 0: not known
+    tower: Tower | None = None  # of a model that sees images
 
     @property
     def layers(self) -> int:
@@ -131,7 +61,7 @@ class ModelShape:
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
         """Every weight and how many layers have it."""
-        inner = tuple((w, block.layers) for block in self.blocks for w in block.weights)
+        inner = tuple((w, block.layers) for block in self._units for w in block.weights)
         return (*((w, 1) for w in self.root), *inner)
 
     def parts(self, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
@@ -159,12 +89,16 @@ class ModelShape:
         ]
 
     @property
+    def _units(self) -> tuple[Block, ...]:
+        return self.blocks if self.tower is None else (*self.blocks, self.tower.block)
+
+    @property
     def root_elements(self) -> int:
         return sum(w.elements for w in self.root)
 
     @property
     def largest_layer_elements(self) -> int:
-        return max(sum(w.elements for w in block.weights) for block in self.blocks)
+        return max(sum(w.elements for w in block.weights) for block in self._units)
 
     @property
     def largest_weight_elements(self) -> int:
@@ -481,7 +415,17 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
             for block in record["blocks"]
         ),
         notes=tuple(f"{numbers.family}: {note}" for note in record["notes"]),
+        tower=None if record["tower"] is None else _seeing(record["tower"]),
     )
+
+
+def _seeing(record: Mapping[str, Any]) -> Tower:
+    block = Block(
+        layers=record["layers"],
+        weights=tuple(dataclasses.replace(_weight(row), projection=False, ways=1) for row in record["weights"]),
+        saved=Saved(**dict(zip(_SAVED, record["saved"], strict=True))),
+    )
+    return Tower(block=block, hidden=record["hidden"], pixels=record["pixels"], patches=record["patches"])
 
 
 def _weight(row: Sequence[Any]) -> Weight:

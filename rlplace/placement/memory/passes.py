@@ -49,7 +49,10 @@ class Pass:
         last = gathered if self.kept_gathered or not self.shared else gathered - self.number * self._layer
         head = Moment(last, states, formulas.tile_scores(self.model, self.tokens, self.parallel))
         layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
-        return _fullest(self._arriving(), head, Moment(gathered, layer + self._beside))
+        moments = [self._arriving(), head, Moment(gathered, layer + self._beside)]
+        if (tower := self.model.tower) is not None:
+            moments.append(Moment(gathered, tower.layer(self.tokens, self.number) + self._beside))
+        return _fullest(*moments)
 
     def learning(
         self, *, trained: tuple[int, int], checkpointing: bool, offload: bool, earlier: bool, master: int
@@ -65,6 +68,8 @@ class Pass:
         self, trained: tuple[int, int], checkpointing: bool, offload: bool, earlier: bool, master: int
     ) -> Iterator[Moment]:
         model, number, beside = self.model, self.number, self._beside
+        if (tower := model.tower) is not None:
+            beside += tower.kept(self.tokens, number, checkpointing)
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
         joined = self.by_sequence or self.exchanged  # what attention has saved is another tensor than what comes out
@@ -94,6 +99,9 @@ class Pass:
             reduced = _FLOAT32 * self._layer if full and done else 0  # on its way to the shards of all ranks
             held = gathered + number * self._layer * self.copied
             yield Moment(held, left + again + flow, 0, made + of_head + reduced)
+        if tower is not None:  # goes backward last
+            seen = beside + tower.layer(self.tokens, number) + self._states(1)
+            yield Moment(gathered, seen, 0, before or layers)
         # Outside the layers: copied to a buffer, from which the shards are reduced.
         root = self._cut(model.root_elements) if full else 0
         fresh = max(number * root + _FLOAT32 * root, _FLOAT32 * root + outside)
@@ -131,7 +139,8 @@ class Pass:
 
     @property
     def _beside(self) -> int:
-        return _TOKEN_BYTES * self.tokens
+        """Also images, as if all tokens were theirs."""
+        return _TOKEN_BYTES * self.tokens + (self.model.tower.given(self.tokens) if self.model.tower else 0)
 
     @property
     def _layer(self) -> int:

@@ -16,7 +16,7 @@ from rlplace.errors import ConfigError
 from rlplace.extras import install_command
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.families import ask
-from rlplace.placement.memory.model import Weight
+from rlplace.placement.memory.layers import Weight
 
 _FLOAT32, _FLOAT64, _INT64 = 4, 8, 8
 _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}

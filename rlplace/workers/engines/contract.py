@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rlplace.config.schema import TextRolloutConfig
+from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem, did_you_mean
 from rlplace.extras import install_command, versions_of
 from rlplace.placement.schedule import Residency
@@ -102,6 +102,7 @@ class EngineSettings:
     stop_texts: tuple[str, ...] = ()  # the token by which one of these is complete ends an answer as well
     emulated_memory: int = 0  # bytes of an emulated accelerator: on a CPU, gpu_memory_utilization is a share of them
     tensor_parallel: int = 1
+    env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)  # limits of images
 
     @property
     def share(self) -> float:

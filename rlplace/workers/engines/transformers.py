@@ -17,22 +17,29 @@ import functools
 import os
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    PretrainedConfig,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.initialization import no_init_weights
 
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
+from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import StopTexts, Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import Completion, Finish, Request, Tokens
+from rlplace.tokens import Completion, Files, Finish, Request, Tokens
 from rlplace.workers.engines.contract import (
     NO_FACTORS,
     TORCH_NAMES,
@@ -60,6 +67,7 @@ class _Answer:
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
+    spared: int = 0  # positions that images take less of than they have tokens
 
     @property
     def length(self) -> int:
@@ -87,7 +95,14 @@ class TransformersEngine(ModuleEngine):
         self._settings, self._sampling = settings, rollout
         texts = settings.stop_texts
         self._stop_texts = StopTexts(Tokenizer.load(settings.model), texts) if texts else None
-        config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+        whole = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+        config, sight = whole.get_text_config(decoder=True), Sight.of(settings.model, settings.env)
+        self._eyes: Eyes | None = None
+        made_by: Any = AutoModelForCausalLM
+        if sight is not None:
+            from rlplace.models.vision_lm import Eyes, VisionLm
+
+            self._eyes, made_by = Eyes(sight), VisionLm.made_by
         kinds, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
         if kinds - {"full_attention", "sliding_attention"} or (window and window < settings.context):
             what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
@@ -96,7 +111,7 @@ class TransformersEngine(ModuleEngine):
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
             with no_init_weights():  # the weights are dropped at once; sdpa takes boolean masks
-                self._model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+                self._model = made_by.from_config(whole, dtype=dtype, attn_implementation="sdpa")
             self._model.tie_weights()  # skipped above: a tied head would be stored twice
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
@@ -167,6 +182,7 @@ class TransformersEngine(ModuleEngine):
         finished: list[Completion] = []
         if self._active:
             positions, mask = cache.extend([answer.length - 1 for answer in self._active])
+            positions = positions - torch.tensor([[a.spared] for a in self._active], device=self._torch_device)
             tokens = torch.tensor([[answer.tokens[-1]] for answer in self._active], device=self._torch_device)
             output = self._model(
                 input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
@@ -193,14 +209,23 @@ class TransformersEngine(ModuleEngine):
             alike.append(self._waiting.popleft())
         prefix = DynamicCache()
         so_far = torch.from_numpy(np.concatenate([first.request.tokens, np.array(first.tokens, np.int32)]))
-        output = self._model(
-            input_ids=so_far[None].to(self._torch_device), past_key_values=prefix, use_cache=True, logits_to_keep=1
-        )
+        logits = self._read(so_far.to(self._torch_device), first.request.images, prefix, alike)
         cache.fill(len(self._active), len(alike), prefix)
         self.cached_tokens += (len(alike) - 1) * len(so_far)
-        self._choose(alike, output.logits[:, -1].expand(len(alike), -1))
+        self._choose(alike, logits.expand(len(alike), -1))
         self._active += alike
         return len(so_far)
+
+    def _read(self, tokens: Tensor, images: Files, prefix: DynamicCache, answers: Sequence[_Answer]) -> Tensor:
+        """Return logits [1, V] behind the tokens [L] of answers that are alike, which they have seen `images` in."""
+        if self._eyes is None or not images:
+            output = self._model(input_ids=tokens[None], past_key_values=prefix, use_cache=True, logits_to_keep=1)
+            return cast(Tensor, output.logits[:, -1])
+        given = {"past_key_values": prefix, "use_cache": True}
+        states, positions = self._eyes.states(self._model, [tokens.long()], [images], [None], **given)
+        for answer in answers:
+            answer.spared = len(tokens) - 1 - int(positions.max())
+        return cast(Tensor, self._model.get_output_embeddings()(states[-1:]))
 
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
         """Add a token to each answer; `logits` [B, V]."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas
 from rlplace.comm.weights.version import ReceivedWeights
+from rlplace.config.model_folder import text_keys
 from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.heads import weight_shapes
@@ -229,7 +230,8 @@ _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 def probe_tokens(job: WorkerArguments) -> list[int]:
     """Draw tokens evenly from the vocabulary, the same in every process."""
-    vocabulary: int = json.loads((job.model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = json.loads((job.model / "config.json").read_text(encoding="utf-8"))
+    vocabulary: int = text_keys(config)["vocab_size"]
     length = min(_TOKENS, job.config.algorithm.longest - 1)
     drawn: list[int] = np.random.default_rng(0).integers(0, vocabulary, length).tolist()
     return drawn

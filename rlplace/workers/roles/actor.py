@@ -223,14 +223,14 @@ class LmActor(Actor):
 
     def setup(self) -> None:
         from rlplace.comm.weights.host_sync import WeightSender
-        from rlplace.models.causal_lm import ActorCriticLm, CausalLm
+        from rlplace.models.sight import policy_of
         from rlplace.workers.training.experience import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
         from rlplace.workers.training.trained_model import TrainedLm
 
         config, actor = self.config.config, self.config.config.actor
         ranks = self._join()
-        lm = TrainedLm(self._spec(actor), ranks, ActorCriticLm if config.critic.on_actor else CausalLm)
+        lm = TrainedLm(self._spec(actor), ranks, policy_of(config, self.config.model))
         trainer = self._train(lm, actor.optimizer, ema_decay=actor.ema_decay)
         self._learner = ActorLearner(config, lm, trainer, ranks)
         self._estimate_advantages = AdvantageEstimator(self.config)

@@ -21,7 +21,9 @@ from rlplace.envs.registry import check_named, named, unknown_arguments
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem, one_of
+from rlplace.models.families import SEEING
 from rlplace.models.heads import reward_head_problem, value_head_problem
+from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
 
 TRIED_CHAT = [Message("user", "-"), Message("assistant", "-")]  # the shortest, to try a template
@@ -257,6 +259,43 @@ def _model_problems(config: Config, spec: ComponentSpec, model: Mapping[str, obj
         what = "weights on the host of a model that is cut between ranks are shared by its copies"
         why = "blocks come to the accelerators by FSDP, over all copies"
         yield _uncut("plan-only", spec, what, why, f"{config.key_of(spec.name)}.sharded: true")
+
+
+def sight_problems(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Report what a run does not do with a model that sees images. All of it is code plan-only."""
+    family = (config.model or {}).get("model_type")
+    if family not in SEEING:
+        return
+    got = f"model_type: {family}"
+    if (engine := config.text_rollout.engine) != "transformers":
+        what, why = f"{engine} is not shown images in a run", "it has not been compared with the actor on them"
+        why += "; its processors want torchvision" * (engine == "vllm")
+        fix, key = "rollout.engine: transformers", "rollout.engine"
+        yield Problem(code="plan-only", key=key, what=what, got=got, why=why, fix=fix)
+    if config.actor.sync.mode == "delta":
+        why, key = "what changed has not been compared with all weights for a model that sees", "actor.sync.mode"
+        yield Problem(
+            code="plan-only", key=key, what="is planned, not run", got="mode: delta", why=why, fix="mode: all"
+        )
+    if config.critic.on_actor or "critic" in placement.components:
+        key = "critic.on_actor" if config.critic.on_actor else "critic"
+        what, why = "no critic sees images in a run", "values are by models of text, to which image tokens say nothing"
+        fix = "algorithm.name: grpo        (which needs no critic)"
+        yield Problem(code="plan-only", key=key, what=what, got=got, why=why, fix=fix)
+    for component in placement.components:
+        spec, block = placement.spec(component), config.block_of(component)
+        if spec.parallel.ranks > 1:
+            what, why = "a model that sees is not divided between ranks", "each goes through its tower and layers whole"
+            yield _uncut("plan-only", spec, what, why, "no tensor_parallel_size, no context_parallel_size")
+        own = block.model if isinstance(block, FrozenConfig) and not isinstance(block, RewardConfig) else None
+        if own is not None and own.get("model_type") != family:
+            what, why = f"the {component} sees no images as the actor does", f"it is a {own.get('model_type')}"
+            fix = f"a {family}        (or {component}.model: null, the actor's own)"
+            yield Problem(code="plan-only", key=f"{component}.model", what=what, got=got, why=why, fix=fix)
+        if isinstance(block, RewardConfig) and block.kind == "model":
+            what, why = "reward models are shown no images", "it would score answers to questions it cannot see"
+            key, fix = config.key_of(component), "a reward function, in env.rewards"
+            yield Problem(code="plan-only", key=key, what=what, got=got, why=why, fix=fix)
 
 
 def _uncut(code: str, spec: ComponentSpec, what: str, why: str, fix: str) -> Problem:

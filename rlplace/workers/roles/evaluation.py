@@ -75,12 +75,13 @@ def _context(component: str, channels: dict[str, LocalChannel]) -> WorkerContext
 
 
 def _weights(config: Config, folder: Path) -> dict[str, Any]:
-    from rlplace.models.causal_lm import ActorCriticLm, CausalLm, LmSpec
+    from rlplace.models.causal_lm import LmSpec
     from rlplace.models.saved_lm import lm_weights
+    from rlplace.models.sight import policy_of
 
     job = Path(config.model_path)
     spec = LmSpec.of(config.actor, "actor", config.runner.seed, job_folder=job, own_folder=None)
-    return lm_weights(folder, spec, ActorCriticLm if config.critic.on_actor else CausalLm)
+    return lm_weights(folder, spec, policy_of(config, job))
 
 
 def _both(

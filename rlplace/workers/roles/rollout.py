@@ -330,6 +330,7 @@ class TextRolloutWorker(RolloutWorker):
             stop_texts=stop_texts,
             emulated_memory=job.config.cluster.accelerator.memory,
             tensor_parallel=len(context.slot.accelerators),
+            env=job.config.text_env,
         )
         if settings.rollout.engine == "transformers":
             from rlplace.workers.engines.transformers import TransformersEngine

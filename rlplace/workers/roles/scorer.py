@@ -35,7 +35,7 @@ from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import Sample, Scores, Tokens
+from rlplace.tokens import Files, Sample, Scores, Tokens
 from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
 from rlplace.workers.training.worker import JoinedWorker
@@ -123,6 +123,7 @@ class ModelInput(NamedTuple):
     sample: int
     tokens: Tokens  # [L'], in the model's own vocabulary
     mask: NDArray[np.bool_]  # [L'], true at the tokens to score
+    images: Files = ()
 
 
 class Scorer(RoleWorker, abc.ABC):
@@ -183,8 +184,9 @@ class ModelScorer(Scorer, JoinedWorker):
     def setup(self) -> None:
         import torch
 
-        from rlplace.models.causal_lm import CausalLm, FrozenLm, PackedLm, reward_lm
+        from rlplace.models.causal_lm import FrozenLm, PackedLm, reward_lm
         from rlplace.models.sharding import TENSOR
+        from rlplace.models.sight import causal_lm_of
         from rlplace.workers.offload import Offloadable
 
         config, context, block = self.config.config, self.context, self._block
@@ -199,7 +201,9 @@ class ModelScorer(Scorer, JoinedWorker):
             mesh = ranks.mesh[TENSOR]  # each copy by itself
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
-        kind: type[PackedLm] = reward_lm(block.head) if isinstance(block, RewardConfig) else CausalLm
+        kind: type[PackedLm] = (
+            reward_lm(block.head) if isinstance(block, RewardConfig) else causal_lm_of(config, self.folder)
+        )
         self._lm = FrozenLm(
             kind, self.folder, block.dtype, mesh, device, on_host=block.on_host, context=ranks.context, key=key
         )
@@ -254,7 +258,8 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.workers.training.samples import sizes_of
 
         alike = sizes_of(batch, alike=self._alike).alike(range(len(batch)))
-        packed = Packed.of([each.tokens for each in batch], [each.mask for each in batch], self._lm.device, alike)
+        tokens, masks, images = ([getattr(each, name) for each in batch] for name in ("tokens", "mask", "images"))
+        packed = Packed.of(tokens, masks, self._lm.device, alike, images)
         with torch.no_grad():
             return self._lm.module(packed, *others)
 
@@ -265,7 +270,7 @@ class ReferenceWorker(ModelScorer):
     _receiver: CopyReceiver | None = None  # of the actor's weights, where it is refreshed
 
     def _input(self, sample: Sample) -> ModelInput:
-        return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask)
+        return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask, sample.images)
 
     def setup(self) -> None:
         super().setup()
@@ -354,7 +359,7 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
     tokenizer, env = Tokenizer.load(folder), job.config.text_env
     if not env.chat:
         return lambda sample: tokenizer.encode(
-            "\n".join(message.content for message in conversation(sample.transcript, env.system)), special=True
+            "\n".join(message.text for message in conversation(sample.transcript, env.system)), special=True
         )
     tokenizer.render(TRIED_CHAT, answered=True)  # a template that refuses is found here
     return lambda sample: tokenizer.chat(conversation(sample.transcript, env.system), answered=True)

@@ -23,17 +23,18 @@ import numpy as np
 
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
-from rlplace.envs.text import Split, TextEpisode, Transcript
+from rlplace.envs.text import Image, Split, TextEpisode, Transcript
 from rlplace.envs.text.contract import NoPrompt
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
 from rlplace.errors import ChannelFull, ChannelTimeout, ConfigError, Problem
 from rlplace.metrics import Metric, Metrics
+from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
-from rlplace.tokens import Completion, Episode, Request, Sample, Tokens
+from rlplace.tokens import Completion, Episode, Files, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.kept_groups import Kept, read, write
@@ -138,7 +139,9 @@ class TextEnvWorker(EnvWorker):
         self._kept, text = {}, any(self._readers.values())
         for iteration, groups in read(Path(folder), self.config.groups(self.context.rank), self._asked()).items():
             for number, group in groups.items():
-                prompt, dialogues = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
+                asked = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
+                prompt, images, dialogues = asked
+                group = tuple(dataclasses.replace(sample, images=images) for sample in group)
                 if all(np.array_equal(prompt, sample.tokens[: sample.prompt_tokens]) for sample in group):
                     taken = _with_text(group, dialogues) if text else group
                     self._kept.setdefault(iteration, {})[number] = taken
@@ -230,6 +233,7 @@ class Prompts:
         self.task, self.held_out = make_task(env, seed=config.runner.seed, split=split), split == "held_out"
         self.tokenizer = Tokenizer.load(model)
         plain = PlainText(self.tokenizer, system=env.system)
+        self._sight = Sight.of(model, env)
         self.conversation = Chat(self.tokenizer, system=env.system, arguments=env.template) if env.chat else plain
         self._longest, self._drop = config.algorithm.max_prompt_length, env.long_prompts == "drop"
         self.dropped = 0
@@ -237,8 +241,8 @@ class Prompts:
         self._rows = None if self.task.size is None else self._fitting(self.task.size)  # None: the task has no end
         self.episodes(0, 1)  # a mistake in an endless task shows here
 
-    def episodes(self, number: int, samples: int) -> tuple[Tokens, list[TextEpisode]]:
-        """Return the prompt [P] of episode `number`, 0 <= number, and the episode `samples` times."""
+    def episodes(self, number: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
+        """Return the prompt [P] and images of episode `number`, 0 <= number, and the episode `samples` times."""
         if self._rows is not None:
             epoch, place = divmod(number, len(self._rows))
             if epoch not in self._orders:
@@ -247,22 +251,30 @@ class Prompts:
             return self._begun(self._orders[epoch][place], samples)
         lengths: list[int] = []
         for row in itertools.islice(itertools.count(number, _APART), _TRIES if self._drop else 1):
-            tokens, episodes = self._begun(row, samples)
+            tokens, images, episodes = self._begun(row, samples)
             if len(tokens) <= self._longest:
-                return tokens, episodes
+                return tokens, images, episodes
             lengths.append(len(tokens))
         raise self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))
 
-    def _begun(self, row: int, samples: int) -> tuple[Tokens, list[TextEpisode]]:
+    def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
         together = getattr(self.task, "episodes", None)
         episodes = together(row, samples) if together else [self.task.episode(row) for _ in range(samples)]
-        tokens = self.conversation.first(episodes[0].prompt)
+        prompt = episodes[0].prompt
+        tokens: Tokens = self.conversation.first(prompt)
+        images: Files = ()
+        shown = [] if isinstance(prompt, str) else [image for message in prompt for image in message.images]
+        if self._sight is not None:
+            images, counts = self._sight.read(shown)
+            tokens = self._sight.expand(tokens, counts)
+        elif shown:
+            raise self._unseen(shown)
         if not len(tokens):
             what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
             why = "an answer's first token is drawn given what comes before it"
             fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
             raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix)
-        return tokens, episodes
+        return tokens, images, episodes
 
     def _fitting(self, size: int) -> list[int]:
         """Return the rows whose prompts are short enough. Raises ConfigError where none is left or none may be."""
@@ -274,6 +286,11 @@ class Prompts:
             got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
             raise self._too_long(got, most)
         return fitting
+
+    def _unseen(self, shown: Sequence[Image]) -> ConfigError:
+        what, why = "a prompt has images, and the model sees none", "its config.json has no vision_config"
+        fix = "actor.model.path: <the folder of a model that sees, such as Qwen2.5-VL>        (or prompts of text)"
+        return ConfigError.of("bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix)
 
     def _too_long(self, got: str, enough: int) -> ConfigError:
         what = f"prompts are longer than {self._longest} tokens"
@@ -365,15 +382,16 @@ class Pass:
                 group, number, tried[group] = left.popleft()
                 self._numbers[group] = number + tried[group] * _OTHERS
                 try:
-                    prompt, dialogues = self._prompts.episodes(self._numbers[group], samples)
+                    prompt, images, dialogues = self._prompts.episodes(self._numbers[group], samples)
                 except NoPrompt as error:  # the same prompt is not tried again: another is asked
                     self._worker.failures.again(error, NO_USE, samples)
                     left.append((group, number, tried[group] + 1))
                     continue
                 for sample, dialogue in enumerate(dialogues):
-                    tokens = Episode(group=group, sample=sample, prompt=prompt)
+                    tokens = Episode(group=group, sample=sample, prompt=prompt, images=images)
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
-                self._to_ask.append(self._request(group, 0, samples, 0, prompt))  # the engine reads the prompt once
+                asked = self._request(group, 0, samples, 0, prompt, images)  # the engine reads the prompt once
+                self._to_ask.append(asked)
                 self.watch.draw("prompt_tokens", len(prompt))
                 self.watch.lap("sim")
             if self._to_ask and self._ask():
@@ -498,14 +516,14 @@ class Pass:
         (group, sample), episode = place, self._open.pop(place)
         if self._worker.failures.again(error, episode.tries):
             try:
-                prompt, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)
+                prompt, images, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)
             except NoPrompt as again:
                 episode.tries += 1
                 self._open[place] = episode
                 return self._failed(place, again)
-            tokens = Episode(group=group, sample=sample, prompt=prompt)
+            tokens = Episode(group=group, sample=sample, prompt=prompt, images=images)
             self._open[place] = OpenEpisode(tokens, dialogue, tries=episode.tries + 1)
-            return self._to_ask.append(self._request(group, sample, 1, 0, prompt))
+            return self._to_ask.append(self._request(group, sample, 1, 0, prompt, images))
         unknown = {reward.name: math.nan for reward in self._worker.rewards}
         left_out = episode.tokens.finish(unknown, dict.fromkeys(unknown, 1.0))
         self._left_out.append(dataclasses.replace(left_out, transcript=episode.transcript(failed=True)))
@@ -523,9 +541,10 @@ class Pass:
         self.watch.draw("reply_tokens", len(more))
         episode.tokens.pieces.append(more)
         episode.replies.append(reply)
-        return self._request(completion.group, completion.sample, 1, completion.turn + 1, episode.tokens.tokens())
+        tokens, images = episode.tokens.tokens(), episode.tokens.images
+        return self._request(completion.group, completion.sample, 1, completion.turn + 1, tokens, images)
 
-    def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens) -> Request:
+    def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens, images: Files) -> Request:
         algorithm = self._worker.config.config.algorithm
         return Request(
             env_rank=self._context.rank,
@@ -538,6 +557,7 @@ class Pass:
             max_new_tokens=min(algorithm.max_new_tokens, algorithm.longest - len(tokens)),
             greedy=self._greedy,
             held_out=self._prompts.held_out,
+            images=images,
         )
 
     def _graded(self, *, wait: bool) -> list[Sample]:

@@ -243,8 +243,8 @@ class Batch:
 
     def packed(self, picks: MicroBatch) -> Packed:
         chosen = [self._shard.own[i] for i in picks]
-        alike = self._shard.lengths.sizes.alike(picks)
-        return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device, alike)
+        alike, images = self._shard.lengths.sizes.alike(picks), [s.images for s in chosen]
+        return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device, alike, images)
 
     def size(self, picks: MicroBatch) -> int:
         return self._shard.lengths.sizes.size(picks)

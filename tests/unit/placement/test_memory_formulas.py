@@ -9,7 +9,8 @@ import pytest
 
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
-from rlplace.placement.memory.model import Block, KvLayers, ModelShape, Saved, Weight, read_model
+from rlplace.placement.memory.layers import Block, KvLayers, Saved, Weight
+from rlplace.placement.memory.model import ModelShape, read_model
 
 # 2 layers of 10 + 2 numbers each, 30 in the root; 2 key heads of 4.
 TINY = ModelShape(

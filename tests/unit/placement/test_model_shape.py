@@ -8,7 +8,8 @@ import pytest
 
 from rlplace.algo.packing import READ_AGAIN
 from rlplace.errors import ConfigError
-from rlplace.placement.memory.model import FAMILIES, Head, Saved, Weight, read_model
+from rlplace.placement.memory.layers import Saved, Weight
+from rlplace.placement.memory.model import FAMILIES, Head, read_model
 
 
 def decoder(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlplace.envs.text import Message, TextTask, Transcript
+from rlplace.envs.text import Image, Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
 from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText, read_rows
 from rlplace.errors import ConfigError, Problem
@@ -200,6 +200,62 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, third: str
     problem = problem_of(lambda: prompt_set(path))
     assert (problem.code, problem.key, problem.what) == ("bad-row", "env.kwargs.path", says)
     assert str(problem.source) == f"{path}:3"
+
+
+def test_images_stand_where_the_messages_say(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.jpg"):
+        (tmp_path / "images" / name).write_bytes(name.encode())
+    a, b = (Image(str(tmp_path / "images" / name)) for name in ("a.png", "b.jpg"))
+    parts = [{"type": "text", "text": "this"}, {"type": "image"}, {"type": "text", "text": "or"}]
+    rows = [
+        {"prompt": "what?", "image": "images/a.png"},
+        {"prompt": [{"role": "user", "content": "what?"}], "image": ["images/a.png", {"path": "images/b.jpg"}]},
+        {
+            "prompt": [{"role": "user", "content": [*parts, {"type": "image", "image": "images/b.jpg"}]}],
+            "image": "images/a.png",
+        },
+        {"prompt": "none", "image": None},
+    ]
+    path = lines(tmp_path, "\n".join(json.dumps(row | {"answer": 1}) for row in rows))
+    task = prompt_set(path, image="image")
+    assert [task.episode(row).prompt for row in range(4)] == [
+        [Message("user", (a, "what?"))],
+        [Message("user", (a, b, "what?"))],
+        [Message("user", ("this", a, "or", b))],
+        "none",
+    ]
+    assert a.read() == b"a.png"
+    assert task.episode(0).facts() == {"answer": 1}
+
+
+def test_images_in_the_rows_of_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = {"prompt": "what?", "answer": "a", "image": {"bytes": b"the file", "path": None}}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "train.parquet")
+    prompt = prompt_set(str(tmp_path / "train.parquet"), image="image").episode(0).prompt
+    assert prompt == [Message("user", (Image(b"the file"), "what?"))]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "image", "says"),
+    [
+        ("?", "c.png", "a row's image is not there"),
+        ("?", 7, "a row's image is not there"),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "image"}]}], "a.png", "the row has none for it"),
+        ([{"role": "user", "content": [{"type": "image"}]}], ["a.png", "a.png"], "more images than places"),
+        ([{"role": "assistant", "content": "!"}], "a.png", "more images than places"),
+        ([{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}], None, "a part of a message is not read"),
+        ([{"role": "user", "content": [{"type": "text"}]}], None, "a part of a message is not read"),
+    ],
+)
+def test_a_row_whose_images_have_no_place_is_named(tmp_path: Path, prompt: Any, image: Any, says: str) -> None:
+    (tmp_path / "a.png").touch()
+    path = lines(tmp_path, json.dumps({"prompt": prompt, "image": image, "answer": "1"}))
+    problem = problem_of(lambda: prompt_set(path, image="image"))
+    assert (problem.code, str(problem.source)) == ("bad-row", f"{path}:1")
+    assert says in problem.what
 
 
 @pytest.mark.parametrize(("name", "why"), [("nowhere/train.jsonl", "{folder}"), ("train.csv", "save_to_disk")])

@@ -1,0 +1,131 @@
+"""Language models of transformers that see images: a vision tower gives states, which stand in place of image tokens.
+
+::
+
+    files ──▶ image processor ──▶ patches ──▶ tower ──▶ states ─┐
+    tokens ───────────────────▶ embedding ──▶ states ───────────┴──▶ decoder, with positions in three dimensions
+
+Positions of an image's tokens go by time, row and column (Qwen2-VL, arXiv:2409.12191, section 2.1). Attention over
+packed sequences asks for none, so sequences with images are packed as any others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
+
+from rlplace.models.causal_lm import CausalLm
+from rlplace.models.packed import Packed
+from rlplace.models.sight import BLANK, Sight
+from rlplace.tokens import Files
+
+
+class Eyes:
+    """Shows images to a model, read by its own processor."""
+
+    def __init__(self, sight: Sight) -> None:
+        self.sight = sight
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        return AutoImageProcessor.from_pretrained(self.sight.folder, local_files_only=True)
+
+    def read(self, files: Files) -> tuple[Tensor, Tensor]:
+        """Return patches [P, D] float32 of all images, and the numbers of their times, rows and columns [n, 3]."""
+        from PIL import Image
+
+        size = {"shortest_edge": self.sight.least, "longest_edge": self.sight.most}
+        images = [Image.open(io.BytesIO(file)) for file in files]
+        read = self._processor(images=images, size=size, return_tensors="pt")
+        return read["pixel_values"].float(), read["image_grid_thw"]
+
+    def states(
+        self,
+        lm: PreTrainedModel,
+        segments: Sequence[Tensor],
+        files: Sequence[Files],
+        after: Sequence[int | None],
+        **others: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return states [T, E] before the head, and positions [3, T], of segments of tokens [L]; one has an image.
+
+        `after`: the segment before that each continues. `others` are for the decoder. Image tokens behind those of its
+        images are such that a policy drew: they stay tokens.
+        """
+        base: Any = lm.base_model
+        patches, grids = self.read([file for own in files for file in own])
+        marks, positions, left = list[Tensor](), list[Tensor](), grids
+        for segment, own, follows in zip(segments, files, after, strict=True):
+            tokens, grid, left = segment.cpu(), left[: len(own)], left[len(own) :]
+            due = int(grid.prod(dim=1).sum()) // self.sight.merge**2
+            mark = tokens == self.sight.image_token
+            mark &= mark.cumsum(dim=0) <= due
+            assert int(mark.sum()) == due, "a prompt is expanded to the tokens of its images"
+            found, _ = base.get_rope_index(tokens[None], mm_token_type_ids=mark[None].int(), image_grid_thw=grid)
+            positions.append(found if follows is None else found + positions[follows].max() + 1)
+            marks.append(mark)
+        tokens = torch.cat(list(segments))
+        places, turned = torch.cat(marks)[None].to(tokens.device), torch.cat(positions, dim=-1).to(tokens.device)
+        seen = base.get_image_features(patches.to(tokens.device), grids.to(tokens.device), return_dict=True)
+        states = lm.get_input_embeddings()(tokens)[None]
+        states = states.masked_scatter(places[..., None], torch.cat(seen.pooler_output).to(states.dtype))
+        if layers := getattr(seen, "deepstack_features", None):  # which the first layers add (Qwen3-VL)
+            stacked = [torch.cat(layer) if isinstance(layer, (list, tuple)) else layer for layer in layers]
+            others |= {"visual_pos_masks": places, "deepstack_visual_embeds": stacked}
+        out = VisionLm.decoder_of(lm)(inputs_embeds=states, position_ids=turned, **others)
+        return out.last_hidden_state[0], turned[:, 0]
+
+
+class VisionLm(CausalLm):
+    """Each pass has an image, if only a blank one: the ranks that share the weights go through the tower together."""
+
+    made_by = AutoModelForImageTextToText
+    eyes: ClassVar[Eyes]
+
+    @staticmethod
+    def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
+        return cast(PreTrainedModel, getattr(lm.base_model, "language_model", lm))
+
+    def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
+        """Return [n, E] before the head, after tokens at `places`; see PackedLm."""
+        assert self.context is None
+        assert self.parallel is None
+        if not any(packed.images):
+            packed = self._with_blank(packed)
+        segments = packed.tokens.split(packed.lengths)
+        states, _ = self.eyes.states(self.lm, segments, packed.images, packed.after, use_cache=False, packed=packed)
+        return states[places], slice(None)
+
+    def _with_blank(self, packed: Packed) -> Packed:
+        """Add a sequence that is a blank image, of which nothing is scored."""
+        tokens, sight = packed.tokens, self.eyes.sight
+        more, total = sight.tokens(1, 1), len(packed.tokens) + sight.tokens(1, 1)
+        return dataclasses.replace(
+            packed,
+            tokens=functional.pad(tokens, (0, more), value=sight.image_token),
+            positions=functional.pad(packed.positions, (0, more)),
+            edges=functional.pad(packed.edges, (0, 1), value=total),
+            lengths=(*packed.lengths, more),
+            after=(*packed.after, None),
+            images=(*([()] * len(packed.lengths)), (BLANK,)),
+        )
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        tower = cast(Any, self.lm.base_model).visual
+        return [*cast(nn.ModuleList, self.decoder_of(self.lm).layers), *tower.blocks]
+
+
+def seeing(sight: Sight) -> type[VisionLm]:
+    class Seeing(VisionLm):
+        eyes = Eyes(sight)
+
+    return Seeing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlplace.checkpoints import write_whole
+from rlplace.workers.launch.output import Above
 
 COMMAND, SCREEN = "command.json", "screen.txt"
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # of colours and of the cursor
@@ -80,46 +80,23 @@ class Typed:
                 self._file.write(plain)
 
 
-class Noted(io.TextIOBase):
+class Noted(Above):
     """A standard stream, whose text is noted too."""
 
     def __init__(self, below: TextIO, by: Typed) -> None:
-        self.below, self._by = below, by
+        self._below, self._by = below, by
+
+    @property
+    def below(self) -> TextIO:
+        return self._below
 
     def over(self, stream: TextIO) -> Noted:
         """Return another stream whose text is noted by the same."""
         return Noted(stream, self._by)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.below, name)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self.below.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        return self.below.errors
-
     def write(self, text: str, /) -> int:
         self._by.note(text)
-        return self.below.write(text)
-
-    def flush(self) -> None:
-        self.below.flush()
-
-    def fileno(self) -> int:
-        return self.below.fileno()
-
-    def isatty(self) -> bool:
-        return self.below.isatty()
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Only flush: who has put it there puts back what is below."""
-        self.flush()
+        return super().write(text)
 
 
 def commands(folder: Path) -> list[dict[str, Any]]:

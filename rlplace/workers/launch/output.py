@@ -61,7 +61,45 @@ class Outputs:
         return None
 
 
-class ByThread(io.TextIOBase):
+class Above(io.TextIOBase):
+    """A standard stream that writes to the one below it."""
+
+    @property
+    def below(self) -> TextIO:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # others may not set it
+        return self.below.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]  # the same
+        return self.below.errors
+
+    def write(self, text: str, /) -> int:
+        return self.below.write(text)
+
+    def flush(self) -> None:
+        self.below.flush()
+
+    def fileno(self) -> int:
+        return self.below.fileno()
+
+    def isatty(self) -> bool:
+        return self.below.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Only flush: others go on to write here, and who has put it there puts back what is below."""
+        self.flush()
+
+
+class ByThread(Above):
     """A standard stream that is the file of a thread's worker, or `others` for any other thread.
 
     While pdb, or a debugger built on it, steps through a thread, that thread writes to `others` too: its user is there.
@@ -71,40 +109,10 @@ class ByThread(io.TextIOBase):
         self._of_thread, self.others = of_thread, others
         self.ended = False  # its owner has put back `others`
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._now, name)
-
     @property
-    def _now(self) -> TextIO:
+    def below(self) -> TextIO:
         file: TextIO | None = None if _is_debugged() else getattr(self._of_thread, "file", None)
         return file or self.others
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # others may not set it
-        return self._now.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]  # the same
-        return self._now.errors
-
-    def write(self, text: str, /) -> int:
-        return self._now.write(text)
-
-    def flush(self) -> None:
-        self._now.flush()
-
-    def fileno(self) -> int:
-        return self._now.fileno()
-
-    def isatty(self) -> bool:
-        return self._now.isatty()
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Only flush: other threads go on to write here."""
-        self.flush()
 
 
 def _living(stream: TextIO) -> TextIO:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
+from rlplace.comm.shared_memory.folder import JobFolder, claim
 from rlplace.comm.weights.device_sync import CutReceiver
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import WeightSyncError
@@ -83,10 +85,10 @@ def scored(model: Any) -> np.ndarray:
 
 @pytest.fixture
 def build(folder: Path) -> Iterator[Build]:
-    """Makes engines and closes them."""
+    """Makes engines and closes them; what their processes share goes as it does in a run."""
     from rlplace.workers.engines.vllm import VllmEngine
 
-    engines: list[VllmEngine] = []
+    engines, job = list[VllmEngine](), JobFolder.create()
 
     def make(
         device: Device, *, memory: int = 0, tensor_parallel: int = 1, model: Path = folder, **others: Any
@@ -97,11 +99,14 @@ def build(folder: Path) -> Iterator[Build]:
             rollout=rollout, model=model, context=64, emulated_memory=memory, tensor_parallel=tensor_parallel
         )
         engines.append(VllmEngine(settings, device=device, owner="rollout rank 0"))
+        if tensor_parallel > 1:
+            claim(job.path, [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))])
         return engines[-1]
 
     yield make
     for engine in engines:
         engine.close()
+    job.close()
 
 
 def difference(engine: Any, expected: np.ndarray) -> float:
@@ -268,30 +273,21 @@ BUCKET = 8 << 20
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sync_into_an_engine_over_two_processes_holds_two_buckets_beside_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of memory that any of its processes has, each page counted once, while loaded weights are loaded again.
 
     Beside what is on its way, the CPU stands in for the accelerators: a layer is made anew, packed, and copied.
     """
-    from rlplace.workers.engines.vllm import VllmEngine
-
     folder = tiny_model(tmp_path, "llama", **LARGE)
     stored = load_file(folder / "model.safetensors")
     weights = {name: weight.clone() for name, weight in stored.items()}  # in memory, not in files
     monkeypatch.setattr(vllm_loading, "in_buckets", partial(in_buckets, size_bytes=BUCKET))
-    rollout = TextRolloutConfig(
-        dtype="fp32", kv_cache_memory=CACHE_BYTES, step_tokens=64, step_sequences=4, enforce_eager=True
-    )
-    settings = EngineSettings(rollout=rollout, model=folder, context=64, tensor_parallel=2)
-    engine = VllmEngine(settings, device=Device(), owner="rollout rank 0")
-    try:
-        engine.move(FULL)
-        engine.load(weights, 1)
-        with Peak() as peak:
-            engine.load(weights, 2)
-    finally:
-        engine.close()
+    engine = build(Device(), tensor_parallel=2, model=folder)
+    engine.move(FULL)
+    engine.load(weights, 1)
+    with Peak() as peak:
+        engine.load(weights, 2)
     size, largest = sum(weight.nbytes for weight in weights.values()), max(weight.nbytes for weight in weights.values())
     on_the_way, all_of_it = peak.shared_bytes, peak.all_bytes
     print(f"above {size >> 20} MiB of weights: {on_the_way >> 10} KiB on their way, {all_of_it >> 10} KiB in all")

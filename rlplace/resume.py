@@ -39,7 +39,7 @@ _SAFE = (
     *("*.gpu_memory_utilization", "*.kv_cache_memory", "*.sleep_level", "*.enforce_eager", "env.reward_*"),
     *("*.sync.verify*", "*.sync.through_host", "*.checkpointing", "*.zero_stage", "*.token_budget", "*.micro_batch"),
     *("reward.*timeout_s", "reward.*retries", "reward.*batch", "reward.*concurrency", "reward.*api_key_env"),
-    *("reward.*on_host", "reward.*sharded", "*.activation_offload"),
+    *("reward.*on_host", "reward.*sharded", "*.activation_offload", "algorithm.share_prompts"),
 )
 _SHAPES = (  # the saved state has no other shape: not to be allowed either
     *("actor.model", "actor.model.*", "critic.model", "critic.model.*", "critic.on_actor", "*.optimizer.kind"),

@@ -33,8 +33,8 @@ class SampleSizes:
     """Tokens of samples, and how many of them the samples of a group have in common."""
 
     tokens: tuple[int, ...]  # of each sample, its prompt included
-    prompts: tuple[int, ...] = ()  # of these, those that all samples of its group begin with; empty: none have any
-    groups: tuple[int, ...] = ()  # the number of its group; those of a group stand together
+    prompts: tuple[int, ...] = ()  # of these, those that all samples of its group begin with; empty: not shared
+    groups: tuple[int, ...] = ()  # the number of its group; those of a group stand together; empty: each by itself
 
     def size(self, picks: Iterable[int]) -> int:
         """Return the tokens of a micro-batch of samples in ascending order.
@@ -58,7 +58,7 @@ class SampleSizes:
 
     def apart(self) -> SampleSizes:
         """Return the same with nothing in common."""
-        return SampleSizes(self.tokens)
+        return dataclasses.replace(self, prompts=())
 
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
         """Cut each group into parts of `most` samples, and of `budget` tokens unless they are one sample."""
@@ -85,18 +85,22 @@ class Packing(NamedTuple):
         return [i for share in self.ranks for micro_batch in share for i in micro_batch]
 
 
-def optimizer_steps(samples: int, train_batch: int | None, seed: str) -> list[list[int]]:
-    """Cut one epoch of samples 0, 1, ... in random order into steps of `train_batch` at most; None: all in one.
+def optimizer_steps(sizes: SampleSizes, train_batch: int | None, seed: str) -> list[list[int]]:
+    """Cut one epoch of samples into steps of about `train_batch`; None: all in one.
 
-    Steps differ by one sample at most. The order follows from `seed` alone: put run seed, iteration and epoch into it.
+    Groups stay whole where there is one for each step, and come in random order; steps differ by one of them at most.
+    The order follows from `seed` alone: put run seed, iteration and epoch into it.
     """
-    if train_batch is None or train_batch >= samples:
-        return [list(range(samples))] if samples else []
-    order = list(range(samples))
+    samples = range(len(sizes.tokens))
+    if train_batch is None or train_batch >= len(samples):
+        return [list(samples)] if samples else []
+    steps = -(-len(samples) // train_batch)
+    order = [list(members) for _, members in itertools.groupby(samples, (sizes.groups or samples).__getitem__)]
+    if len(order) < steps:
+        order = [[sample] for sample in samples]
     random.Random(seed).shuffle(order)
-    steps = -(-samples // train_batch)
-    cuts = [samples * step // steps for step in range(steps + 1)]
-    return [sorted(order[start:stop]) for start, stop in itertools.pairwise(cuts)]
+    cuts = [len(order) * step // steps for step in range(steps + 1)]
+    return [sorted(itertools.chain(*order[start:stop])) for start, stop in itertools.pairwise(cuts)]
 
 
 def pack_steps(
@@ -106,7 +110,7 @@ def pack_steps(
     return tuple(
         pack(sizes, ranks, token_budget, picks)
         for epoch in range(epochs)
-        for picks in optimizer_steps(len(sizes.tokens), train_batch, f"{seed} {epoch}")
+        for picks in optimizer_steps(sizes, train_batch, f"{seed} {epoch}")
     )
 
 

@@ -50,7 +50,7 @@ def sizes_of(groups: Iterable[tuple[int, Sequence[int]]], *, alike: bool) -> Sam
     """Return the sizes of samples of groups: of each the prompt, and the tokens of its samples, which begin with it."""
     whole = [(number, prompt, each) for number, (prompt, tokens) in enumerate(groups) for each in tokens]
     numbers, prompts, tokens = zip(*whole, strict=True) if whole else ((), (), ())
-    return SampleSizes(tokens, prompts, numbers) if alike else SampleSizes(tokens)
+    return SampleSizes(tokens, prompts if alike else (), numbers)
 
 
 def looks() -> Iterator[float]:

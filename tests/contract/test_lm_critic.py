@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from rlplace.algo.packing import optimizer_steps
+from rlplace.algo.packing import SampleSizes, optimizer_steps
 from rlplace.config.schema import FaultsConfig
 from rlplace.errors import ChannelMisuse, ConfigError
 from rlplace.models.causal_lm import first_head
@@ -98,7 +98,8 @@ def test_values_and_update_are_those_of_a_plain_critic(
 
 
 def test_its_steps_are_of_the_samples_of_the_actors(critic_of: MakeCritic, qwen: Path) -> None:
-    steps = [picks for epoch in range(2) for picks in optimizer_steps(12, 5, f"{SEED} 0 {epoch}")]
+    sizes = SampleSizes((1,) * 12, groups=(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2))
+    steps = [picks for epoch in range(2) for picks in optimizer_steps(sizes, 5, f"{SEED} 0 {epoch}")]
     model, optimizer = reference(qwen)
     _, losses, _ = plain_iteration(model, optimizer, steps=steps, rules=Rules(value_clip=0.001))
     critic = critic_of(qwen, algorithm={"epochs": 2, "train_batch": 5, "value_clip": 0.001})

@@ -73,9 +73,9 @@ def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
 
     What is in common ends before the first token that is scored in any of them.
     """
-    tokens = tuple(len(sample.tokens) for sample in samples)
+    tokens, groups = tuple(len(sample.tokens) for sample in samples), tuple(sample.group for sample in samples)
     if not alike:
-        return SampleSizes(tokens)
+        return SampleSizes(tokens, groups=groups)
     prompts = list[int]()
     for _, members in itertools.groupby(samples, key=lambda sample: sample.group):
         first, *others = group = list(members)
@@ -84,7 +84,7 @@ def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
             differ = np.flatnonzero(first.tokens[:shared] != other.tokens[:shared])
             shared = int(differ[0]) if len(differ) else shared
         prompts += [shared] * len(group)
-    return SampleSizes(tokens, tuple(prompts), tuple(sample.group for sample in samples))
+    return SampleSizes(tokens, tuple(prompts), groups)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

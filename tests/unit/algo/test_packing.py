@@ -119,19 +119,29 @@ def test_many_samples_over_many_ranks_are_balanced() -> None:
 
 @given(samples=st.integers(0, 50), train_batch=st.none() | st.integers(1, 20), seed=st.text(max_size=3))
 def test_optimizer_steps(samples: int, train_batch: int | None, seed: str) -> None:
-    steps = optimizer_steps(samples, train_batch, seed)
+    sizes = apart([1] * samples)
+    steps = optimizer_steps(sizes, train_batch, seed)
     assert sorted(item for step in steps for item in step) == list(range(samples))
-    sizes = [len(step) for step in steps]
-    assert not sizes or 1 <= max(sizes) <= min(min(sizes) + 1, train_batch or samples)
+    numbers = [len(step) for step in steps]
+    assert not numbers or 1 <= max(numbers) <= min(min(numbers) + 1, train_batch or samples)
     assert len(steps) == (0 if not samples else 1 if train_batch is None else -(-samples // train_batch))
-    assert optimizer_steps(samples, train_batch, seed) == steps
+    assert optimizer_steps(sizes, train_batch, seed) == steps
+
+
+def test_groups_stay_whole_in_the_steps_where_there_are_enough() -> None:
+    sizes = SampleSizes((1,) * 12, groups=(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2))
+    steps = optimizer_steps(sizes, 5, "a")
+    assert sorted(map(tuple, steps)) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    assert {tuple(map(tuple, optimizer_steps(sizes, 5, seed))) for seed in "abcdef"} != {tuple(map(tuple, steps))}
+    assert [len(step) for step in optimizer_steps(sizes, 8, "a")] == [4, 8]
+    assert [len(step) for step in optimizer_steps(sizes, 3, "a")] == [3, 3, 3, 3]
 
 
 def test_steps_are_packed_by_the_numbers_of_the_iteration() -> None:
     lengths = [4, 9, 2, 7, 5]
     rules = {"epochs": 2, "train_batch": 3, "seed": "7 0", "ranks": 2, "token_budget": 8}
     packed = pack_steps(apart(lengths), **rules)
-    steps = [picks for epoch in range(2) for picks in optimizer_steps(5, 3, f"7 0 {epoch}")]
+    steps = [picks for epoch in range(2) for picks in optimizer_steps(apart(lengths), 3, f"7 0 {epoch}")]
     assert [sorted(packing.samples) for packing in packed] == steps
     for packing, picks in zip(packed, steps, strict=True):
         alone = pack(apart([lengths[i] for i in picks]), 2, 8)

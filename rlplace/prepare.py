@@ -471,7 +471,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     if not os.path.isdir(folder):
         return
     from rlplace.models.tokenizer import Tokenizer
-    from rlplace.workers.roles.text_env import check_prompts
+    from rlplace.workers.roles.prompts import check_prompts
 
     try:
         tokenizer = Tokenizer.load(folder)

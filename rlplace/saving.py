@@ -189,7 +189,7 @@ class Saving:
 def stateful(config: Config, plan: Plan) -> tuple[str, ...]:
     """Return the components whose state outlasts an iteration."""
     kept = {"actor", "critic"}
-    if config.kind == "mlp" or config.algorithm.max_staleness:
+    if config.kind == "mlp" or config.algorithm.max_staleness or config.algorithm.short_rounds:
         kept.add("env")
     if config.kind != "mlp" and config.reference.refresh_every:
         kept.add("reference")

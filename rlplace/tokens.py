@@ -51,6 +51,8 @@ class Completion:
     """Produced by a rollout rank: one finished answer. Tokens and log-probabilities are of the same forward pass."""
 
     env_rank: int  # that asked for it
+    iteration: int
+    held_out: bool
     group: int
     sample: int
     turn: int

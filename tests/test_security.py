@@ -38,6 +38,7 @@ ALLOWED = {
     "comm/codec.py": {"pickle.loads"},  # items of channels
     "comm/network/connection.py": {"pickle.loads"},  # of a server with the job's key
     "comm/network/server.py": {"pickle.loads"},  # of clients with the job's key
+    "comm/network/stream.py": {"pickle.loads"},  # of who has the keys of the stream
     "comm/shared_memory/channel.py": {"pickle.loads"},  # in the job's private folder, like the next
     "comm/weights/buffer.py": {"pickle.loads"},
     "envs/text/code_runner.py": {"exec"},  # answers of the model, in a process apart

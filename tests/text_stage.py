@@ -46,7 +46,7 @@ class Puppet:
                 self._answer(*waiting.pop(self._draw.randrange(len(waiting))))
                 continue
             if isinstance(item, EndOfIteration):
-                assert (waiting, item.iteration) == ([], iteration)
+                assert (not waiting or item.drop, item.iteration) == (True, iteration)
                 return
             self.asked.append(item)
             waiting += [(item, item.first_sample + index) for index in range(item.samples)]
@@ -60,6 +60,8 @@ class Puppet:
         assert cut or (tokens[-1] == END and len(tokens) <= request.max_new_tokens)
         completion = Completion(
             env_rank=request.env_rank,
+            iteration=request.iteration,
+            held_out=request.held_out,
             group=request.group,
             sample=sample,
             turn=request.turn,

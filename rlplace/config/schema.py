@@ -285,6 +285,9 @@ class AlgorithmConfig:
     refills: int = lm_knob(
         "prompts asked in place of one with such a group, by env's rewards", 3, minimum=0, maximum=16
     )
+    short_rounds: int = lm_knob(
+        "iterations that leave their longest answers to one after them", 0, minimum=0, maximum=64
+    )
     gamma: float = knob("discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99)
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob("clip of the value change; null: none", 0.2, above=0, mlp=None)

@@ -100,6 +100,11 @@ def plan_channels(
     return (*_text_channels(config, placement), *_scorer_channels(config, placement))
 
 
+def asked_at_once(prompts: int, short_rounds: int) -> int:
+    """Return the most prompts that an iteration of so many asks: a short round does not wait for all."""
+    return prompts + (-(-prompts // short_rounds) if short_rounds else 0)
+
+
 def _simulator_channels(
     placement: HybridComponentPlacement, routes: Routes, stage_groups: int
 ) -> Iterator[ChannelPlan]:
@@ -130,11 +135,15 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
     algorithm, runner, each = config.algorithm, config.runner, config.algorithm.samples_per_prompt
     prompts, held_out = algorithm.prompts or 0, runner.eval_prompts if runner.eval_every else 0
     turns = config.text_env.max_turns > 1  # a prompt asks for all its samples at once, a later turn for one
-    requests = max(prompts * (each if turns else 1), held_out)
+    at_once = asked_at_once(prompts, algorithm.short_rounds)
+    requests = max(at_once * (each if turns else 1), held_out)
     envs, engines = placement.world_size("env"), placement.world_size("rollout")
     owned, tested = (itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out))
     drawn = runner.eval_samples
-    answers = [max((b - a) * each, (d - c) * drawn) for (a, b), (c, d) in zip(owned, tested, strict=True)]
+    answers = [
+        max(asked_at_once(b - a, algorithm.short_rounds) * each, (d - c) * drawn)
+        for (a, b), (c, d) in zip(owned, tested, strict=True)
+    ]
     answers[0] += envs  # rank 0 gets a message when each rank is done
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"

@@ -48,6 +48,7 @@ def check_job(config: Config, placement: HybridComponentPlacement, active: Needs
         yield from _check_prompts(config, placement)
         yield from _check_overlap(config, placement, active)
         yield from _check_accumulation(config, placement, active)
+        yield from _check_tails(config)
 
 
 def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
@@ -155,6 +156,19 @@ def _check_overlap(config: Config, placement: HybridComponentPlacement, active: 
         why = f"above 0, rollout goes on while the actor learns; {component} shares accelerators {where}"
         fix = f"max_staleness: 0        (or other accelerators; or, where both fit, {component}.enable_offload: false)"
         yield _problem("overlap-takes-turns", "algorithm.max_staleness", what, active.ahead, why, fix)
+
+
+def _check_tails(config: Config) -> Iterator[Problem]:
+    """Report `short_rounds` where a round does not wait for its longest answers anyhow, or may not drop them."""
+    algorithm, key = config.algorithm, "algorithm.short_rounds"
+    hindrances = {
+        "with max_staleness, engines go on with the next prompts meanwhile": algorithm.max_staleness > 0,
+        "an agent is a program of its own, and waits for each of its answers": config.text_env.task == "agent",
+    }
+    found = [why for why, hinders in hindrances.items() if algorithm.short_rounds and hinders]
+    if found:
+        what = "no round can end before its longest answers"
+        yield _problem("short-rounds", key, what, algorithm.short_rounds, "\n".join(found), "short_rounds: 0")
 
 
 def _check_accumulation(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:

@@ -43,6 +43,7 @@ class EndOfIteration:
     """Put on `requests` once for each rollout rank: no more requests follow in this iteration."""
 
     iteration: int
+    drop: bool = False  # what is not answered yet
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import yaml
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.workers.roles.text_env import Prompts
+from rlplace.workers.roles.prompts import Prompts
 from tests.e2e.recorded import of_prompt, read
 from tests.e2e.training import INLINE_LAUNCHER, LIMIT_S, ROOT, SHARED, SMALL, Finished, finish, placed, train
 

@@ -24,6 +24,8 @@ def answer(*tokens: int, turn: int = 0, version: int = 3, finish: Finish = "stop
         versions=np.full(len(tokens), version, np.int32),
         finish=finish,
         env_rank=0,
+        iteration=0,
+        held_out=False,
     )
 
 

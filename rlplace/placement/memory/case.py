@@ -24,7 +24,7 @@ from rlplace.config.schema import (
     TrainedConfig,
 )
 from rlplace.errors import ConfigError, Problem, ProblemsError
-from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, participants_of
+from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, asked_at_once, participants_of
 from rlplace.placement.flow import BUCKET_BYTES, DeviceDelivery, Route, deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
@@ -208,7 +208,8 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
         case TextRolloutConfig() as engine if (model := model_of(config, None, component)) is not None:
             if engine.gpu_memory_utilization == "auto" and engine.kv_cache_memory is None:
                 engine = dataclasses.replace(engine, gpu_memory_utilization=1.0)
-            answers = (config.algorithm.prompts or 0) * config.algorithm.samples_per_prompt
+            asked = asked_at_once(config.algorithm.prompts or 0, config.algorithm.short_rounds)
+            answers = asked * config.algorithm.samples_per_prompt
             return EngineDemand(
                 model=model,
                 block=engine,

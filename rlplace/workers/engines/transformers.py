@@ -252,6 +252,8 @@ class TransformersEngine(ModuleEngine):
             taken.append(
                 Completion(
                     env_rank=answer.request.env_rank,
+                    iteration=answer.request.iteration,
+                    held_out=answer.request.held_out,
                     group=answer.request.group,
                     sample=answer.sample,
                     turn=answer.request.turn,

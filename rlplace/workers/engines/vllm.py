@@ -228,6 +228,8 @@ class VllmEngine:
             versions[span.start : span.end] = int(span.version)
         return Completion(
             env_rank=request.env_rank,
+            iteration=request.iteration,
+            held_out=request.held_out,
             group=request.group,
             sample=sample,
             turn=request.turn,

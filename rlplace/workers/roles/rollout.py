@@ -28,6 +28,7 @@ from rlplace.envs.registry import named
 from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.placement.channels import asked_at_once
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion
@@ -308,7 +309,8 @@ class TextRolloutWorker(RolloutWorker):
     def setup(self) -> None:
         from rlplace.workers.engines.weights import SyncProbe
 
-        answers = self.config.prompts * self.config.config.algorithm.samples_per_prompt
+        algorithm = self.config.config.algorithm
+        answers = asked_at_once(self.config.prompts, algorithm.short_rounds) * algorithm.samples_per_prompt
         self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
         self._open(self._engine())
@@ -385,6 +387,8 @@ class TextRolloutWorker(RolloutWorker):
                 got, expected = f"iteration {item.iteration}", f"iteration {iteration}"
                 raise out_of_step(self.context.owner, "a request is of another iteration", got=got, expected=expected)
             if isinstance(item, EndOfIteration):
+                if item.drop:
+                    self.engine.drop()
                 return False
             self.engine.submit(item)
             counts.held_out = item.held_out

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import itertools
 import math
-import random
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,34 +22,29 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlplace.config.schema import Config
-from rlplace.envs.registry import make_task
-from rlplace.envs.text import Image, Split, TextEpisode, Transcript
+from rlplace.envs.text import TextEpisode, Transcript
 from rlplace.envs.text.contract import NoPrompt
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
-from rlplace.errors import ChannelFull, ChannelTimeout, ConfigError, Problem
+from rlplace.errors import ChannelEmpty, ChannelFull, ChannelTimeout
 from rlplace.metrics import Metric, Metrics
-from rlplace.models.sight import Sight
-from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Episode, Files, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.kept_groups import Kept, read, write
+from rlplace.workers.roles.prompts import Prompts, splits
 from rlplace.workers.roles.replies import Place, Replies
 from rlplace.workers.roles.scorer import reads_text
+from rlplace.workers.roles.tails import Tails
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import out_of_step
 
 _GRADING_S = 0.05  # between two looks at what is graded in other processes, or replied to in other threads
 _QUICK_S = 0.001  # most replies are there at once
 _POLL_S = 0.5  # how often a wait for replies checks for cancellation
-_TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
-_APART = 1 << 23  # between the numbers of these draws: more than a run asks
-_EPOCHS = 4  # whose orders are kept, beside the newest: a refill asks in another epoch
 _OTHERS = 1 << 22  # between the number of a prompt and of one that is asked in its place
 
 
@@ -64,7 +60,7 @@ class TextEnvWorker(EnvWorker):
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
-        self.prompts = {split: Prompts(config, model, split) for split in _splits(config)}
+        self.prompts = {split: Prompts(config, model, split) for split in splits(config)}
         for split, prompts in self.prompts.items():
             if prompts.dropped:
                 longest = config.algorithm.max_prompt_length
@@ -82,6 +78,7 @@ class TextEnvWorker(EnvWorker):
         )
         self._opened.callback(self.grader.close)
         self._kept: Kept = {}
+        self._tails = Tails(config.algorithm.short_rounds, self.config.prompts, self.config.groups(self.context.rank))
         self._behind = FilesBehind(self.context)
         self._opened.callback(self._behind.close)
 
@@ -99,12 +96,16 @@ class TextEnvWorker(EnvWorker):
         job, algorithm = self.config, self.config.config.algorithm
         self.failures.begin()
         self.forget(iteration - algorithm.max_staleness)  # else it would be too early for this one
-        kept, first = self._kept.pop(iteration, {}), iteration * job.prompts
-        groups = {group: first + group for group in job.groups(self.context.rank) if group not in kept}
+        kept, more = self._kept.pop(iteration, {}), self._tails.more(iteration)
+        groups = {group: n for group, n in self._tails.asked(iteration).items() if group not in kept}
+        numbers = iter(job.groups(self.context.rank))  # in a round that does not wait, groups are those that are whole
         samples: list[Sample] = []
         refills = algorithm.refills if algorithm.only_with_signal and not job.rewards else 0
-        play = Pass(self, self.prompts["train"], iteration, refills=refills)
+        play = Pass(self, self.prompts["train"], iteration, refills=refills, more=more)
         for group in itertools.chain(kept.values(), play.through(groups, algorithm.samples_per_prompt)):
+            if more:
+                number = next(numbers)
+                group = tuple(dataclasses.replace(sample, group=number) for sample in group)
             samples += group
             if algorithm.max_staleness:
                 self._kept.setdefault(iteration, {})[group[0].group] = group
@@ -114,6 +115,9 @@ class TextEnvWorker(EnvWorker):
             for channel, text in self._readers.items():
                 self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
         refilled = {"env/groups_refilled": Metric(len(play.refilled), "sum")} if refills else {}
+        if algorithm.short_rounds:
+            self._tails.leave(iteration, play.left)
+            refilled["env/prompts_left"] = Metric(more, "sum")
         samples += [sample for group in play.refilled for sample in group]
         failed = self.failures.metrics("env")
         return {**_metrics("env", samples, self.rewards, play.watch), **refilled, **failed}
@@ -127,7 +131,11 @@ class TextEnvWorker(EnvWorker):
         """Have all groups that are kept written into `folder`, behind what follows."""
         kept = {iteration: list(groups.values()) for iteration, groups in self._kept.items()}
         groups, text = self.config.groups(self.context.rank), any(self._readers.values())
-        self._behind.start(Path(folder), lambda: write(Path(folder), groups, self._asked(), kept, text=text))
+        tails = copy.deepcopy(self._tails)
+        self._behind.start(
+            Path(folder),
+            lambda: write(Path(folder), groups, self._asked(), kept, text=text) + tails.write(Path(folder)),
+        )
         return {}
 
     def load_state(self, folder: str) -> Metrics:
@@ -137,6 +145,7 @@ class TextEnvWorker(EnvWorker):
         that cannot be read.
         """
         self._kept, text = {}, any(self._readers.values())
+        self._tails.read(Path(folder))
         for iteration, groups in read(Path(folder), self.config.groups(self.context.rank), self._asked()).items():
             for number, group in groups.items():
                 asked = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
@@ -218,102 +227,6 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
     return {**watch.metrics(component), **{f"{component}/{name}": metric for name, metric in numbers.items()}}
 
 
-# ── prompts, as tokens: their order, and what happens to those that are too long ──────────────────────────────────────
-
-
-class Prompts:
-    """Episode number n of a run follows from the seed and n alone: the same in every placement.
-
-    Every epoch of a finite task asks all its rows, each time in another order, of which a few are kept.
-    """
-
-    def __init__(self, config: Config, model: Path, split: Split) -> None:
-        """Check the prompts without a worker. ConfigError: broken or empty data, no chat template, a long prompt."""
-        env = config.text_env
-        self.task, self.held_out = make_task(env, seed=config.runner.seed, split=split), split == "held_out"
-        self.tokenizer = Tokenizer.load(model)
-        plain = PlainText(self.tokenizer, system=env.system)
-        self._sight = Sight.of(model, env)
-        self.conversation = Chat(self.tokenizer, system=env.system, arguments=env.template) if env.chat else plain
-        self._longest, self._drop = config.algorithm.max_prompt_length, env.long_prompts == "drop"
-        self.dropped = 0
-        self._seed, self._orders = config.runner.seed, dict[int, list[int]]()  # of the newest epochs
-        self._rows = None if self.task.size is None else self._fitting(self.task.size)  # None: the task has no end
-        self.episodes(0, 1)  # a mistake in an endless task shows here
-
-    def episodes(self, number: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
-        """Return the prompt [P] and images of episode `number`, 0 <= number, and the episode `samples` times."""
-        if self._rows is not None:
-            epoch, place = divmod(number, len(self._rows))
-            if epoch not in self._orders:
-                self._orders = {**dict([*self._orders.items()][-_EPOCHS:]), epoch: list(self._rows)}
-                random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])
-            return self._begun(self._orders[epoch][place], samples)
-        lengths: list[int] = []
-        for row in itertools.islice(itertools.count(number, _APART), _TRIES if self._drop else 1):
-            tokens, images, episodes = self._begun(row, samples)
-            if len(tokens) <= self._longest:
-                return tokens, images, episodes
-            lengths.append(len(tokens))
-        raise self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))
-
-    def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
-        together = getattr(self.task, "episodes", None)
-        episodes = together(row, samples) if together else [self.task.episode(row) for _ in range(samples)]
-        prompt = episodes[0].prompt
-        tokens: Tokens = self.conversation.first(prompt)
-        images: Files = ()
-        shown = [] if isinstance(prompt, str) else [image for message in prompt for image in message.images]
-        if self._sight is not None:
-            images, counts = self._sight.read(shown)
-            tokens = self._sight.expand(tokens, counts)
-        elif shown:
-            raise self._unseen(shown)
-        if not len(tokens):
-            what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
-            why = "an answer's first token is drawn given what comes before it"
-            fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
-            raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix)
-        return tokens, images, episodes
-
-    def _fitting(self, size: int) -> list[int]:
-        """Return the rows whose prompts are short enough. Raises ConfigError where none is left or none may be."""
-        lengths = [len(self._begun(row, 1)[0]) for row in range(size)]
-        fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
-        self.dropped = size - len(fitting)
-        if not fitting or (self.dropped and not self._drop):
-            most = max(lengths)
-            got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
-            raise self._too_long(got, most)
-        return fitting
-
-    def _unseen(self, shown: Sequence[Image]) -> ConfigError:
-        what, why = "a prompt has images, and the model sees none", "its config.json has no vision_config"
-        fix = "actor.model.path: <the folder of a model that sees, such as Qwen2.5-VL>        (or prompts of text)"
-        return ConfigError.of("bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix)
-
-    def _too_long(self, got: str, enough: int) -> ConfigError:
-        what = f"prompts are longer than {self._longest} tokens"
-        why = "a cut prompt asks something else, so none is cut"
-        fix = f"max_prompt_length: {enough}        (or leave them out: env.long_prompts: drop)"
-        return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix)
-
-
-def _splits(config: Config) -> tuple[Split, ...]:
-    return ("train", "held_out") if config.runner.eval_every else ("train",)
-
-
-def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
-    """Report what is wrong with the prompts of a run, held-out prompts included."""
-    problems: list[Problem] = []
-    for split in _splits(config):
-        try:
-            Prompts(config, model, split)
-        except ConfigError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
-    return tuple(problems)
-
-
 # ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -348,11 +261,23 @@ class Pass:
     """
 
     def __init__(
-        self, worker: TextEnvWorker, prompts: Prompts, iteration: int, *, greedy: bool = False, refills: int = 0
+        self,
+        worker: TextEnvWorker,
+        prompts: Prompts,
+        iteration: int,
+        *,
+        greedy: bool = False,
+        refills: int = 0,
+        more: int = 0,
     ) -> None:
-        """`refills`: how often a group whose rewards are all equal, or unknown, gives way to another prompt."""
+        """`refills`: how often a group whose rewards are all equal, or unknown, gives way to another prompt.
+
+        `more`: groups that it does not wait for; whichever are late are `left`, by the numbers of their prompts.
+        """
         self._worker, self._context, self._grader = worker, worker.context, worker.grader
         self._refills, self.refilled = refills, list[list[Sample]]()  # groups that have given way
+        self._more, self.left = more, list[int]()
+        self._early = worker.config.config.algorithm.short_rounds > 0  # whether any pass ends before its last answer
         self._prompts, self._iteration, self._greedy = prompts, iteration, greedy
         self._to_ask: deque[Request] = deque()
         self._due = 0  # answers that were asked for and have not arrived
@@ -376,7 +301,7 @@ class Pass:
         left = deque((group, number, 0) for group, number in groups.items())
         tried: dict[int, int] = {}  # by group
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
-        while whole:
+        while len(whole) > self._more:
             self._context.check_cancelled("run")
             if left and not self._to_ask:
                 group, number, tried[group] = left.popleft()
@@ -413,7 +338,18 @@ class Pass:
                     continue
                 yield tuple(sorted(whole.pop(group), key=lambda each: each.sample))
                 self.watch.lap("put")
+                if len(whole) == self._more:
+                    break
+        self._leave([self._numbers.get(group, groups[group]) for group in whole])
         self._end()
+
+    def _leave(self, numbers: list[int]) -> None:
+        """Forget the episodes of groups that are not whole."""
+        self.left = numbers
+        self._to_ask.clear()
+        self._open.clear()
+        while self._grading:
+            self._graded(wait=True)
 
     def _end(self) -> None:
         """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
@@ -423,8 +359,12 @@ class Pass:
         else:
             while self._done_ranks < ranks["env"] - 1:
                 self._take()
+            if self._more:  # requests that no engine has taken
+                with contextlib.suppress(ChannelEmpty):
+                    while True:
+                        channels[REQUESTS].get_nowait()
             for _ in range(ranks["rollout"]):
-                channels[REQUESTS].put(EndOfIteration(iteration=self._iteration))
+                channels[REQUESTS].put(EndOfIteration(iteration=self._iteration, drop=self._early))
         self.watch.lap("put")
 
     def _ask(self) -> bool:
@@ -463,6 +403,9 @@ class Pass:
                 got, expected = f"the end of iteration {item.iteration}", f"iteration {self._iteration}"
                 raise out_of_step(owner, "an env rank is elsewhere", got=got, expected=expected)
             self._done_ranks += 1
+            return
+        asked = (item.iteration, item.held_out) == (self._iteration, self._prompts.held_out)
+        if self._early and (not asked or not self._open):  # of a round before this one, or of groups that were left
             return
         place = (item.group, item.sample)
         episode = self._open.get(place)

@@ -113,6 +113,13 @@ def test_what_depends_on_other_groups_cannot_begin_early(
     assert why in (problem.why or "")
 
 
+def test_a_round_cannot_end_early_where_engines_go_on_meanwhile() -> None:
+    with pytest.raises(PlacementError) as caught:
+        early(APART, {"max_staleness": 1, "short_rounds": 2})
+    (problem,) = [problem for problem in caught.value.problems if problem.code == "short-rounds"]
+    assert (problem.key, problem.fix) == ("algorithm.short_rounds", "short_rounds: 0")
+
+
 def test_components_that_both_stay_may_share() -> None:
     plan = ahead({"actor": "0-2", "env": "3", "rollout": "2-3"})
     assert {row["actor"] for row in plan.schedule.residency.values()} == {Residency.FULL}

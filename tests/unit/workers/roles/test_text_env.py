@@ -21,7 +21,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done
 from rlplace.workers.roles import replies
-from rlplace.workers.roles.text_env import check_prompts
+from rlplace.workers.roles.prompts import check_prompts
 from tests.text_stage import Says, TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
 
@@ -589,7 +589,7 @@ def test_a_cancelled_worker_stops(folder: Path) -> None:
 def stray(group: int, sample: int, turn: int) -> Completion:
     tokens, zeros = np.array([END], np.int32), np.zeros(1, np.int32)
     rest: dict[str, Any] = {"tokens": tokens, "logprobs": zeros.astype(np.float32), "versions": zeros, "finish": "stop"}
-    return Completion(env_rank=0, group=group, sample=sample, turn=turn, **rest)
+    return Completion(env_rank=0, iteration=0, held_out=False, group=group, sample=sample, turn=turn, **rest)
 
 
 @pytest.mark.parametrize(

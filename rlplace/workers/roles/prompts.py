@@ -1,0 +1,113 @@
+"""The prompts of a run, as tokens: their order, and what happens to those that are too long."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplace.config.schema import Config
+from rlplace.envs.registry import make_task
+from rlplace.envs.text import Image, Split, TextEpisode
+from rlplace.errors import ConfigError, Problem
+from rlplace.models.sight import Sight
+from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
+from rlplace.tokens import Files, Tokens
+
+_TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
+_APART = 1 << 23  # between the numbers of these draws: more than a run asks
+_EPOCHS = 4  # whose orders are kept, beside the newest: a refill asks in another epoch
+
+
+class Prompts:
+    """Episode number n of a run follows from the seed and n alone: the same in every placement.
+
+    Every epoch of a finite task asks all its rows, each time in another order, of which a few are kept.
+    """
+
+    def __init__(self, config: Config, model: Path, split: Split) -> None:
+        """Check the prompts without a worker. ConfigError: broken or empty data, no chat template, a long prompt."""
+        env = config.text_env
+        self.task, self.held_out = make_task(env, seed=config.runner.seed, split=split), split == "held_out"
+        self.tokenizer = Tokenizer.load(model)
+        plain = PlainText(self.tokenizer, system=env.system)
+        self._sight = Sight.of(model, env)
+        self.conversation = Chat(self.tokenizer, system=env.system, arguments=env.template) if env.chat else plain
+        self._longest, self._drop = config.algorithm.max_prompt_length, env.long_prompts == "drop"
+        self.dropped = 0
+        self._seed, self._orders = config.runner.seed, dict[int, list[int]]()  # of the newest epochs
+        self._rows = None if self.task.size is None else self._fitting(self.task.size)  # None: the task has no end
+        self.episodes(0, 1)  # a mistake in an endless task shows here
+
+    def episodes(self, number: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
+        """Return the prompt [P] and images of episode `number`, 0 <= number, and the episode `samples` times."""
+        if self._rows is not None:
+            epoch, place = divmod(number, len(self._rows))
+            if epoch not in self._orders:
+                self._orders = {**dict([*self._orders.items()][-_EPOCHS:]), epoch: list(self._rows)}
+                random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])
+            return self._begun(self._orders[epoch][place], samples)
+        lengths: list[int] = []
+        for row in itertools.islice(itertools.count(number, _APART), _TRIES if self._drop else 1):
+            tokens, images, episodes = self._begun(row, samples)
+            if len(tokens) <= self._longest:
+                return tokens, images, episodes
+            lengths.append(len(tokens))
+        raise self._too_long(f"prompt {number}: {lengths[0]} tokens", min(lengths))
+
+    def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
+        together = getattr(self.task, "episodes", None)
+        episodes = together(row, samples) if together else [self.task.episode(row) for _ in range(samples)]
+        prompt = episodes[0].prompt
+        tokens: Tokens = self.conversation.first(prompt)
+        images: Files = ()
+        shown = [] if isinstance(prompt, str) else [image for message in prompt for image in message.images]
+        if self._sight is not None:
+            images, counts = self._sight.read(shown)
+            tokens = self._sight.expand(tokens, counts)
+        elif shown:
+            raise self._unseen(shown)
+        if not len(tokens):
+            what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
+            why = "an answer's first token is drawn given what comes before it"
+            fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
+            raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix)
+        return tokens, images, episodes
+
+    def _fitting(self, size: int) -> list[int]:
+        """Return the rows whose prompts are short enough. Raises ConfigError where none is left or none may be."""
+        lengths = [len(self._begun(row, 1)[0]) for row in range(size)]
+        fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
+        self.dropped = size - len(fitting)
+        if not fitting or (self.dropped and not self._drop):
+            most = max(lengths)
+            got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
+            raise self._too_long(got, most)
+        return fitting
+
+    def _unseen(self, shown: Sequence[Image]) -> ConfigError:
+        what, why = "a prompt has images, and the model sees none", "its config.json has no vision_config"
+        fix = "actor.model.path: <the folder of a model that sees, such as Qwen2.5-VL>        (or prompts of text)"
+        return ConfigError.of("bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix)
+
+    def _too_long(self, got: str, enough: int) -> ConfigError:
+        what = f"prompts are longer than {self._longest} tokens"
+        why = "a cut prompt asks something else, so none is cut"
+        fix = f"max_prompt_length: {enough}        (or leave them out: env.long_prompts: drop)"
+        return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix)
+
+
+def splits(config: Config) -> tuple[Split, ...]:
+    return ("train", "held_out") if config.runner.eval_every else ("train",)
+
+
+def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
+    """Report what is wrong with the prompts of a run, held-out prompts included."""
+    problems: list[Problem] = []
+    for split in splits(config):
+        try:
+            Prompts(config, model, split)
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    return tuple(problems)

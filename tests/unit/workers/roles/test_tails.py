@@ -1,0 +1,95 @@
+"""Tail batching: each prompt is learned once in a cycle, whatever is late, on any ranks, and through checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rlplace.errors import ConfigError
+from rlplace.models.tokenizer import Tokenizer
+from rlplace.workers.roles.tails import Tails
+from tests.text_stage import TextStage
+from tests.tiny_tokenizer import tiny_tokenizer
+from tests.unit.workers.roles.test_text_env import COUNTING, LONG, says, value
+
+SHORT, PROMPTS = 3, 8
+
+
+def ranks_of(*edges: int) -> list[Tails]:
+    return [Tails(SHORT, PROMPTS, range(a, b)) for a, b in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("edges", [(0, 8), (0, 3, 8), tuple(range(9))], ids=str)
+def test_a_cycle_learns_the_prompts_that_it_would_learn_without_short_rounds(edges: tuple[int, ...]) -> None:
+    ranks = ranks_of(*edges)
+    for cycle in range(2):
+        learned: list[int] = []
+        for iteration in range(cycle * (SHORT + 1), (cycle + 1) * (SHORT + 1)):
+            at_once = 0
+            for tails in ranks:
+                asked, more = [*tails.asked(iteration).values()], tails.more(iteration)
+                at_once += len(asked)
+                late = sorted(asked, key=lambda number: number % 5)[:more]
+                tails.leave(iteration, late)
+                learned += [number for number in asked if number not in late]
+            long = iteration % (SHORT + 1) == SHORT
+            assert at_once == PROMPTS if long else PROMPTS < at_once <= PROMPTS + -(-PROMPTS // SHORT)
+        first = cycle * (SHORT + 1) * PROMPTS
+        assert sorted(learned) == [*range(first, first + (SHORT + 1) * PROMPTS)]
+
+
+def test_without_short_rounds_an_iteration_asks_its_own_prompts() -> None:
+    tails = Tails(0, PROMPTS, range(2, 5))
+    assert tails.asked(3) == {2: 26, 3: 27, 4: 28}
+    assert tails.more(3) == 0
+
+
+def test_what_was_left_goes_on_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+    for tails in (ranks := ranks_of(0, 3, 8)):
+        for iteration in range(SHORT):
+            tails.leave(iteration, [*tails.asked(iteration).values()][: tails.more(iteration)])
+        tails.write(tmp_path)
+    left = sorted(number for tails in ranks for number in tails.left.values())
+    assert len(left) == PROMPTS
+    for edges in ((0, 8), (0, 1, 5, 8)):
+        others = ranks_of(*edges)
+        for tails in others:
+            tails.read(tmp_path)
+        assert sorted(number for tails in others for number in tails.asked(SHORT).values()) == left
+    changed = Tails(SHORT + 1, PROMPTS, range(8))
+    changed.read(tmp_path)
+    assert changed.left == {}
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tails,) = ranks_of(0, 8)
+    (name,) = tails.write(tmp_path)
+    (tmp_path / name).write_text("{")
+    with pytest.raises(ConfigError, match=name):
+        tails.read(tmp_path)
+
+
+# ── env workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("env_ranks", [1, 2])
+def test_a_short_round_sends_the_groups_that_are_whole_and_a_long_one_those_that_were_left(
+    env_ranks: int, tmp_path: Path
+) -> None:
+    algorithm, learned = LONG | {"short_rounds": 2}, Counter[str]()
+    env, folder = COUNTING | {"max_turns": 3}, tiny_tokenizer(tmp_path)
+    decode = Tokenizer.load(folder).decode
+    with TextStage(folder, says, env=env, prompts=4, env_ranks=env_ranks, algorithm=algorithm) as stage:
+        for iteration in range(6):
+            metrics = stage.run(iteration)
+            groups = stage.groups()
+            assert sorted({sample.group for group in groups for sample in group}) == [0, 1, 2, 3]
+            assert all(len(group) == 2 for group in groups)
+            left = sum(value(m, "env/prompts_left") for m in metrics)
+            assert left == (0 if iteration % 3 == 2 else 2)
+            learned.update(decode(group[0].tokens[: group[0].prompt_tokens]) for group in groups)
+    assert set(learned.values()) == {1}
+    assert len(learned) == 24

@@ -44,7 +44,11 @@ def tiny_vlm(folder: Path, kind: Kind = "qwen2_5_vl", *, seed: int = 0, hidden: 
         "eos_token_id": END,
         "bos_token_id": None,
         "head_dim": hidden // 4,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [hidden // 16, hidden // 32, hidden // 32],
+        },
         "tie_word_embeddings": kind == "qwen2_vl",
     }
     vision: dict[str, Any] = {

@@ -206,7 +206,8 @@ def _saved_by_patch(model: Any, layers: Mapping[str, nn.Module]) -> dict[str, li
 def _patches(model: Any) -> dict[str, int]:
     tower = model.model.visual
     pixels, merge = tower.patch_embed.proj.weight.shape, tower.spatial_merge_size
-    return {"hidden": pixels[0], "pixels": math.prod(pixels[1:]), "patches": merge * merge}
+    mergers = 1 + len(getattr(tower, "deepstack_merger_list", ()))
+    return {"hidden": pixels[0], "pixels": math.prod(pixels[1:]), "patches": merge * merge, "mergers": mergers}
 
 
 def _by_token(

@@ -70,6 +70,7 @@ class Tower:
     hidden: int
     pixels: int  # numbers that it is given as
     patches: int  # of a token
+    mergers: int  # that make tokens of patches: of its end, and of layers whose features the decoder adds
 
     def given(self, tokens: int) -> int:
         """Bytes of the images of so many tokens, in float32."""
@@ -83,7 +84,11 @@ class Tower:
         """Bytes from the forward to the backward pass: inputs of layers, or all; of what merges patches, its states."""
         inputs = tokens * self.patches * self.hidden * compute
         layers = self.block.layers * (inputs if checkpointing else self.layer(tokens, compute))
-        return layers + 4 * inputs
+        return layers + 4 * self.mergers * inputs
+
+    def flowing(self, tokens: int, compute: int) -> int:
+        """Bytes of gradients on their way through a layer, as `formulas.flowing`."""
+        return tokens * self.patches * self.block.saved.compute_cut // 2 * compute
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

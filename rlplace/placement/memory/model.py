@@ -425,7 +425,13 @@ def _seeing(record: Mapping[str, Any]) -> Tower:
         weights=tuple(dataclasses.replace(_weight(row), projection=False, ways=1) for row in record["weights"]),
         saved=Saved(**dict(zip(_SAVED, record["saved"], strict=True))),
     )
-    return Tower(block=block, hidden=record["hidden"], pixels=record["pixels"], patches=record["patches"])
+    return Tower(
+        block=block,
+        hidden=record["hidden"],
+        pixels=record["pixels"],
+        patches=record["patches"],
+        mergers=record["mergers"],
+    )
 
 
 def _weight(row: Sequence[Any]) -> Weight:

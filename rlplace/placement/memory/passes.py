@@ -100,7 +100,7 @@ class Pass:
             held = gathered + number * self._layer * self.copied
             yield Moment(held, left + again + flow, 0, made + of_head + reduced)
         if tower is not None:  # goes backward last
-            seen = beside + tower.layer(self.tokens, number) + self._states(1)
+            seen = beside + tower.layer(self.tokens, number) + tower.flowing(self.tokens, number) + self._states(1)
             yield Moment(gathered, seen, 0, before or layers)
         # Outside the layers: copied to a buffer, from which the shards are reduced.
         root = self._cut(model.root_elements) if full else 0

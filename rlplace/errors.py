@@ -300,6 +300,10 @@ class EngineBusy(_OneProblem):
     """A generation engine was asked to release its cache while answers are in flight."""
 
 
+class EngineError(_OneProblem):
+    """A generation engine that is a server gave no answer, or has other weights than it was sent."""
+
+
 class NodeLost(_OneProblem):
     """Machines of a run are gone, and its workers were ended. `nodes` are their ranks.
 

@@ -81,7 +81,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "torch": {"algo", "comm.codec", "comm.weights", "models", "workers"},
     "trackio": {"report.trackers"},
     "transformers": {"models", "workers.engines.transformers"},
-    "urllib3": {"workers.roles.reward"},
+    "urllib3": {"workers.engines.vllm_server", "workers.roles.reward"},
     "vllm": {"workers.engines.vllm", "workers.engines.vllm_loading"},
     "wandb": {"report.trackers"},
     "yaml": {"config.compose", "config.yaml_text", "imports.settings", "report.record", "resume", "run", "trained"},

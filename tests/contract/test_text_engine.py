@@ -85,14 +85,18 @@ class Bench:
         if self._engine is None or sampling != self._sampling:
             self.close()
             self.device = Ledger()
-            build = named(self._name, {}, key="rollout.engine", code="unknown-engine", noun="engine")
-            settings = dataclasses.replace(sampling, model=self._folder)
-            self._engine = build(settings, device=self.device, owner="rollout rank 0")
+            self._engine = self._build(dataclasses.replace(sampling, model=self._folder))
             self._sampling = sampling
         while self._engine.in_flight:
             self._engine.step()
         self._engine.move(OFF)
         return self._engine
+
+    def _build(self, settings: EngineSettings) -> TextEngine:
+        engine: TextEngine = named(self._name, {}, key="rollout.engine", code="unknown-engine", noun="engine")(
+            settings, device=self.device, owner="rollout rank 0"
+        )
+        return engine
 
     def ready(self, sampling: Sampling = PLAIN) -> TextEngine:
         engine = self.born(sampling)

@@ -1,0 +1,248 @@
+"""What the engine over a vLLM server says of one that is not there, was started otherwise, or goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlplace.config.schema import TextRolloutConfig
+from rlplace.errors import EngineError
+from rlplace.placement.schedule import Residency
+from rlplace.workers.engines.contract import EngineSettings
+from rlplace.workers.engines.vllm_server import VllmServer
+from tests.rollout_stage import Ledger
+from tests.tiny_lm import request_of
+
+ANSWER: dict[str, Any] = {
+    "usage": {"prompt_tokens_details": {"cached_tokens": 3}},
+    "choices": [
+        {
+            "token_ids": [7, 8],
+            "finish_reason": "length",
+            "weight_versions": [{"version": "4", "start": 0, "end": 2}],
+            "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]},
+        }
+    ],
+}
+
+
+def started(**otherwise: Any) -> dict[str, Any]:
+    """What a server says that was started as it has to be, or otherwise."""
+    model = {"logprobs_mode": "processed_logprobs", "max_model_len": 64, **otherwise}
+    return {"vllm_config": {"model_config": model, "device_config": {"device": "cpu"}}}
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers as vLLM does; `answers` has what it says by path, a status alone or text that is no JSON among it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: dict[str, Any] = {
+            "/health": {},
+            "/server_info": started(),
+            "/inference/v1/generate": ANSWER,
+            "/reset_prefix_cache": {"success": True},
+        }
+        self.asked: list[tuple[str, Any]] = []
+        self.hangs = threading.Event()
+        self.released = threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        size = int(self.headers.get("content-length") or 0)
+        text = self.rfile.read(size)
+        self.server.asked.append((self.path, json.loads(text) if text else None))
+        if self.server.hangs.is_set():
+            self.server.released.wait(10)
+            return
+        self._answer()
+
+    def _answer(self) -> None:
+        answer = self.server.answers.get(self.path.partition("?")[0], {})
+        status = answer if isinstance(answer, int) else 200
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.released.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def build(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., VllmServer]]:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    save_file({"weight": torch.zeros(2, 2)}, model / "model.safetensors")
+    built: list[VllmServer] = []
+
+    def make(**others: Any) -> VllmServer:
+        rollout = TextRolloutConfig(step_sequences=4, temperature=0.5, seed=3)
+        settings = EngineSettings(rollout=rollout, model=model, context=64)
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        given = {"url": url, "folder": str(tmp_path / "sent"), "start_s": 0.1, "timeout_s": 5.0, **others}
+        built.append(VllmServer(settings, device=Ledger(), owner="rollout rank 0", **given))
+        return built[-1]
+
+    yield make
+    for engine in built:
+        engine.close()
+
+
+def loaded(engine: VllmServer) -> VllmServer:
+    engine.move(Residency.FULL)
+    engine.load({"weight": torch.ones(2, 2)}, 4)
+    return engine
+
+
+def finished(engine: VllmServer) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(500):
+        found += engine.step()
+        if not engine.in_flight:
+            return found
+    raise AssertionError("an engine without an end")
+
+
+def test_weights_go_through_the_folder_while_the_server_pauses(
+    server: FakeServer, build: Callable[..., VllmServer], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    engine = loaded(build())
+    paths = [path for path, _ in server.asked]
+    reset = "/reset_prefix_cache?reset_running_requests=true"
+    assert paths == ["/resume", "/pause?mode=keep", "/collective_rpc", reset, "/update_weight_version", "/resume"]
+    there = tmp_path / "sent" / "model"
+    assert server.asked[2][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(there)}}
+    assert server.asked[4][1] == {"new_version": "4"}
+    assert torch.equal(load_file(there / "model.safetensors")["weight"], torch.ones(2, 2))
+    assert engine.version == 4
+
+
+def test_an_answer_comes_with_its_versions(server: FakeServer, build: Callable[..., VllmServer]) -> None:
+    engine = loaded(build())
+    engine.submit(request_of(2, length=5, samples=2, longest=9))
+    assert (engine.in_flight, engine.room) == (2, 2)
+    first, second = finished(engine)
+    assert {first.sample, second.sample} == {0, 1}
+    assert (first.tokens.tolist(), first.logprobs.tolist(), first.versions.tolist()) == ([7, 8], [-1, -2], [4, 4])
+    assert (first.tokens.dtype, first.logprobs.dtype, first.finish) == (np.int32, np.float32, "length")
+    assert engine.cached_tokens == 6
+    asked = [body["sampling_params"] for path, body in server.asked if path == "/inference/v1/generate"]
+    assert asked[0]["seed"] != asked[1]["seed"]
+    assert {(a["temperature"], a["max_tokens"], a["ignore_eos"], a["detokenize"]) for a in asked} == {
+        (0.5, 9, True, False)
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("/health", 503, "no server is up after 0.1 s"),
+        ("/server_info", 404, "its development endpoints are off"),
+        ("/inference/v1/generate", 404, "takes no token ids"),
+        (
+            "/server_info",
+            started(logprobs_mode="raw_logprobs"),
+            "gives other log-probabilities",
+        ),
+        (
+            "/server_info",
+            started(max_model_len=63),
+            "takes shorter sequences",
+        ),
+    ],
+)
+def test_a_server_that_was_started_otherwise_is_refused_with_how_to_start_it(
+    server: FakeServer, build: Callable[..., VllmServer], path: str, answer: Any, said: str
+) -> None:
+    server.answers[path] = answer
+    with pytest.raises(EngineError) as caught:
+        build()
+    assert caught.value.code == "engine-server"
+    assert said in str(caught.value)
+    assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in str(caught.value)
+    assert "--max-model-len 64" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("default", "has other weights"), ("9", "has other weights"), (None, "does not say by which weights")],
+)
+def test_answers_by_other_weights_are_noticed(
+    server: FakeServer, build: Callable[..., VllmServer], version: str | None, said: str
+) -> None:
+    engine = loaded(build())
+    spans = [{"version": version, "start": 0, "end": 2}] if version else None
+    server.answers["/inference/v1/generate"] = {
+        **ANSWER,
+        "choices": [{**ANSWER["choices"][0], "weight_versions": spans}],
+    }
+    engine.submit(request_of(0))
+    with pytest.raises(EngineError, match=said):
+        finished(engine)
+
+
+def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
+    server: FakeServer, build: Callable[..., VllmServer]
+) -> None:
+    engine = loaded(build(timeout_s=0.2))
+    server.answers["/collective_rpc"] = 500
+    with pytest.raises(EngineError, match="refused /collective_rpc"):
+        engine.load({"weight": torch.ones(2, 2)}, 5)
+    assert engine.version is None
+    server.answers |= {"/collective_rpc": {}, "/reset_prefix_cache": {"success": False}}
+    with pytest.raises(EngineError, match="keeps what it computed by the old weights"):
+        engine.load({"weight": torch.ones(2, 2)}, 5)
+    server.answers["/reset_prefix_cache"] = {"success": True}
+    loaded(engine).submit(request_of(0))
+    server.hangs.set()
+    engine.submit(request_of(1))
+    with pytest.raises(EngineError, match=r"gave no answer within 0\.2 s"):
+        finished(engine)
+
+
+def test_experts_are_refused_on_a_cpu(build: Callable[..., VllmServer], tmp_path: Path) -> None:
+    save_file({"layers.0.mlp.experts.0.up_proj.weight": torch.zeros(2, 2)}, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(EngineError, match="answers wrongly with experts on a CPU"):
+        build()
+
+
+def test_one_rank_sends_weights_through_a_folder(build: Callable[..., VllmServer]) -> None:
+    first = build()
+    with pytest.raises(EngineError, match="its folder is in use"):
+        build()
+    first.close()
+    build()

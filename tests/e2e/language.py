@@ -48,6 +48,7 @@ def seeing(folder: Path, squares: Path) -> tuple[str, ...]:
         "env.task=prompts",
         f"env.kwargs={{path: {squares}, image: image}}",
         "env.rewards=[{name: exact_match}]",
+        "rollout.seed=0",
         "algorithm.prompts=12",
         "algorithm.samples_per_prompt=8",
         "algorithm.max_new_tokens=1",

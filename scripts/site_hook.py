@@ -26,6 +26,7 @@ FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 # Pages whose hits come after those of the guides, by the start of their path; the search of the theme reads it.
 SEARCHED = {
     "decisions/": {"boost": 0.1},
+    "architecture.md": {"boost": 0.3},
     "reference/": {"boost": 0.5},
     "changelog.md": {"boost": 0.1},
     "license.md": {"exclude": True},

@@ -442,13 +442,14 @@ def _may_have_language_model(line: CommandLine) -> bool:
 
 
 def _declared(key: str, name: str, line: CommandLine) -> str:
-    """Write `cluster=<name>` or `model@<block>.model=<name>` for Hydra: added where the config has no such default.
+    """Write `cluster=<name>` or `model@<block>.model=<name>` for Hydra: added where no file of the config has it.
 
     Raises ConfigError where no such cluster or model is declared.
     """
     group, _, block = key.partition("@")
     default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")
-    among_defaults = any(default.fullmatch(path) for path in line_sources(line.text, ""))
+    texts = [file.read_text(encoding="utf-8") for file in _with_parents(line.folders, str(line.name))]
+    among_defaults = any(default.fullmatch(path) for text in texts for path in line_sources(text, ""))
     known = group_names(group, line.folders)
     if all(choice in known for choice in (name.split(",") if line.swept else [name])):
         return f"{key}={name}" if among_defaults else f"+{key}={name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,7 @@ def _endless(config: SimulatorEnvConfig, longest: int, played: int, episodes: in
 def _made(config: SimulatorEnvConfig, rows: int, chunk: int, *, drawn: bool) -> Simulator:
     if not drawn:
         return make_simulator(config, rows, chunk)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen, and complains where there is none
     drawing = dataclasses.replace(config, kwargs={**config.kwargs, "render_mode": "rgb_array"})
     try:
         return make_simulator(drawing, rows, chunk)

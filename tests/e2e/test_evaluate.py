@@ -224,12 +224,14 @@ def test_without_onnx_its_extra_is_named(
 
 
 def test_an_animated_image_shows_the_episodes_of_the_first_row(
-    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from PIL import Image
 
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     video = tmp_path / "new" / "film.gif"
     assert report(capsys, drawn, "episodes=18", f"video={video}")["video"] == str(video)
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy"  # pygame looks for no screen
     with Image.open(video) as film:
         grey = []
         for frame in range(film.n_frames):

@@ -202,6 +202,14 @@ def test_a_misspelt_name_in_defaults_is_told_with_its_line(wrong: str, right: st
         assert str(problem.source) == f"{file}:2"
 
 
+def test_another_model_replaces_the_one_that_an_extended_config_names(tmp_path: Path) -> None:
+    extends(tmp_path, parent="hybrid_grpo_llm")
+    (tmp_path / "child.yaml").write_text("defaults: [mine, _self_]\n", encoding="utf-8")
+    for name in ("mine", "child"):
+        (job,) = with_hydra(["--config-dir", str(tmp_path), name, "model@actor.model=tiny"])
+        assert job.mapping["actor"]["model"]["path"] == "models/tiny"
+
+
 def test_a_reference_into_the_extended_config_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
     file = extends(tmp_path, gamma="${algorithm.gae_lamda}")
     problem = only_problem(str(file))

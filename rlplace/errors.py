@@ -16,7 +16,7 @@ _NEAR = 0.75  # how like each other a misspelt part of a name and the right one 
 _JOINED = 0.9  # the same of names with other numbers of parts
 _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
 COMMAND_LINE = "command line: "  # begins the source of what is no file's, before the word
-_FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}\(.*\))?")
+_FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import (
+    COMMAND_LINE,
     AcceleratorOutOfMemory,
     ChannelTimeout,
     ConfigError,
@@ -138,3 +139,11 @@ def test_an_output_error_names_the_file_and_the_space_left(tmp_path: Path, numbe
 )
 def test_the_nearest_word_is_offered_only_when_near(word: str, near: str | None) -> None:
     assert did_you_mean(word, ["actor", "rollout", "gamma"]) == near
+
+
+def test_a_remark_behind_a_fix_is_no_part_of_the_word_to_paste() -> None:
+    fix = "actor.lora_rank: 16        saves 2 GiB; costs: less\nor: a.b: {placement: 0-7, size: 2}        costs: more"
+    problem = Problem(code="does-not-fit", key="c.d", what="w", fix=fix, source=Source(file=f"{COMMAND_LINE}c.d=all"))
+    assert problem.pasted == (
+        "actor.lora_rank=16        saves 2 GiB; costs: less\nor: 'a.b={placement: 0-7, size: 2}'        costs: more"
+    )

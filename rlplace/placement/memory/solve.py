@@ -298,6 +298,11 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
         for component in holders:
             yield from _more_ranks(case, component)
         for component in holders:
+            demand = case.demands.get(component)
+            if isinstance(demand, TrainingDemand | ScoringDemand) and demand.packed:
+                what = "have the tokens of each sample between them, and exchange them for heads around attention"
+                yield from _shared(case, component, "context_parallel_size", what)
+        for component in holders:
             yield from _other_training(case, component)
             yield from _other_engine(case, component)
 
@@ -319,17 +324,22 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
     demand = case.demands.get(component)
     if not isinstance(demand, EngineDemand):
         return
+    yield from _shared(case, component, "tensor_parallel_size", "compute each token of an engine together")
+    if demand.block.engine == "vllm" and demand.block.cache_dtype is None and demand.block.dtype != "fp16":
+        yield _change(case, component, "cache_dtype", "fp8", "keys and values of 8 bits: answers differ a little")
+
+
+def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[Remedy]:
+    """More accelerators that do together what one does now, by a key of the component's line."""
     spec = case.placement.spec(component)
     written = spec.canonical()
     block = dict(written) if isinstance(written, dict) else {"placement": written}
-    now = max([spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments)])
-    if now == 1 or "tensor_parallel_size" in block:
+    now = max([getattr(spec.parallel, key), *(s.accelerators_per_rank for s in spec.segments)])
+    if now == 1 or key in block:
         for slices in (n for n in _SLICES if n > now and spec.world_size * now % n == 0):
-            path, value = f"cluster.component_placement.{component}", {**block, "tensor_parallel_size": slices}
-            cost = f"{slices} accelerators compute each token of an engine together"
+            path, value = f"cluster.component_placement.{component}", {**block, key: slices}
+            cost = f"{slices} accelerators {what}"
             yield Remedy(fix=f"{path}: {show(value)}", cost=cost, case=case, lines={path: value})
-    if demand.block.engine == "vllm" and demand.block.cache_dtype is None and demand.block.dtype != "fp16":
-        yield _change(case, component, "cache_dtype", "fp8", "keys and values of 8 bits: answers differ a little")
 
 
 def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> Remedy:

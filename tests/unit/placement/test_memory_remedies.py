@@ -141,6 +141,26 @@ def test_an_actor_may_have_all_accelerators_unless_its_ranks_share_them(actor: o
         assert len(remedy.case.placement.spec("actor").accelerators) == 8
 
 
+def test_long_samples_may_be_shared_by_accelerators() -> None:
+    """A pass has at least the longest sample; recomputed, its layers still hold too much."""
+    line, leaving, length = {"actor": "0-7", "rollout": "0-7", "env": "0"}, {"enable_offload": True}, 1 << 17
+    model = {"model": llama_3("8b"), "optimizer": {"kind": "adamw_master"}, "weights": "bf16", "compute": "bf16"}
+    blocks = {
+        "cluster": {"component_placement": line},
+        "algorithm": {"name": "grpo", "prompts": 8, "max_prompt_length": 1024, "max_new_tokens": length - 1024},
+        "actor": leaving | model | {"checkpointing": True, "token_budget": length},
+        "rollout": leaving | {"engine": "transformers", "dtype": "bf16", "kv_cache_memory": "20GiB"},
+        "env": leaving | {"task": "arithmetic"},
+    }
+    config = read_config(blocks)
+    plan = make_plan(config, Topology.uniform(1, 8, "cuda", 75 * GIB))
+    shared = [r for r in find_remedies(memory_case(plan, config)) if "context_parallel_size" in r.fix]
+    assert [r.fix for r in shared] == [
+        f"cluster.component_placement.actor: {{placement: 0-7, context_parallel_size: {n}}}" for n in (2, 4, 8)
+    ]
+    assert all(remedy.enough and not remedy.also for remedy in shared)
+
+
 def test_a_host_too_small_drops_sleep_copies() -> None:
     case = colocated_8b()
     levels = [case.changed(["rollout"], sleep_level=level) for level in (1, 2)]

@@ -207,17 +207,20 @@ def _attention(
     parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
     continued = any(follows is not None for follows in packed.after)
     for q, k, v, follows in zip(*parts, packed.after, strict=True):
-        first = 0
-        if follows is not None:  # attended whole, which takes no mask, and cut
-            q, k, v = (torch.cat((of[follows], own), dim=2) for of, own in zip(parts, (q, k, v), strict=True))
+        own, first = q.shape[2], 0
+        if follows is not None:
+            k, v = (torch.cat((of[follows], more), dim=2) for of, more in zip(parts[1:], (k, v), strict=True))
             first = packed.lengths[follows]
         elif continued:  # a view would keep what is copied above
             q, k, v = q.clone(), k.clone(), v.clone()
-        length, mask = q.shape[2], None
-        if sliding_window is not None and length > sliding_window:  # [length, length], true where a token sees another
-            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - sliding_window)
+        length, mask = first + own, None
+        if sliding_window is not None and length > sliding_window:  # [own, length], true where a token sees another
+            mask = torch.ones(own, length, dtype=torch.bool, device=q.device).tril(first)
+            mask = mask.triu(first + 1 - sliding_window)
+        elif first:  # attended whole, which takes no mask, and cut
+            q = torch.cat((parts[0][follows], q), dim=2)
         whole = attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
-        attended.append(whole[:, :, first:])
+        attended.append(whole[:, :, -own:])
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
 

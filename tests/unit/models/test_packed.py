@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
+from transformers import MistralConfig, MistralModel
 
 from rlplace.algo.packing import SampleSizes
 from rlplace.models.packed import Packed, attend_packed, attention, token_scores
@@ -55,11 +55,20 @@ def test_each_sequence_is_attended_alone(window: int | None, keys: int) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "answer", "answers"), [(60, 60, 4), (200, 10, 8)])
-def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(prompt: int, answer: int, answers: int) -> None:
-    config = LlamaConfig(
-        vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
+    window: int | None, prompt: int, answer: int, answers: int
+) -> None:
+    config = MistralConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        sliding_window=window,
     )
-    trunk = LlamaModel(config)
+    trunk = MistralModel(config)
     attend_packed(trunk)
     sequences = [np.concatenate([np.arange(prompt), np.arange(answer) + i]) for i in range(answers)]
     masks = [np.arange(prompt + answer) >= prompt] * answers
@@ -77,7 +86,7 @@ def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(prompt: i
     alone = saved(Packed.of(sequences, masks)) / sum(sizes.tokens)
     everything = range(answers)
     together = saved(Packed.of(sequences, masks, alike=sizes.alike(everything)))
-    assert 0.7 * sizes.size(everything) < together / alone <= sizes.size(everything)
+    assert (0.7 if window is None else 0.5) * sizes.size(everything) < together / alone <= sizes.size(everything)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -66,9 +66,9 @@ class SampleSizes:
         for _, group in itertools.groupby(picks, self.groups.__getitem__ if self.prompts else None):
             members, first = list(group), 0
             while first < len(members):
-                stop = min(first + most, len(members))
-                while stop > first + 1 and self.size(members[first:stop]) > budget:
-                    stop -= 1
+                stops = range(first + 1, min(first + most, len(members)) + 1)
+                fitting = bisect.bisect_right(stops, budget, key=lambda stop: self.size(members[first:stop]))
+                stop = stops[max(0, fitting - 1)]
                 found.append(tuple(members[first:stop]))
                 first = stop
         return found

@@ -224,3 +224,11 @@ def test_streams_of_neighbouring_seeds_and_iterations_are_unrelated() -> None:
         for iteration in range(4)
     }
     assert len(orders) == 16
+
+
+def test_a_group_is_cut_into_as_many_samples_as_fit() -> None:
+    sizes = SampleSizes((12,) * 5 + (90, 9), (8,) * 7, (0,) * 7)
+    assert sizes.size([0, 1, 2]) == 12 + 4 + 4 + 6
+    assert sizes.units(range(7), 7, 26) == [(0, 1, 2), (3, 4), (5,), (6,)]
+    assert sizes.units(range(7), 7, 25) == [(0, 1), (2, 3), (4,), (5,), (6,)]
+    assert sizes.units(range(5), 2, 100) == [(0, 1), (2, 3), (4,)]

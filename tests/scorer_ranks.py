@@ -41,6 +41,7 @@ class ScorerScenario:
     block: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of its config
     env: Mapping[str, object] = dataclasses.field(default_factory=dict)
     faults: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    algorithm: Mapping[str, object] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     tensor_parallel: int = 1
     context_parallel: int = 1
@@ -54,7 +55,7 @@ class ScorerScenario:
             {
                 "cluster": {"component_placement": {"actor": "0", "rollout": "0", "env": "0", self.component: "0"}},
                 "actor": {"model": {"path": str(self.model)}},
-                "algorithm": {"name": "grpo", "prompts": PROMPTS, "samples_per_prompt": 4},
+                "algorithm": {"name": "grpo", "prompts": PROMPTS, "samples_per_prompt": 4, **self.algorithm},
                 self.component: {"token_budget": 48, **model, **self.block},
                 "rollout": {"temperature": self.temperature},
                 "env": {"task": "arithmetic", **self.env},

@@ -86,10 +86,13 @@ class Scoring:
         self.watch.lap("wait")
         return tuple(taken)
 
-    def put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values]) -> None:
-        """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned."""
+    def put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values], *, size: int | None = None) -> None:
+        """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned.
+
+        `size` of the pass in tokens, where samples share what they begin with.
+        """
         tokens = sum(len(sample.tokens) for sample in samples)
-        self.watch.lap("infer", tokens)
+        self.watch.lap("infer", tokens if size is None else size)
         self._context.check_cancelled("infer")
         scores = [
             Scores(group=sample.group, sample=sample.sample, values=np.asarray(value, np.float32))
@@ -220,11 +223,14 @@ class ModelScorer(Scorer, JoinedWorker):
 
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
+        from rlplace.workers.training.samples import sizes_of
+
         with self._working("infer"):
             try:
                 for batch in self._micro_batches(scoring):
                     values = self._values(batch)
-                    scoring.put(*((batch, values) if self._ranks.counts else ((), ())))
+                    size = sizes_of(batch, alike=self._alike).size(range(len(batch)))
+                    scoring.put(*((batch, values) if self._ranks.counts else ((), ())), size=size)
             finally:
                 self._lm.drop_gathered()
 

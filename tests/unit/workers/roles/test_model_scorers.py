@@ -19,8 +19,10 @@ from rlplace.errors import ChannelBroken, ChannelMisuse, ChannelTimeout, NotResi
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import REFERENCE_WEIGHTS
+from rlplace.workers.training.samples import sizes_of
 from tests.lm_ranks import made_up_samples
 from tests.rollout_stage import Ledger
 from tests.scorer_ranks import (
@@ -244,3 +246,21 @@ def test_a_reward_model_with_its_own_tokenizer_is_told_the_conversation(policy: 
         ]
     ]
     assert_same(found, scores(own, [tuple(expected)]))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_its_time_is_kept_with_what_a_pass_computes(
+    shared: bool, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which a prediction asks for it: of tokens that samples share, once."""
+    laps: list[tuple[str, float]] = []
+    lap = Stopwatch.lap
+    monkeypatch.setattr(
+        Stopwatch, "lap", lambda self, part, size=0.0: (laps.append((part, size)), lap(self, part, size))
+    )
+    scenario = ScorerScenario(model=policy, block={"token_budget": 4096}, algorithm={"share_prompts": shared})
+    scored_by(scenario)
+    samples = flat(made_up_samples())
+    sizes = sizes_of(samples, alike=shared)
+    assert [size for part, size in laps if part == "infer"] == [sizes.size(range(len(samples)))]
+    assert (sizes.size(range(len(samples))) < sum(sizes.tokens)) == shared

@@ -148,9 +148,16 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
 
 def _other_task(job: Prepared, newest: Checkpoint, key: str, old: object, new: object) -> Problem:
     """Say that "auto" has found a run of another task; offer the newest run that the job could go on with."""
-    fix = ANEW
+    fix, seen = ANEW, set[Path]()
     for checkpoint in whole_ones(newest.run.parent):
-        differences = _differences(read_config(yaml.safe_load(checkpoint.text(CONFIG))), read_config(job.mapping))
+        if checkpoint.run in seen:  # `resume` takes the newest one of a run
+            continue
+        seen.add(checkpoint.run)
+        try:
+            then = read_config(yaml.safe_load(checkpoint.text(CONFIG)))
+        except ConfigError:  # of another version
+            continue
+        differences = _differences(then, read_config(job.mapping))
         if not (any(_other_experiment(job, differences)) or any(_over(job, checkpoint))):
             fix = shlex.quote(f"resume={checkpoint.run}")
             break

@@ -142,6 +142,19 @@ def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPa
     assert "refused" in (refused.value.problem.why or "")
 
 
+def test_auto_does_not_choose_among_several_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    monkeypatch.setattr(session, "_at_work", lambda: ({"127.0.0.1:2", "127.0.0.1:1"}, []))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for stale in (None, "127.0.0.1:3"):
+        monkeypatch.setattr(services, "find_bootstrap_address", lambda folder, found=stale: found)
+        with pytest.raises(ClusterError) as refused:
+            session._join("auto")
+        assert refused.value.code == "cluster-unreachable"
+        assert (refused.value.problem.why or "").startswith("several are here, 127.0.0.1:1, 127.0.0.1:2: RAY_ADDRESS")
+
+
 @pytest.fixture(scope="module")
 def four_gpus() -> Iterator[Any]:
     """A Ray that was given four GPUs that do not exist, which is enough to see which worker would get which."""

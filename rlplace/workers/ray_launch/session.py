@@ -252,6 +252,10 @@ def _shared_address() -> str:
     if started is None and private:
         what, why = "the only Ray here was not started to be shared", f"it ends with its program: {'; '.join(private)}"
         raise _nothing_to_join("cluster-private", what, "auto", why)
+    if len(shared) > 1 and started not in shared:
+        raise ConnectionError(
+            f"several are here, {', '.join(sorted(shared))}: RAY_ADDRESS, or the address itself, names one"
+        )
     if started is None:
         raise ConnectionError("RAY_ADDRESS is not set, and no `ray start` has left an address here")
     return started

@@ -42,6 +42,7 @@ from rlplace.config.yaml_text import (
     repeated_key,
     scalars,
     show,
+    text_of,
 )
 from rlplace.errors import COMMAND_LINE, ConfigError, Source, did_you_mean, source_of, suggestion
 
@@ -112,14 +113,7 @@ class CommandLine:
     @property
     def text(self) -> str:
         """The text of the config's own file; empty where there is none. Raises ConfigError: not UTF-8."""
-        if not self.file.is_file():
-            return ""
-        try:
-            return self.file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            what, short = "is no text in UTF-8", _short(self.file)
-            fix = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(short)}        (or save it as UTF-8 in your editor)"
-            raise ConfigError.of("bad-yaml", short, what, None, str(error), fix) from error
+        return text_of(self.file, _short(self.file)) if self.file.is_file() else ""
 
 
 def _parser() -> OptionParser:
@@ -313,7 +307,7 @@ def _with_parents(places: Sequence[Path], name: str, below: Collection[str] = ()
     file = next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
     if file is None or name in below:  # a circle, which Hydra reports
         return []
-    text, above = file.read_text(encoding="utf-8"), name.rpartition("/")[0]
+    text, above = text_of(file, _short(file)), name.rpartition("/")[0]
     parents = [
         parent.removeprefix("/") if parent.startswith("/") else f"{above}/{parent}".removeprefix("/")
         for parent in named_in_defaults(text)
@@ -470,6 +464,8 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
         return _no_such_part(error, line)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return _not_resolved(error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file)))
+    if isinstance(error, UnicodeDecodeError):
+        _with_parents(line.folders, str(line.name))  # reads each file, and says which it is
     if isinstance(wrong := not_blocks(line.text, _short(line.file), all_places), ConfigError):
         return wrong
     first, _, rest = str(error).strip().partition("\n")

@@ -37,7 +37,7 @@ from rlplace.config.model_folder import GET, model_folder, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word, not_named
 from rlplace.config.own import block_of_name
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
-from rlplace.config.yaml_text import quote, show
+from rlplace.config.yaml_text import quote, show, torn_number
 from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
 
 if TYPE_CHECKING:
@@ -278,18 +278,10 @@ def _unknown(
         why = f"it may be {KEYS[name].lstrip('.')}"
     got = f"{name}: {show(value)}"
     what = "unknown key" + suggestion(meant)
-    if value is None and name.isdecimal() and (number := _before(key, written, found.sources)) is not None:
-        why, fix = "a comma in braces ends a value; numbers have a point", f"{number}.{name}"
+    if value is None and (torn := torn_number(key, found.sources)) and type(whole := value_at(written, torn[0])) is int:
+        why = "a comma in braces ends a value; numbers have a point"
+        fix = f"{torn[0].rpartition('.')[2]}: {whole}.{torn[1]}"
     found.reject("unknown-key", key, what, got=got, span=(0, len(name)), why=why, fix=fix)
-
-
-def _before(key: str, written: Any, sources: Mapping[str, Source]) -> str | None:
-    """Return the whole number, with its key, that stands before a key in the same braces."""
-    above = key.rpartition(".")[0]
-    beside = [path for path, place in sources.items() if place == sources.get(key) and path.rpartition(".")[0] == above]
-    before = beside[beside.index(key) - 1] if key in beside[1:] else None
-    number = None if before is None else value_at(written, before)
-    return f"{str(before).rpartition('.')[2]}: {number}" if type(number) is int else None
 
 
 def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import yaml
 
@@ -102,6 +105,35 @@ def scalars(text: str) -> dict[str, yaml.ScalarNode]:
 
     visit(_composed(text), "")
     return found
+
+
+def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | None:
+    """Return the path and the digits of `{path: 0,05}`, whose second part YAML makes the key 5 of: of 075 it makes 61.
+
+    `key`: what it has made. None for a key that no other stands before in its line.
+    """
+    above, _, name = key.rpartition(".")
+    before: dict[Source, str] = {}  # of each line, the last key so far
+    for path, place in sources.items():
+        block, _, leaf = path.rpartition(".")
+        if block != above:
+            continue
+        if place in before and leaf.isdecimal() and str(yaml.safe_load(leaf)) == name:
+            return before[place], leaf
+        before[place] = path
+    return None
+
+
+def text_of(file: Path, shown: str) -> str:
+    """Read a config's file. Raises ConfigError: not UTF-8. `shown`: its path in errors."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        begin, word = file.read_bytes()[:2], shlex.quote(shown)
+        written = "UTF-16" if begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "ISO-8859-1"
+        fix = f"iconv -f {written} -t UTF-8 {word} > {word}.new && mv {word}.new {word}"
+        fix += "        (or save it as UTF-8 in your editor)"
+        raise ConfigError.of("bad-yaml", shown, "is no text in UTF-8", None, str(error), fix) from error
 
 
 def misread_number(node: yaml.ScalarNode) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -373,7 +374,7 @@ def test_what_an_override_puts_in_place_of_a_value_is_of_the_command_line() -> N
         ("defaults: [cartpole, _self_]\nrunner:\n seed: 3\n   output_dir: x\n", "bad-yaml", "indent this line"),
         ("defaults:\n  - cartpole\n  -_self_\n", "bad-yaml", "key: value"),
         ("defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,99}\n", "unknown-key", "gamma: 0.99"),
-        ("\udcff", "bad-yaml", "iconv -f UTF-16 -t UTF-8"),
+        ("defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,075}\n", "unknown-key", "gamma: 0.075"),
     ],
 )
 def test_a_file_that_is_no_config_has_a_fix(text: str, code: str, fix: str, tmp_path: Path) -> None:
@@ -383,6 +384,22 @@ def test_a_file_that_is_no_config_has_a_fix(text: str, code: str, fix: str, tmp_
     (problem,) = caught.value.problems
     assert problem.code == code
     assert str(problem.fix).startswith(fix)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "ISO-8859-1"])
+@pytest.mark.parametrize("wrong", ["mine", "base"])
+def test_a_file_that_is_not_utf_8_is_by_its_fix(encoding: str, wrong: str, tmp_path: Path) -> None:
+    """Also one that the named file extends."""
+    texts = {
+        "mine": "defaults: [base, _self_]\n",
+        "base": "# caf\xe9\ndefaults: [cartpole, _self_]\nrunner: {seed: 3}\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_bytes(f"# \xe9\n{text}".encode(encoding if name == wrong else "UTF-8"))
+    with pytest.raises(ConfigError, match=f"{wrong}.yaml: is no text in UTF-8") as caught:
+        with_hydra([str(tmp_path / "mine.yaml")])
+    subprocess.run(str(caught.value.problems[0].fix).partition("   ")[0], shell=True, check=True, cwd=Path.cwd())
+    assert with_hydra([str(tmp_path / "mine.yaml")])[0].mapping["runner"]["seed"] == 3
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, DivergedError, RewardError
+from rlplace.models.packed import Packed
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.training.samples import take_groups, take_returns, take_scores
+from rlplace.workers.training.samples import sizes_of, take_groups, take_returns, take_scores
 from tests.lm_ranks import everything, made_up_samples
 
 
@@ -33,6 +36,40 @@ def test_a_group_of_another_iteration_is_an_error(numbers: tuple[int, int]) -> N
     with pytest.raises(ChannelMisuse, match="samples are not of this iteration") as caught:
         take_groups(samples, 3, "actor rank 0")
     assert caught.value.code == "out-of-step"
+
+
+def sample(group: int, tokens: list[int], scored_from: int) -> Sample:
+    one, *_ = made_up_samples(groups=1)[0]
+    mask = np.arange(len(tokens)) >= scored_from
+    other = {
+        "logprobs": np.where(mask, -1.0, 0.0).astype(np.float32),
+        "versions": np.where(mask, 0, -1).astype(np.int32),
+    }
+    return dataclasses.replace(one, group=group, tokens=np.array(tokens, np.int32), mask=mask, **other)
+
+
+def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_in_any() -> None:
+    groups = {
+        0: ([[1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3]], [3, 3, 3], 3),  # the last one has no answer
+        2: ([[1, 2, 3, 4], [1, 9, 3, 4]], [3, 3], 1),  # another prompt
+        5: ([[1, 2, 3, 4], [1, 2, 3, 4]], [3, 2], 2),  # one answer begins before
+        6: ([[7, 8, 9]], [1], 1),
+        7: ([[1, 2], [1, 2]], [2, 2], 2),  # nothing is scored
+    }
+    samples = [
+        sample(group, tokens, first)
+        for group, (texts, firsts, _) in groups.items()
+        for tokens, first in zip(texts, firsts, strict=True)
+    ]
+    sizes = sizes_of(samples, alike=True)
+    assert sizes.prompts == tuple(shared for texts, _, shared in groups.values() for _ in texts)
+    assert sizes_of(samples, alike=False) == dataclasses.replace(sizes, prompts=())
+    everything = range(len(samples))
+    packed = Packed.of([s.tokens for s in samples], [s.mask for s in samples], alike=sizes.alike(everything))
+    apart = Packed.of([s.tokens for s in samples], [s.mask for s in samples])
+    assert packed.targets.tolist() == apart.targets.tolist()
+    assert packed.tokens[packed.before].tolist() == apart.tokens[apart.before].tolist()
+    assert packed.positions[packed.before].tolist() == apart.positions[apart.before].tolist()
 
 
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────

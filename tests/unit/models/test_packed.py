@@ -36,6 +36,8 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) 
 def test_a_first_token_cannot_be_scored() -> None:
     with pytest.raises(ValueError, match="nothing comes before it"):
         Packed.of([np.arange(3), np.arange(2)], [np.zeros(3, bool), np.ones(2, bool)])
+    with pytest.raises(ValueError, match="nothing comes before it"):  # nor one that others share
+        Packed.of([np.arange(4)] * 2, [np.arange(4) > 2, np.arange(4) > 1], alike=[(0, 3), (0, 3)])
 
 
 @pytest.mark.parametrize("sequences", [[], [np.zeros(0, np.int32)]], ids=["none", "an empty one"])

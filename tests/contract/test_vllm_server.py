@@ -138,4 +138,4 @@ def test_a_load_between_the_tokens_of_an_answer_keeps_them(bench: ServerBench) -
 def test_a_second_engine_for_the_same_folder_is_refused(bench: ServerBench) -> None:
     bench.ready()
     with pytest.raises(EngineError, match="its folder is in use"):
-        bench._build(bench.engine._settings)  # type: ignore[attr-defined]
+        bench._build(bench.engine._settings)

@@ -208,7 +208,7 @@ def test_the_ledger_counts_the_tower(family: Any, tmp_path: Path, monkeypatch: p
 
 def saved_by_a_layer(model: PreTrainedModel, side: int) -> int:
     """Bytes that autograd saves in the first layer of the tower, for an image of `side` patches each way."""
-    tower: Any = model.model.visual  # type: ignore[union-attr]
+    tower: Any = model.model.visual
     inside, total = False, 0
     kept: list[torch.Tensor] = list(model.parameters())
     seen = {tensor.untyped_storage()._cdata for tensor in kept}

@@ -29,6 +29,7 @@ from rlplace.comm.network import (
     Keys,
     RemoteChannel,
     StreamTaker,
+    stream,
 )
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights import host_sync
@@ -409,6 +410,31 @@ def test_a_sender_that_dies_is_named_at_once_and_the_old_version_stays(open_ends
             receiver.begin_again()
     actor.join(PATIENCE_S)
     assert actor.exitcode == -signal.SIGKILL
+
+
+def test_a_sender_that_is_gone_after_its_push_was_given_up_stops_no_later_pull(
+    open_ends: OpenEnds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = open_ends(CASES["streams, JobKeys"])
+    written, write = itertools.count(), host_sync.write_piece
+
+    def write_or_fail(*piece: Any) -> None:
+        if next(written) > 20:
+            raise ArithmeticError("no more of it")
+        write(*piece)
+
+    monkeypatch.setattr(host_sync, "write_piece", write_or_fail)
+    with ThreadPoolExecutor() as threads:
+        failing = threads.submit(ends.senders[0].push, 1, held_by(0, FAR.ranks, weights(1)))
+        with pytest.raises(WeightSyncError, match="version 1 was not written by actor ranks 0, 1, 2"):
+            ends.receivers[4].pull(1, timeout_s=1.0)
+        with pytest.raises(ArithmeticError):
+            failing.result(PATIENCE_S)
+    monkeypatch.setattr(host_sync, "write_piece", write)
+    monkeypatch.setattr(stream, "LOST_S", 0.1)
+    with pytest.raises(WeightSyncError, match="version 2 was not written by actor ranks 0, 1, 2"):
+        ends.receivers[4].pull(2, timeout_s=1.0)
+    assert not ends.receivers[4]._takers  # type: ignore[attr-defined]
 
 
 def test_a_reader_that_does_not_come_is_named(open_ends: OpenEnds) -> None:

@@ -314,7 +314,7 @@ class CopyReceiver(WeightReceiver):
                 if (bucket := self._came(source)) is not None:
                     return bucket
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 or not self._takers:  # the last of which was given up just now
                 break
             next(iter(self._takers.values())).wait(self._takers.values(), min(_DRAIN_S, left_s))
         return super()._next(deadline_s)

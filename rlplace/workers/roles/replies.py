@@ -78,14 +78,25 @@ class Replies:
                 found.append(reply)
         now = time.monotonic()
         for asked in [asked for asked, deadline in self._running.items() if deadline <= now]:
-            del self._running[asked]
-            self._threads.pop(asked).given_up = True
-            hung = [thread.name for thread in threading.enumerate() if isinstance(thread, _Thread) and thread.given_up]
-            if len(hung) > MOST_HUNG:
-                raise self._too_many(asked, hung)
+            self._give_up(asked)
             found.append(Reply(asked.place, error=self._late(asked)))
         self._start()
         return found
+
+    def forget(self) -> None:
+        """Wait for none of them. Raises RewardError where too many hang."""
+        self._waiting.clear()
+        for asked in tuple(self._running):
+            self._give_up(asked)
+
+    def _give_up(self, asked: _Asked) -> None:
+        del self._running[asked]
+        if (thread := self._threads.pop(asked, None)) is None:  # the caller's own made it
+            return
+        thread.given_up = True
+        hung = [t.name for t in threading.enumerate() if isinstance(t, _Thread) and t.given_up]
+        if len(hung) > MOST_HUNG:
+            raise self._too_many(asked, hung)
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._together:

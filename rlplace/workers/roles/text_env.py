@@ -348,6 +348,7 @@ class Pass:
         self.left = numbers
         self._to_ask.clear()
         self._open.clear()
+        self._replies.forget()
         while self._grading:
             self._graded(wait=True)
 
@@ -359,7 +360,7 @@ class Pass:
         else:
             while self._done_ranks < ranks["env"] - 1:
                 self._take()
-            if self._more:  # requests that no engine has taken
+            if self._early:  # requests that no engine has taken, of any env rank
                 with contextlib.suppress(ChannelEmpty):
                     while True:
                         channels[REQUESTS].get_nowait()

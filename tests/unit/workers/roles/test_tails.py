@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from rlplace.errors import ConfigError
+from rlplace.envs.text import TextEpisode
+from rlplace.errors import ChannelTimeout, ConfigError
 from rlplace.models.tokenizer import Tokenizer
+from rlplace.workers.arguments import COMPLETIONS, REQUESTS, Done, EndOfIteration
 from rlplace.workers.roles.tails import Tails
+from rlplace.workers.roles.text_env import Pass
 from tests.text_stage import TextStage
+from tests.tiny_lm import request_of
 from tests.tiny_tokenizer import tiny_tokenizer
-from tests.unit.workers.roles.test_text_env import COUNTING, LONG, says, value
+from tests.unit.workers.roles.test_text_env import COUNTING, LONG, Counted, Counting, says, value
 
 SHORT, PROMPTS = 3, 8
 
@@ -93,3 +99,41 @@ def test_a_short_round_sends_the_groups_that_are_whole_and_a_long_one_those_that
             learned.update(decode(group[0].tokens[: group[0].prompt_tokens]) for group in groups)
     assert set(learned.values()) == {1}
     assert len(learned) == 24
+
+
+class Slow(Counting):
+    """Prompt 8, which round 0 of 2 short ones asks, is replied to when the test says so."""
+
+    may_end = threading.Event()
+
+    def episode(self, number: int) -> TextEpisode:
+        return Waiting(str(number), 3) if number == 8 else super().episode(number)
+
+
+class Waiting(Counted):
+    def reply(self, answer: str) -> str | None:
+        Slow.may_end.wait(20)
+        return super().reply(answer)
+
+
+def test_a_rank_that_has_left_a_reply_waits_for_the_others_no_longer_than_it_may(tmp_path: Path) -> None:
+    env, algorithm = {"task": f"{__name__}:Slow", "max_turns": 3}, LONG | {"short_rounds": 2}
+    with TextStage(tiny_tokenizer(tmp_path), says, env=env, prompts=4, env_ranks=2, algorithm=algorithm) as stage:
+        first = stage.env[0]
+        answers = first.context.channels[COMPLETIONS]
+        answers.spec = dataclasses.replace(answers.spec, timeout_s=0.5)
+        with pytest.raises(ChannelTimeout):
+            stage._together(0, [first.run])  # the other never comes
+        Slow.may_end.set()
+
+
+def test_requests_that_no_engine_has_taken_are_gone_whichever_rank_has_put_them(tmp_path: Path) -> None:
+    algorithm = LONG | {"short_rounds": 4}
+    with TextStage(tiny_tokenizer(tmp_path), says, env=COUNTING, prompts=4, env_ranks=2, algorithm=algorithm) as stage:
+        first, other = stage.env
+        assert (first._tails.more(2), other._tails.more(2)) == (0, 1)
+        last = Pass(first, first.prompts["train"], 2)
+        other.context.channels[REQUESTS].put(request_of(2))
+        other.context.channels[COMPLETIONS].put(Done(iteration=2, env_rank=1), key="0")
+        last._end()
+        assert stage.channels[REQUESTS].named("a test").get_nowait() == EndOfIteration(iteration=2, drop=True)

@@ -193,6 +193,14 @@ def test_what_has_ended_leaves_at_once_and_what_arrives_meanwhile_joins(start: S
     assert metrics["rollout/batch"].weight == 40  # steps: nobody waited for another
 
 
+def test_what_a_round_has_left_is_dropped_at_its_end(start: Start, model: nn.Module) -> None:
+    script = Script(request_of(0, longest=40), *[None] * 3, EndOfIteration(iteration=0, drop=True))
+    rank = start(model, {**channels(), REQUESTS: script})
+    metrics = rank.worker.generate(0)
+    assert (rank.answers(0), rank.worker.engine.in_flight) == ([], 0)
+    assert metrics["rollout/batch"].weight == 3  # steps
+
+
 def test_weights_that_come_meanwhile_sample_what_is_left_of_an_answer(start: Start, model: nn.Module) -> None:
     wires = channels()
     both = [functools.partial(push, wires[WEIGHTS], 0, version, model.state_dict()) for version in (4, 5)]

@@ -12,8 +12,10 @@ Source: vLLM 0.32, entrypoints/scale_out/token_in_token_out, entrypoints/rl/onli
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import fcntl
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.02  # that a step waits for an answer
 _PAUSE_S = 0.5  # between two looks at a server that is starting
 _SHOWN = 300  # characters of what a server says
+_LAST_WORD_S = 5.0  # that an engine which is closed waits for the server to forget what it was asked
 _START = "VLLM_SERVER_DEV_MODE=1 vllm serve {} --enable-scale-out --logprobs-mode processed_logprobs --max-model-len {}"
 
 Ask = tuple[Request, int]  # and which of its samples
@@ -77,6 +80,7 @@ class VllmServer:
         self._folder, self._timeout_s = Path(folder).absolute(), timeout_s
         self._expected = ExpectedWeights.of_folder(settings.model)
         self.version: int | None = None
+        self._mark = secrets.token_hex(4)  # of the versions that are sent from here
         self.residency = Residency.OFF
         self.cached_tokens = 0
         self._most = settings.rollout.step_sequences
@@ -155,11 +159,14 @@ class VllmServer:
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         if not self._post("/reset_prefix_cache?reset_running_requests=true").get("success"):
             raise self._failed("keeps what it computed by the old weights", "/reset_prefix_cache had no success")
-        self._post("/update_weight_version", {"new_version": str(version)})
+        self._post("/update_weight_version", {"new_version": f"{self._mark}.{version}"})
         self._post("/resume")
         self.version = version
 
     def close(self) -> None:
+        if self._asked:  # else the process would not end before these answers do
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                self._send("POST", "/abort_requests", {}, timeout_s=_LAST_WORD_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._asked.clear()
         self._pool.clear()
@@ -221,10 +228,12 @@ class VllmServer:
             raise self._failed("ended an answer by itself", f"finish_reason: {finish}")
         versions = np.full(len(tokens), -1, np.int32)
         for span in choice["weight_versions"] or ():
-            if not str(span["version"]).isdecimal() or int(span["version"]) > (self.version or 0):
-                why = f"it answered by weights {span['version']!r}, and was sent those of version {self.version}"
+            mark, _, version = str(span["version"]).partition(".")
+            if mark != self._mark:
+                sent = f"{self._mark}.{self.version}"
+                why = f"it answered by weights {span['version']!r}, and was sent {sent!r} from here"
                 raise self._failed("has other weights", why, "do not start it anew, or send it others, during a run")
-            versions[span["start"] : span["end"]] = int(span["version"])
+            versions[span["start"] : span["end"]] = int(version)
         if (versions < 0).any():
             raise self._failed("does not say by which weights it answered", "an answer has no weight_versions")
         return Completion(

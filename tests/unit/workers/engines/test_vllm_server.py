@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,7 +30,7 @@ ANSWER: dict[str, Any] = {
         {
             "token_ids": [7, 8],
             "finish_reason": "length",
-            "weight_versions": [{"version": "4", "start": 0, "end": 2}],
+            "weight_versions": [{"version": "as sent", "start": 0, "end": 2}],
             "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]},
         }
     ],
@@ -55,6 +57,8 @@ class FakeServer(ThreadingHTTPServer):
             "/reset_prefix_cache": {"success": True},
         }
         self.asked: list[tuple[str, Any]] = []
+        self.keys: set[str | None] = set()
+        self.version = "default"
         self.hangs = threading.Event()
         self.released = threading.Event()
 
@@ -69,6 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("content-length") or 0)
         text = self.rfile.read(size)
         self.server.asked.append((self.path, json.loads(text) if text else None))
+        self.server.keys.add(self.headers.get("authorization"))
+        if self.path == "/update_weight_version":
+            self.server.version = self.server.asked[-1][1]["new_version"]
         if self.server.hangs.is_set():
             self.server.released.wait(10)
             return
@@ -77,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         answer = self.server.answers.get(self.path.partition("?")[0], {})
         status = answer if isinstance(answer, int) else 200
-        body = json.dumps(answer).encode()
+        body = json.dumps(answer).replace("as sent", self.server.version).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -108,7 +115,7 @@ def build(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., VllmServ
     built: list[VllmServer] = []
 
     def make(**others: Any) -> VllmServer:
-        rollout = TextRolloutConfig(step_sequences=4, temperature=0.5, seed=3)
+        rollout = TextRolloutConfig(step_sequences=4, temperature=0.5, seed=3, **others.pop("rollout", {}))
         settings = EngineSettings(rollout=rollout, model=model, context=64)
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         given = {"url": url, "folder": str(tmp_path / "sent"), "start_s": 0.1, "timeout_s": 5.0, **others}
@@ -146,7 +153,7 @@ def test_weights_go_through_the_folder_while_the_server_pauses(
     assert paths == ["/resume", "/pause?mode=keep", "/collective_rpc", reset, "/update_weight_version", "/resume"]
     there = tmp_path / "sent" / "model"
     assert server.asked[2][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(there)}}
-    assert server.asked[4][1] == {"new_version": "4"}
+    assert server.asked[4][1]["new_version"].endswith(".4")
     assert torch.equal(load_file(there / "model.safetensors")["weight"], torch.ones(2, 2))
     assert engine.version == 4
 
@@ -199,7 +206,12 @@ def test_a_server_that_was_started_otherwise_is_refused_with_how_to_start_it(
 
 @pytest.mark.parametrize(
     ("version", "said"),
-    [("default", "has other weights"), ("9", "has other weights"), (None, "does not say by which weights")],
+    [
+        ("default", "has other weights"),
+        ("4", "has other weights"),
+        ("cafe.4", "has other weights"),
+        (None, "does not say by which weights"),
+    ],
 )
 def test_answers_by_other_weights_are_noticed(
     server: FakeServer, build: Callable[..., VllmServer], version: str | None, said: str
@@ -232,6 +244,56 @@ def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
     engine.submit(request_of(1))
     with pytest.raises(EngineError, match=r"gave no answer within 0\.2 s"):
         finished(engine)
+
+
+def test_weights_that_another_engine_has_sent_are_noticed(build: Callable[..., VllmServer], tmp_path: Path) -> None:
+    first = loaded(build())
+    loaded(build(folder=str(tmp_path / "other")))  # by a folder of its own, the lock lets it
+    first.submit(request_of(0))
+    with pytest.raises(EngineError, match="has other weights"):
+        finished(first)
+
+
+def test_answers_are_drawn_as_the_config_says(server: FakeServer, build: Callable[..., VllmServer]) -> None:
+    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+    engine = loaded(build(rollout={"min_tokens": 3, "top_p": 0.9, "top_k": 7, **penalties}))
+    for greedy in (False, True):
+        engine.submit(dataclasses.replace(request_of(0), greedy=greedy))
+        finished(engine)
+    drawn, surest = (body["sampling_params"] for path, body in server.asked if path == "/inference/v1/generate")
+    assert penalties | {"min_tokens": 3, "top_p": 0.9, "top_k": 7, "temperature": 0.5} == {
+        name: drawn[name] for name in (*penalties, "min_tokens", "top_p", "top_k", "temperature")
+    }
+    assert surest["temperature"] == 0
+
+
+def test_the_server_is_shown_its_key(
+    server: FakeServer, build: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_SERVER", "secret")
+    loaded(build(api_key_env="KEY_OF_THE_SERVER"))
+    assert server.keys == {"Bearer secret"}
+
+
+def begun(engine: VllmServer, server: FakeServer) -> None:
+    """Have the server be asked for an answer, which does not end."""
+    server.hangs.set()
+    engine.submit(request_of(0))
+    until = time.monotonic() + 10
+    while server.asked[-1][0] != "/inference/v1/generate":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    server.hangs.clear()
+
+
+@pytest.mark.parametrize("forget", [VllmServer.drop, VllmServer.close])
+def test_the_server_is_told_to_forget_what_it_was_asked(
+    forget: Callable[[VllmServer], None], server: FakeServer, build: Callable[..., VllmServer]
+) -> None:
+    engine = loaded(build(timeout_s=0.4))
+    begun(engine, server)
+    forget(engine)
+    assert (server.asked[-1][0], engine.in_flight) == ("/abort_requests", 0)
 
 
 def test_experts_are_refused_on_a_cpu(build: Callable[..., VllmServer], tmp_path: Path) -> None:

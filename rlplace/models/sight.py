@@ -156,11 +156,15 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def _size(file: bytes) -> tuple[int, int]:
-    """Return height and width, from the head of the file. Raises OSError, ValueError."""
+    """Return height and width, from the head of the file; check the sums of a PNG. Raises OSError, ValueError."""
     from PIL import Image as Library
 
-    with Library.open(io.BytesIO(file), formats=_FORMATS) as opened:
-        width, height = opened.size
+    try:
+        with Library.open(io.BytesIO(file), formats=_FORMATS) as opened:
+            width, height = opened.size
+            opened.verify()
+    except (Library.DecompressionBombError, SyntaxError) as error:
+        raise ValueError(str(error)) from error
     return height, width
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.envs.text import Transcript
-from rlplace.tokens import Sample
+from rlplace.tokens import Files, Sample
 from rlplace.workers.saving import unreadable_state
 
 Group = tuple[Sample, ...]
@@ -33,12 +34,15 @@ _VALUES = ("group", "sample", "reward", "rewards", "turns", "truncated")
 def write(folder: Path, groups: range, asked: str, kept: Mapping[int, list[Group]], *, text: bool) -> list[str]:
     """Write groups by their iterations as a file, on the disk; return its name, none for a rank without groups.
 
-    `asked`: what was asked and how it is rewarded. `text`: with transcripts, but for what follows from the task.
+    `asked`: what was asked and how it is rewarded. `text`: with transcripts, but for what follows from the task. Images
+    follow from it too: their digests are written.
     """
     if not groups:
         return []
     samples = [(iteration, sample) for iteration, whole in kept.items() for group in whole for sample in group]
     index = [{"iteration": i, "length": s.weight} | {name: getattr(s, name) for name in _VALUES} for i, s in samples]
+    for entry, (_, sample) in zip(index, samples, strict=True):
+        entry["images"] = [digest.decode() for digest in digests(sample.images)]
     if text:
         for entry, (_, sample) in zip(index, samples, strict=True):
             entry |= {"answers": sample.transcript.answers, "replies": sample.transcript.replies}
@@ -55,7 +59,7 @@ def write(folder: Path, groups: range, asked: str, kept: Mapping[int, list[Group
 def read(folder: Path, groups: range, asked: str) -> Kept:
     """Read these groups, whatever files they are in; none where something else was asked. Raises ConfigError.
 
-    A transcript lacks its prompt and its facts.
+    A transcript lacks its prompt and its facts; images are their `digests`.
     """
     kept: Kept = {}
     for file in sorted(folder.glob("groups_*.npz")):
@@ -73,6 +77,10 @@ def read(folder: Path, groups: range, asked: str) -> Kept:
     return kept
 
 
+def digests(images: Files) -> tuple[bytes, ...]:
+    return tuple(hashlib.sha256(image).hexdigest().encode() for image in images)
+
+
 def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
     with np.load(file, allow_pickle=False) as stored:
         index = json.loads(stored["index"].tobytes())
@@ -83,7 +91,8 @@ def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
     for entry in index["samples"]:
         stop = start + entry["length"]
         values = {name: array[start:stop] for name, array in arrays.items()} | {name: entry[name] for name in _VALUES}
-        samples.append((entry["iteration"], _with_text(Sample(**values), entry)))
+        images = tuple(digest.encode() for digest in entry.get("images", ()))
+        samples.append((entry["iteration"], _with_text(Sample(**values, images=images), entry)))
         start = stop
     return samples
 

@@ -34,7 +34,7 @@ from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Episode, Files, Request, Sample, Tokens
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
 from rlplace.workers.roles.env import EnvWorker
-from rlplace.workers.roles.kept_groups import Kept, read, write
+from rlplace.workers.roles.kept_groups import Kept, digests, read, write
 from rlplace.workers.roles.prompts import Prompts, splits
 from rlplace.workers.roles.replies import Place, Replies
 from rlplace.workers.roles.scorer import reads_text
@@ -150,8 +150,9 @@ class TextEnvWorker(EnvWorker):
             for number, group in groups.items():
                 asked = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
                 prompt, images, dialogues = asked
-                group = tuple(dataclasses.replace(sample, images=images) for sample in group)
-                if all(np.array_equal(prompt, sample.tokens[: sample.prompt_tokens]) for sample in group):
+                seen = digests(images)  # as many tokens may be of other images
+                if all(s.images == seen and np.array_equal(prompt, s.tokens[: s.prompt_tokens]) for s in group):
+                    group = tuple(dataclasses.replace(sample, images=images) for sample in group)
                     taken = _with_text(group, dialogues) if text else group
                     self._kept.setdefault(iteration, {})[number] = taken
         return {"env/groups_kept": Metric(sum(map(len, self._kept.values())), "sum")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from tests.worker_ranks import context_of, in_processes
 
 ENV = TextEnvConfig(max_image_tokens=12)
 PICTURES = [png(40, 24, seed=1), png(200, 100, seed=2), png(17, 9, seed=3)]
+HEAD = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)  # of more pixels than follow
+BOMB = png(8, 8)[:12] + HEAD + struct.pack(">I", zlib.crc32(HEAD)) + png(8, 8)[33:]
 ANSWER = np.array([10, IMAGE, 17, 18])  # a policy may draw any token
 ASKED: list[list[Message]] = [
     [Message("user", (Image(PICTURES[0]), "which colour is it?"))],
@@ -289,6 +293,8 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(width: int, he
         (png(1000, 1), 4096, "one side is more than 200 times the other"),
         (png(9, 790), 1 << 20, "its short side is below 8"),
         (png(64, 64), 4096, "larger than the limit"),
+        (png(64, 64)[:3000], 1 << 20, "cannot be read"),
+        (BOMB, 1 << 20, "decompression bomb"),
     ],
 )
 def test_what_cannot_be_seen_is_an_error(image: bytes, most_bytes: int, part: str, tmp_path: Path) -> None:

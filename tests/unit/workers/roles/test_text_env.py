@@ -24,6 +24,7 @@ from rlplace.workers.roles import replies
 from rlplace.workers.roles.prompts import check_prompts
 from tests.text_stage import Says, TextStage
 from tests.tiny_tokenizer import END, tiny_tokenizer
+from tests.tiny_vlm import coloured_squares, png, tiny_vlm
 
 
 class Counting:
@@ -293,6 +294,24 @@ def test_what_was_generated_ahead_never_meets_another_prompt(
         assert value(loaded, "env/groups_kept") == alike < 5
         assert prompts(stage) == expected
         assert len({request.group for request in stage.puppet.asked}) == 5 - alike
+
+
+def test_what_was_generated_ahead_never_meets_another_image(tmp_path: Path) -> None:
+    model, squares = tiny_vlm(tmp_path / "model"), coloured_squares(tmp_path / "squares")
+    env = {"task": "prompts", "chat": True, "kwargs": {"path": str(squares), "image": "image"}}
+    more = {"env": env, "prompts": 3, "algorithm": LONG | {"max_staleness": 1}}
+    with TextStage(model, says, **more) as stage:
+        stage.run(0)
+        expected = {group[0].group: group[0].images for group in stage.groups()}
+        written(stage, tmp_path / "env")
+    with TextStage(model, says, **more) as stage:
+        assert value(stage.env[0].load_state(str(tmp_path / "env")), "env/groups_kept") == 3
+        stage.run(0)
+        assert {group[0].group: group[0].images for group in stage.groups()} == expected
+    for image in squares.parent.rglob("*.png"):
+        image.write_bytes(png(8 + 8 * (int(image.stem) % 2), 8, (1, 2, 3)))  # of as many tokens
+    with TextStage(model, says, **more) as stage:
+        assert value(stage.env[0].load_state(str(tmp_path / "env")), "env/groups_kept") == 0
 
 
 def test_groups_that_are_learned_are_let_go_and_without_staleness_none_is_kept(folder: Path) -> None:

@@ -260,7 +260,9 @@ class AlgorithmConfig:
         "prompts of an iteration; null, in a plan: batches are not checked", None, minimum=1, maximum=MOST_PROMPTS
     )
     samples_per_prompt: int = lm_knob("answers to each prompt", 1, minimum=1, maximum=MOST_SAMPLES)
-    train_batch: int | None = lm_knob("samples of one optimizer step, of whole groups; null: all", None, minimum=1)
+    train_batch: int | None = lm_knob(
+        "about so many samples of one optimizer step, in whole groups; null: all", None, minimum=1
+    )
     unroll_steps: int | None = mlp_knob(
         "steps of the sequences that a policy with memory learns from; null: rollout_steps", None, minimum=1
     )

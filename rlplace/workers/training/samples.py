@@ -25,7 +25,7 @@ from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, DivergedError
 from rlplace.models.packed import Packed
 from rlplace.placement.language.spec import role_of
-from rlplace.tokens import Sample, Scores, by_group
+from rlplace.tokens import Files, Sample, Scores, by_group
 from rlplace.workers.worker import out_of_step, score_not_finite
 
 Groups = Sequence[Sequence[Sample]]
@@ -66,12 +66,15 @@ class Masked(Protocol):
     def tokens(self) -> NDArray[np.int32]: ...
     @property
     def mask(self) -> NDArray[np.bool_]: ...
+    @property
+    def images(self) -> Files: ...
 
 
 def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
     """Return the sizes of samples, those of a group together. `alike`: with what they begin with in common.
 
-    What is in common ends before the first token that is scored in any of them.
+    What is in common ends before the first token that is scored in any of them. With images it is all of that, or
+    nothing.
     """
     tokens, groups = tuple(len(sample.tokens) for sample in samples), tuple(sample.group for sample in samples)
     if not alike:
@@ -79,10 +82,12 @@ def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
     prompts = list[int]()
     for _, members in itertools.groupby(samples, key=lambda sample: sample.group):
         first, *others = group = list(members)
-        shared = min(int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group)
+        whole = shared = min(int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group)
         for other in others:
             differ = np.flatnonzero(first.tokens[:shared] != other.tokens[:shared])
             shared = int(differ[0]) if len(differ) else shared
+        if any(s.images for s in group) and (shared < whole or any(s.images != first.images for s in others)):
+            shared = 0
         prompts += [shared] * len(group)
     return SampleSizes(tokens, tuple(prompts), groups)
 

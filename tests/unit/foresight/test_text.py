@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlplace.algo.packing import pack_steps
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.predict import Prediction, open_loop
+from rlplace.foresight.text_loads import TextStages
 from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
 GRPO = ("rollout.engine=transformers", "runner.eval_every=0", PLACE + "actor=0", PLACE + "env=1")
@@ -137,3 +139,24 @@ def test_lengths_that_were_not_measured_are_the_longest_there_can_be_and_that_is
     found = timed(ENGINE, *GRPO, PLACE + "rollout=2", "algorithm.max_new_tokens=20", config="hybrid_grpo_llm")
     assert {"rollout.answer_tokens", "env.prompt_tokens"} <= set(found.costs.missing)
     assert found.numbers["rollout/tokens"] == 64 * 20
+
+
+@pytest.mark.parametrize("batch", [8, 16])
+def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(batch: int) -> None:
+    """Of steps with some groups each, whose micro-batches take a millisecond for each token."""
+    words = (
+        f"algorithm.train_batch={batch}",
+        "algorithm.prompts=4",
+        "algorithm.samples_per_prompt=8",
+        PLACE + "rollout=2",
+    )
+    job = job_of("hybrid_grpo_llm", *GRPO, *words, "actor.token_budget=256")
+    drawn = {"env.prompt_tokens": (40.0,), "rollout.answer_tokens": (8.0, 9.0, 12.0)}
+    cost, one = "actor.learn/micro_batch", {"actor.learn/micro_batch": 100.0}
+    costs = Costs(profile_of(one, sizes={cost: 100.0}, samples=drawn))
+    stages = TextStages(job.config, costs, {"actor": 1})
+    least = stages._passes(cost, 256, 1, steps=32 // batch, whole=False)
+    for sizes in stages._wholes:
+        steps = pack_steps(sizes, epochs=1, train_batch=batch, seed="0", ranks=1, token_budget=256)
+        tokens = sum(sizes.size(picks) for step in steps for picks in step.ranks[0])
+        assert 0.9 * tokens * MS <= least.longest_s <= tokens * MS + 1e-9 < sum(sizes.tokens) * MS

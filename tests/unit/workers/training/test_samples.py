@@ -72,6 +72,17 @@ def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_
     assert packed.positions[packed.before].tolist() == apart.positions[apart.before].tolist()
 
 
+@pytest.mark.parametrize(
+    ("other", "image", "shared"), [([1, 2, 3, 4], b"a", 3), ([1, 2, 3, 4], b"b", 0), ([1, 9, 3, 4], b"a", 0)]
+)
+def test_images_are_shared_with_the_whole_prompt_or_not_at_all(other: list[int], image: bytes, shared: int) -> None:
+    samples = [
+        dataclasses.replace(sample(0, tokens, 3), images=(file,))
+        for tokens, file in (([1, 2, 3, 4], b"a"), (other, image))
+    ]
+    assert sizes_of(samples, alike=True).prompts == (shared, shared)
+
+
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -59,6 +59,7 @@ MODEL_KEYS = ("path", "model_type")  # either is in every language model
 _OWN = "package.module:Class"  # an adapter or engine of the user's
 _OWN_TAGS: Mapping[str, ModelKind] = {"env.kind": "mlp", "rollout.engine": "causal_lm"}  # whose values may be such
 MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
+_GONE = {"cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"}  # once keys
 _CHANGES_TRAINING = ("lora_rank", "lora_alpha", "lora_targets")  # a policy of simulators is trained whole
 _ENV_STEPS = ("total_env_steps", "total_timesteps")  # last parts of keys for the length of a run
 
@@ -259,7 +260,9 @@ def _unknown(
     """Report an unknown key. `place`: the path of the key that is meant, None where that is not known."""
     above, why = key.rpartition(".")[0], "known keys here: " + ", ".join(fields)
     meant, fix = None, f"one of the known keys in place of {name}, or leave it out"
-    if place is not None:
+    if (gone := _GONE.get(re.sub(r"\[\d+\]", "", key))) is not None:
+        why, fix = gone, f"leave out {name}"
+    elif place is not None:
         block, _, near = place.rpartition(".")
         meant, fix = place.removeprefix(f"{above}."), f"{near}: {show(value)}"
         if block != above and block.rpartition(".")[0] == above and value_at(written, block) is None:

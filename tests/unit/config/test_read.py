@@ -195,6 +195,13 @@ def test_an_unknown_key_is_met_with_the_near_one() -> None:
     assert "inner, count, rate" in found.why
 
 
+def test_a_key_that_there_was_is_left_out_and_no_near_one_is_taken_for_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config({"cluster": {"nodes": [{"host": "a", "accelerators": 4}]}})
+    (problem,) = [problem for problem in caught.value.problems if problem.key == "cluster.nodes[0].host"]
+    assert (problem.what, problem.fix) == ("unknown key", "leave out host")
+
+
 def test_of_an_unknown_key_without_a_near_one_nobody_knows_what_is_meant() -> None:
     assert problem(xyzzy=1).what == "unknown key"
     assert problem(xyzzy=1).fix == "one of the known keys in place of xyzzy, or leave it out"

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplace.errors import OutputError
-from rlplace.models.checkpoint import Checkpoint, write_model
+from rlplace.models.checkpoint import Checkpoint, as_stored, write_model
+from tests.tiny_lm import tiny_model
 
 TINY_FILE = 100_000  # bytes: several files for a tiny model
 
@@ -90,3 +91,12 @@ def test_converting_without_arguments_says_how(capsys: pytest.CaptureFixture[str
         runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "from_gguf.py"), run_name="__main__")
     assert stopped.value.code == 2
     assert "from_gguf.py FILE FOLDER" in capsys.readouterr().err
+
+
+def test_experts_are_stored_by_themselves_as_transformers_stores_them(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "qwen3_moe")
+    expected = load_file(folder / "model.safetensors")
+    found = dict(as_stored(AutoModelForCausalLM.from_pretrained(folder).state_dict().items(), expected))
+    assert any(".experts.3.up_proj." in name for name in found)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -22,6 +22,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import REFERENCE_WEIGHTS
+from rlplace.workers.roles.scorer import ReferenceWorker
 from rlplace.workers.training.samples import sizes_of
 from tests.lm_ranks import made_up_samples
 from tests.rollout_stage import Ledger
@@ -95,6 +96,12 @@ def test_a_reference_says_what_transformers_says_at_the_temperature(policy: Path
 def test_a_reward_model_says_what_transformers_says(policy: Path, scorer: Path, way: str) -> None:
     scenario = ScorerScenario(model=policy, component="reward", block={"model": {"path": str(scorer)}, **WAYS[way]})
     assert_same(scored_by(scenario), scores(scorer, made_up_samples()))
+
+
+def test_a_reference_is_shown_what_the_policy_was_shown() -> None:
+    (sample, *_) = flat(made_up_samples())
+    seen = dataclasses.replace(sample, images=(b"a file",))
+    assert ReferenceWorker._input(object.__new__(ReferenceWorker), seen).images == seen.images
 
 
 @pytest.mark.parametrize("way", WAYS)

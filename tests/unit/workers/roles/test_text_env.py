@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rlplace.envs.text import Split, TextEpisode
+from rlplace.envs.text import Image, Message, Split, TextEpisode
 from rlplace.errors import ChannelBroken, ChannelMisuse, ConfigError, NotResident, RewardError
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
@@ -416,6 +416,36 @@ def test_an_episode_whose_reply_fails_is_begun_anew_or_left_out(
     assert value(metrics, "env/failures") == failures
     assert [sample.poisoned for sample in group] == [False, bool(left_out)]
     assert value(metrics, "env/episodes") == 2 - left_out
+
+
+class Looking(Counting):
+    """Shows an image, and fails at the very first reply."""
+
+    failed = False
+
+    def episode(self, number: int) -> TextEpisode:
+        return Looked([Message("user", (Image(png(8, 8, seed=number)), "how many?"))], 3)
+
+
+class Looked(Counted):
+    def reply(self, answer: str) -> str | None:
+        if not Looking.failed:
+            Looking.failed = True
+            raise OSError("once")
+        return super().reply(answer)
+
+
+def test_images_are_shown_in_every_turn_and_after_a_failure(tmp_path: Path) -> None:
+    env = {"task": f"{__name__}:Looking", "max_turns": 3, "chat": True}
+    more = {"env": env, "prompts": 2, "algorithm": LONG, "faults": {"on_error": "retry"}}
+    with TextStage(tiny_vlm(tmp_path), says, **more) as stage:
+        assert value(stage.run()[0], "env/failures") == 1
+        groups = {group[0].group: group for group in stage.groups()}
+    seen = [(request.turn, request.first_sample, request.images) for request in stage.puppet.asked]
+    assert len(seen) == 2 + 1 + 2 * 2 * 2  # prompts, the failure, later turns
+    shown = [(png(8, 8, seed=number),) for number in range(2)]
+    assert all(request.images == shown[request.group] for request in stage.puppet.asked)
+    assert all(sample.images == shown[number] for number, group in groups.items() for sample in group)
 
 
 def test_what_an_iteration_left_out_does_not_count_in_the_evaluation_after_it(folder: Path) -> None:

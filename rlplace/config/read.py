@@ -581,7 +581,8 @@ def _config_json(folder: Path, written: str, key: str, source: Source | None) ->
     file = folder / "config.json"
     if (folder / "adapter_config.json").exists() and not file.exists():
         what, why = "is a LoRA adapter, and a run starts from whole models", f"{folder} has adapter_config.json alone"
-        fix = f"scripts/merge_adapter {written} {written}-merged        (then path: {written}-merged)"
+        merged = f"{written.rstrip('/')}-merged"
+        fix = f"{shlex.join(['scripts/merge_adapter', written, merged])}        (then path: {merged})"
         raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))

@@ -115,6 +115,10 @@ def test_an_adapter_is_no_whole_model(folder: Path) -> None:
     (problem,) = caught.value.problems
     assert (problem.code, problem.what) == ("not-a-model", "is a LoRA adapter, and a run starts from whole models")
     assert problem.fix == f"scripts/merge_adapter {folder} {folder}-merged        (then path: {folder}-merged)"
+    odd = folder.rename(folder.with_name("my model"))
+    with pytest.raises(ConfigError) as caught:
+        with_folder(config(f"{odd}/"), SOURCES)  # type: ignore[arg-type]  # as it is typed
+    assert str(caught.value.problems[0].fix).startswith(f"scripts/merge_adapter '{odd}/' '{odd}-merged'        (then")
 
 
 @pytest.mark.parametrize(("part", "code"), [("tokenizer.json", "no-tokenizer"), ("model.safetensors", "not-a-model")])

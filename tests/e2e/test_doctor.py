@@ -29,6 +29,6 @@ def test_it_tells_the_same_in_both_formats(monkeypatch: pytest.MonkeyPatch, caps
 def test_it_fails_where_nothing_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     lacking = prepare.missing_library("no module torch", got="a run", extra="run", key="dry_run", of="runs").problems
-    monkeypatch.setattr(doctor, "missing_libraries", lambda config: list(lacking))
+    monkeypatch.setattr(doctor, "check_run", lambda job: list(lacking))
     assert doctor.main([]) == 1
     assert "[missing-library]" in capsys.readouterr().out

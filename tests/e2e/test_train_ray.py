@@ -95,7 +95,7 @@ def test_a_run_that_ends_early_says_why_and_leaves_nothing(
     assert "Traceback (most recent call last)" not in run.err.splitlines()[0]
     assert run.summary()["iterations"] >= 2
     _, alive = psutil.wait_procs(started, timeout=20.0)
-    assert not alive
+    assert [child.cmdline() for child in alive] == []
     assert [*shm.iterdir(), *disk.glob("rlplace-*")] == []
 
 
@@ -127,7 +127,7 @@ def test_a_run_can_be_stopped_while_it_starts(
     assert run.err.removeprefix(deferred).startswith(f"stopped by {number.name}\n")
     assert "Traceback" not in run.err
     _, alive = psutil.wait_procs(started, timeout=20.0)
-    assert not alive
+    assert [child.cmdline() for child in alive] == []
     assert [*shm.iterdir(), *disk.glob("rlplace*")] == []
 
 

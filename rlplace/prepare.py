@@ -191,6 +191,8 @@ def _own_problems(config: Config) -> Iterator[Problem]:
     yield from check_variant(config)
     if config.kind == "mlp" and isinstance(config.actor.policy, ModuleConfig):
         yield from check_module(config.actor.policy)
+    if config.kind == "causal_lm" and config.text_rollout.own:
+        yield from check_engine(config.text_rollout)
 
 
 def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> list[Problem]:
@@ -446,8 +448,6 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             yield problem
         else:
             yield from engine_args_problems(config.text_rollout.engine_args)
-    elif config.kind == "causal_lm" and config.text_rollout.own:
-        yield from check_engine(config.text_rollout)
     yield from _actor_problems(config)
     for component in plan.placement.components:
         block = config.block_of(component)

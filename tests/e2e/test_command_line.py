@@ -245,6 +245,8 @@ number = 3
         (["cartpole", "env.kind=own_nets:Halfed"], "unknown-adapter", "env.kind=own_nets:Halved"),
         (["hybrid_grpo_llm", "env.rewards=[{name: 'own_nets:brevty'}]"], "unknown-reward", "own_nets:brevity"),
         (["hybrid_grpo_llm", "env.task=own_nets:Losss"], "unknown-task", "env.task=own_nets:Loss"),
+        (["hybrid_grpo_llm", "rollout.engine=own_nets:Watcch"], "unknown-engine", "rollout.engine=own_nets:Watch"),
+        (["hybrid_grpo_llm", "rollout.engine=own_nets:Watch"], "unknown-engine", "def move(self, ...)"),
         (["cartpole", "env.id=own_broken:Env"], "unknown-simulator", "own_broken.py:1"),
         (["cartpole", "env.kind=own_broken:Env"], "unknown-adapter", "own_broken.py:1"),
         (["hybrid_grpo_llm", "env.task=own_broken:Task"], "unknown-task", "own_broken.py:1"),

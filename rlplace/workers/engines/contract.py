@@ -36,7 +36,6 @@ Weights = Mapping[str, "Tensor"]  # by their names in the checkpoint; tied ones 
 FactorsOf = Mapping[str, "Factors"]  # low-rank factors, by the name of the weight that they are added to
 NO_FACTORS: FactorsOf = MappingProxyType({})
 
-METHODS = ("move", "load", "close", "submit", "step", "drop", "logprobs")  # of a TextEngine
 
 TORCH_NAMES: Mapping[str, Literal["float32", "bfloat16", "float16"]]
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

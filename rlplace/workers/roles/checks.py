@@ -43,10 +43,12 @@ def check_variant(config: Config) -> list[Problem]:
     return check_named(variant.name, variant.kwargs, given=given, key=key, code=code, noun=noun, methods=methods)
 
 
+# Methods of `engines.contract.TextEngine`, which needs more than a plan does.
+_OF_AN_ENGINE = ("move", "load", "close", "submit", "step", "drop", "logprobs")
+
+
 def check_engine(rollout: TextRolloutConfig) -> list[Problem]:
     """Report an engine of the user's own that cannot be imported or called, or lacks methods of the contract."""
-    from rlplace.workers.engines.contract import METHODS
-
     key, code, name = "rollout.engine", "unknown-engine", rollout.engine
     try:
         found = named(name, {}, key=key, code=code, noun="engine")
@@ -59,7 +61,7 @@ def check_engine(rollout: TextRolloutConfig) -> list[Problem]:
     problems = unknown_arguments(
         found, rollout.engine_args, given=("settings", "device", "owner"), key="rollout.engine_args", code="engine-args"
     )
-    if lacking := [method for method in METHODS if not callable(getattr(found, method, None))]:
+    if lacking := [method for method in _OF_AN_ENGINE if not callable(getattr(found, method, None))]:
         what, fix = f"lacks {', '.join(lacking)}", f"def {lacking[0]}(self, ...)"
         problems += ConfigError.of(code, key, what, name, why, fix).problems
     return problems

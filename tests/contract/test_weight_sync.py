@@ -434,7 +434,7 @@ def test_a_sender_that_is_gone_after_its_push_was_given_up_stops_no_later_pull(
     monkeypatch.setattr(stream, "LOST_S", 0.1)
     with pytest.raises(WeightSyncError, match="version 2 was not written by actor ranks 0, 1, 2"):
         ends.receivers[4].pull(2, timeout_s=1.0)
-    assert not ends.receivers[4]._takers  # type: ignore[attr-defined]
+    assert not ends.receivers[4]._takers
 
 
 def test_a_reader_that_does_not_come_is_named(open_ends: OpenEnds) -> None:

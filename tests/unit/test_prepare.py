@@ -117,7 +117,7 @@ def test_an_adapter_is_no_whole_model(folder: Path) -> None:
     assert problem.fix == f"scripts/merge_adapter {folder} {folder}-merged        (then path: {folder}-merged)"
     odd = folder.rename(folder.with_name("my model"))
     with pytest.raises(ConfigError) as caught:
-        with_folder(config(f"{odd}/"), SOURCES)  # type: ignore[arg-type]  # as it is typed
+        with_folder(config(f"{odd}/"), SOURCES)  # as it is typed
     assert str(caught.value.problems[0].fix).startswith(f"scripts/merge_adapter '{odd}/' '{odd}-merged'        (then")
 
 

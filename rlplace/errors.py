@@ -86,6 +86,9 @@ def _as_word(key: str, line: str) -> str:
     path = whole if f".{whole}".endswith(f".{name}") else name
     if whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES:  # instead of the misspelt one
         path = f"{whole.rpartition('.')[0]}.{name}"
+    block = whole.rpartition(".")[0]
+    if path != whole and "." not in path and block.rpartition(".")[0].endswith("component_placement"):
+        path = f"{block}.{name}"  # another key of the same line
     plain = value[0] not in "[{\"'<"
     if ("." not in path and path != whole) or (plain and ": " in value):
         return line

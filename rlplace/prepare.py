@@ -21,7 +21,7 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.config.model_folder import no_folder, text_keys
 from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import TAGS, try_config, value_at, with_folder
-from rlplace.config.schema import Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
+from rlplace.config.schema import AlgorithmConfig, Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job, surely_made
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
 from rlplace.models.families import why_not_trained
@@ -272,9 +272,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         why = f"there is no module {error.name}"
         yield from missing_library(why, got="tokenizer.json", extra="text", key="reward", of="the models").problems
     each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
-    yield from model_problems(
-        text_keys(config.model or {}), rollout.engine, context=algorithm.longest, tensor_parallel=each
-    )
+    yield from model_problems(text_keys(config.model or {}), rollout.engine, algorithm, tensor_parallel=each)
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         what = "factors alone cannot be sent: there are none"
         why = "actor.lora_rank is null, so all weights are trained, and engines would never see it"
@@ -340,9 +338,10 @@ def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str) 
 
 
 def model_problems(
-    model: Mapping[str, object], engine: str, *, context: int, tensor_parallel: int
+    model: Mapping[str, object], engine: str, algorithm: AlgorithmConfig, *, tensor_parallel: int
 ) -> Iterator[Problem]:
     """Report what an engine cannot run. `model`: content of its config.json."""
+    context = algorithm.longest
     window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
     if engine == "transformers" and isinstance(window, int) and window < context:
         what, got = f"its layers see {window} tokens, of {context} of prompt and answer together", engine
@@ -360,7 +359,12 @@ def model_problems(
     if isinstance(longest, int) and context > longest:
         what, got = f"the model reads at most {longest} tokens", f"{context} tokens of prompt and answer together"
         why = "max_position_embeddings in the model's config.json"
+        left = longest - algorithm.max_prompt_length
         fix = f"algorithm.max_prompt_length + algorithm.max_new_tokens <= {longest}"
+        if algorithm.sequence_length is not None:
+            fix = f"algorithm.sequence_length={longest}"
+        elif left > 0:
+            fix = f"algorithm.max_new_tokens={left}        (prompts may have {algorithm.max_prompt_length})"
         yield _wrong("context-too-long", "rollout", what, got, why, fix)
 
 

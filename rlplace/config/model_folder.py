@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem, Source, did_you_mean
 
 CLONE = Path(__file__).parents[2]  # where scripts/get_model puts models
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -34,11 +34,28 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
     fix = GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
     if (made := _GOT.fullmatch(written)) is not None:
         fix = f"scripts/get_model {made[1]}{_OTHER}"
-    if _is_hub_id(written):
+    elif (near := _near(written)) is not None:
+        fix = f"path: {near}"
+    elif _is_hub_id(written):
         fix = f"hf download {written}        (or the folder of another Hugging Face model)"
     why = "\n".join(f"looked for {folder}{note}" for folder, note in _places(written))
     what = "there is no such folder"
     return Problem(code="no-model-folder", key=key, what=what, got=written, source=source, why=why, fix=fix)
+
+
+def models_below(folder: Path) -> list[str]:
+    """Return the folders in this one that are models, by name."""
+    return sorted(str(found.parent) for found in folder.glob("*/config.json"))
+
+
+def _near(written: str) -> str | None:
+    """Return what is written nearly so: a folder beside it, or an id whose files were downloaded."""
+    path = Path(os.path.expanduser(written))
+    if path.parent.is_dir() and (near := did_you_mean(path.name, [p.name for p in path.parent.iterdir()])):
+        return str(path.with_name(near))
+    folder = f"models--{written.replace('/', '--')}".lower() if _is_hub_id(written) else ""
+    found = (p.name for p in _hub_cache().glob("models--*") if p.name.lower() == folder)
+    return next((name.removeprefix("models--").replace("--", "/") for name in found), None)
 
 
 def _places(written: str) -> Iterator[tuple[Path, str]]:

@@ -42,7 +42,10 @@ def test_a_cluster_replaces_the_one_a_config_names(capsys: pytest.CaptureFixture
     code, out, _ = run(capsys, "--config-name", "rlhf_ppo_colocated", "cluster=48xA100", *batch)
     assert (code, "48 accelerators, 0-47 (6 nodes x 8), A100" in out) == (0, True)
     assert out.splitlines()[1].startswith("nodes are numbered ")
-    assert run(capsys, "--config-name", "hybrid_ppo", "cluster=48xA100", "cluster.nodes.0.count=2")[0] == 2
+    code, out, _ = run(capsys, "--config-name", "hybrid_ppo", "cluster=48xA100", "cluster.nodes.0.count=2")
+    assert (code, "16 accelerators, 0-15 (2 nodes x 8), A100" in out) == (0, True)
+    code, _, err = run(capsys, "--config-name", "hybrid_ppo", "cluster=48xA100", "cluster.num_nodes=2")
+    assert (code, problem_codes(err)) == (2, ["node-count"])
 
 
 def test_a_cluster_of_ones_own_and_where_it_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,12 @@ def test_the_caret_marks_the_piece(span: tuple[int, int], carets: str) -> None:
     assert text.splitlines()[2] == " " * len("    got: ") + carets
 
 
+def test_another_key_of_a_component_is_a_word_of_the_command_line() -> None:
+    key, source = "cluster.component_placement.rollout.placement", Source(file="command line: x")
+    problem = Problem(code="c", key=key, what="w", fix="accelerators_per_rank: 2", source=source)
+    assert problem.pasted == "cluster.component_placement.rollout.accelerators_per_rank=2"
+
+
 @pytest.mark.parametrize(
     ("fix", "pasted"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlplace.config.read import read_config, with_folder
-from rlplace.config.schema import Config
+from rlplace.config.schema import AlgorithmConfig, Config
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.heads import value_head_problem
 from rlplace.placement import Topology
@@ -313,7 +313,7 @@ WINDOW = {"sliding_window": 512}
         (LIMITS, 2048, 4, None, ""),
         ({}, 2048, 4, None, ""),
         (LIMITS, 2048, 8, "tensor-parallel-heads", "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}"),
-        (LIMITS, 2049, 1, "context-too-long", "algorithm.max_prompt_length + algorithm.max_new_tokens <= 2048"),
+        (LIMITS, 2049, 1, "context-too-long", "algorithm.max_new_tokens=2047        (prompts may have 1)"),
         (WINDOW, 513, 1, "attention-not-full", "rollout.engine: vllm"),
         (WINDOW, 512, 1, None, ""),
         (WINDOW | {"use_sliding_window": False}, 513, 1, None, ""),
@@ -323,7 +323,8 @@ WINDOW = {"sliding_window": 512}
 def test_what_a_model_cannot_do_is_refused(
     config: dict[str, int], context: int, ranks: int, code: str | None, fix: str
 ) -> None:
-    found = [(p.code, p.fix) for p in model_problems(config, "transformers", context=context, tensor_parallel=ranks)]
+    asked = AlgorithmConfig(max_prompt_length=1, max_new_tokens=context - 1)
+    found = [(p.code, p.fix) for p in model_problems(config, "transformers", asked, tensor_parallel=ranks)]
     assert found == ([] if code is None else [(code, fix)])
 
 

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from rlplace.envs.registry import named
 from rlplace.envs.text.contract import Message, NoPrompt, Split
-from rlplace.envs.text.tasks import Row, mixed
+from rlplace.envs.text.rows import Row, mixed
 from rlplace.errors import ConfigError
 
 _HOST = "127.0.0.1"  # of this machine alone: who has no key of an episode is refused as well

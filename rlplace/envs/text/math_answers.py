@@ -22,8 +22,11 @@ _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""1 if the number in the last \boxed{}, else the last one, is the fact `answer`; a fact of words, as text."""
-    right = fact(transcript, "answer")
+    r"""1 if the number in the last \boxed{}, else the last one, is the fact `answer`; a fact of words, as text.
+
+    Of a fact that is a whole solution, what is boxed counts, else what is behind its last `####`, as in GSM8K.
+    """
+    right = _right(transcript)
     return float(_same(_given(transcript.answer), last_boxed(right) or right))
 
 
@@ -36,11 +39,16 @@ def math_verify(transcript: Transcript) -> float:
 
     if math_answer(transcript):
         return 1.0
-    right = fact(transcript, "answer")
+    right = _right(transcript)
     boxed = right if last_boxed(right) is not None else f"${right.strip().strip('$')}$"
     # Its own limits of time are signals; the process that runs this has one.
     gold, given = (parse(text, parsing_timeout=None, raise_on_error=False) for text in (boxed, transcript.answer))
     return float(verify(gold, given, timeout_seconds=None, raise_on_error=False))
+
+
+def _right(transcript: Transcript) -> str:
+    right = fact(transcript, "answer")
+    return right if last_boxed(right) is not None else right.rpartition("####")[2]
 
 
 def _given(answer: str) -> str:

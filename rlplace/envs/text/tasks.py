@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import operator
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, ClassVar
 
 from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import Image, Message, OneTurn, Split
+from rlplace.envs.text.rows import ROW, bad_row, mixed
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -26,10 +25,10 @@ _ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answe
 _ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is asked for
 _HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
 _ROLES = ("system", "user", "assistant")
-_KEY = "env.kwargs.path"
-_ROW = ", row"  # behind the file of a row that has no line
-_MOST_OFTEN = 1_000  # that a row is asked in an epoch
-Row = tuple[Mapping[str, Any], Source]  # values by column, and the line of the file or the number of the row
+_MEANT = {  # columns of well-known data sets
+    "prompt": ("prompt", "question", "problem", "query", "instruction", "input", "messages"),
+    "answer": ("answer", "ground_truth", "solution", "label", "target", "output"),
+}
 
 
 class Arithmetic:
@@ -335,7 +334,8 @@ class PromptSet:
     Column `image` has what a model sees: a path from the folder of the data set, a map with the `bytes` of a PNG or
     JPEG, or a list of these. They stand where messages have parts {"type": "image"}, else before the text of the user.
 
-    All other columns are facts too, by their names. `rows` takes a part, first to before last, such as the part that is
+    A column within another is named with a dot, `reward_model.ground_truth`. All other columns are facts too, by their
+    names. `rows` takes a part, first to before last, such as the part that is
     held out. Relative paths count from where the run was started. Several data sets are a list of paths, or their paths
     with how often each row is asked in an epoch: {a.jsonl: 1, b.jsonl: 0.5}; rows have the name of the file, with its
     folder where two are alike, as the fact `data_set`.
@@ -365,30 +365,53 @@ class PromptSet:
         values, place = self._rows[number]
         facts = {name: value for name, value in values.items() if name not in (self._prompt, self._image)}
         if self._answer is not None:
-            facts["answer"] = values[self._answer]
+            facts["answer"] = _column(values, self._answer)
         return OneTurn(prompt=self._asked(values, place), known=facts)
 
     def _asked(self, values: Mapping[str, Any], place: Source) -> Any:
         """Return the row's Prompt; None where it is none. Raises ConfigError for images that are not there."""
-        prompt = values[self._prompt]
-        given = None if self._image is None else values.get(self._image)
+        prompt = _column(values, self._prompt)
+        given = None if self._image is None else _column(values, self._image)
         listed = given if isinstance(given, list) else [] if given is None else [given]
         images = [_as_image(each, place) for each in listed]
         return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
         """Raise ConfigError with the row's place: a bad row is found before anything starts."""
-        for column in (self._prompt, *([] if self._answer is None else [self._answer])):
-            if values.get(column) is None:
-                what = f"a row has no {column!r}" + suggestion(did_you_mean(column, values))
+        for key, column in (("prompt", self._prompt), ("answer", self._answer)):
+            if column is not None and _column(values, column) is None:
+                names = _columns(values)
+                near = did_you_mean(column, names) or next(
+                    (n for n in names if n.rpartition(".")[2] in _MEANT[key]), None
+                )
+                what = f"a row has no {column!r}" + suggestion(near)
                 why = "every row needs the columns that are asked and compared"
-                fix = "kwargs: {prompt: <column>, answer: <column>}        (answer: null where nothing is compared)"
-                raise _bad_row(what, "columns: " + ", ".join(values), place, why, fix)
+                remark = "        (answer: null where nothing is compared)" * (key == "answer")
+                fix = f"env.kwargs.{key}={near or '<column>'}{remark}"
+                raise bad_row(what, "columns: " + ", ".join(names), place, why, fix)
         if self._asked(values, place) is None:
-            got = repr(values[self._prompt])
+            got = repr(_column(values, self._prompt))
             why = f"a prompt is a text, or a list of messages with a role ({', '.join(_ROLES)}) and a content"
             fix = f"kwargs: {{prompt: <a column other than {self._prompt}>}}"
-            raise _bad_row(f"{self._prompt!r} is no prompt", got, place, why, fix)
+            raise bad_row(f"{self._prompt!r} is no prompt", got, place, why, fix)
+
+
+def _column(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column, or of one within another, `outer.inner`; None where there is none."""
+    if name in values or "." not in name:
+        return values.get(name)
+    outer, _, inner = name.partition(".")
+    within = values.get(outer)
+    return _column(within, inner) if isinstance(within, Mapping) else None
+
+
+def _columns(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of all columns, and of those within others."""
+    return [
+        f"{name}{inner}"
+        for name, value in values.items()
+        for inner in ([f".{n}" for n in _columns(value)] if isinstance(value, Mapping) and value else [""])
+    ]
 
 
 def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
@@ -415,7 +438,7 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
         why = (
             'they stand where messages have parts {"type": "image"}; where none has, before the first text of the user'
         )
-        raise _bad_row(what, got, place, why)
+        raise bad_row(what, got, place, why)
     return messages
 
 
@@ -432,7 +455,7 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
         "a message has an image, and the row has none for it" if kind == "image" else "a part of a message is not read"
     )
     why = 'parts are {"type": "text", "text": ...} and {"type": "image"}, or {"type": "image", "image": <path>}'
-    raise _bad_row(what, repr(part), place, why, "kwargs: {image: <column>}" if kind == "image" else "remove the part")
+    raise bad_row(what, repr(part), place, why, "kwargs: {image: <column>}" if kind == "image" else "remove the part")
 
 
 def _as_image(value: Any, place: Source) -> Image:
@@ -441,142 +464,12 @@ def _as_image(value: Any, place: Source) -> Image:
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):
         return Image(value)
-    found = Path(place.file.removesuffix(_ROW))
+    found = Path(place.file.removesuffix(ROW))
     file = (found if found.is_dir() else found.parent) / str(value)
     if not isinstance(value, str) or not file.is_file():
         what, why = (
             "a row's image is not there",
             f"paths count from {file.parent}" if isinstance(value, str) else "it is a path, or a map with bytes",
         )
-        raise _bad_row(what, repr(value), place, why)
+        raise bad_row(what, repr(value), place, why)
     return Image(str(file.absolute()))
-
-
-def _bad_row(what: str, got: str, place: Source, why: str, fix: str = "correct or remove the line") -> ConfigError:
-    return ConfigError.of("bad-row", _KEY, what, got[:200], why, fix, source=place)
-
-
-def mixed(
-    path: str | Sequence[str] | Mapping[str, float], rows: tuple[int, int] | None, split: str | None, seed: int
-) -> list[Row]:
-    """Return the rows of an epoch. ConfigError as `read_rows`, and for a weight that is no positive number."""
-    if isinstance(path, str):
-        return _part(path, rows, split)
-    epoch: list[Row] = []
-    names = _names([*path])
-    for one, weight in (path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)).items():
-        if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
-            what, why = "a data set has no such weight", "it is how often each of its rows is asked in an epoch"
-            raise _no_data_set(what, f"{one}: {weight!r}", why, f"path: {{{one}: 1}}")
-        named = [({"data_set": names[one], **values}, place) for values, place in _part(one, rows, split)]
-        whole, part = divmod(float(weight), 1.0)
-        epoch += named * int(whole) + random.Random(f"{seed}/{one}").sample(named, round(part * len(named)))
-    return epoch
-
-
-def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Name each data set by its file, those whose files have one name by their folders too: gsm8k-train, math-train."""
-    found = {one: Path(one).stem for one in dict.fromkeys(paths)}
-    for parts in range(2, 1 + max((len(Path(one).parts) for one in paths), default=0)):
-        often = Counter(found.values())
-        alike = [one for one in found if often[found[one]] > 1]
-        found |= {one: "-".join([*Path(one).parts[-parts:-1], Path(one).stem]) for one in alike}
-    return found
-
-
-def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
-    found = read_rows(path, split)
-    return found if rows is None else found[rows[0] : rows[1]]
-
-
-def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
-    """Read *.jsonl, *.parquet, or a folder written by `datasets`' save_to_disk.
-
-    Raises ConfigError: nothing there, a line that is no JSON object, a file of another kind, a library missing.
-    """
-    file = Path(path)
-    if not file.exists():
-        folder = next(parent for parent in file.absolute().parents if parent.is_dir())
-        why = f"paths count from {Path.cwd()}; what exists of it is {folder}"
-        raise _no_data_set("there is nothing at this path", path, why)
-    if file.is_dir():
-        return _saved(file, dataset_split)
-    if file.suffix in (".jsonl", ".json"):
-        return _json_lines(file)
-    if file.suffix == ".parquet":
-        return _parquet(file)
-    why = "data sets are read from *.jsonl, from *.parquet, and from a folder written by save_to_disk"
-    raise _no_data_set("a file of this kind is no data set", path, why)
-
-
-def _json_lines(file: Path) -> list[Row]:
-    rows: list[Row] = []
-    with file.open("rb") as start:
-        if start.read(1 << 10).lstrip().startswith(b"["):
-            return _json_array(file)
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place, shown = Source(file=str(file), line=number), line.decode("utf-8", "replace").strip()
-            try:
-                values = json.loads(line)
-            except ValueError as error:  # of JSON or of UTF-8
-                raise _bad_row("a line is no row", shown, place, f"JSON: {error}") from error
-            if not isinstance(values, dict):
-                why = 'a line is one object: {"prompt": ..., "answer": ...}'
-                raise _bad_row("a line is no row", shown, place, why)
-            rows.append((values, place))
-    return rows
-
-
-def _json_array(file: Path) -> list[Row]:
-    try:
-        rows = json.loads(file.read_bytes())
-    except ValueError as error:
-        place = Source(file=str(file), line=getattr(error, "lineno", 1))
-        raise _bad_row("the file is no list of rows", str(file), place, f"JSON: {error}") from error
-    found = _numbered(rows, str(file))
-    for values, place in found:
-        if not isinstance(values, dict):
-            why = 'a row is one object: {"prompt": ..., "answer": ...}'
-            raise _bad_row("an entry of the list is no row", repr(values), place, why)
-    return found
-
-
-def _parquet(file: Path) -> list[Row]:
-    with needs("pyarrow", got=str(file), extra="text"):
-        import pyarrow
-        from pyarrow import parquet
-    try:
-        table = parquet.read_table(file)
-    except pyarrow.ArrowInvalid as error:
-        why = f"pyarrow: {error}"
-        raise _no_data_set("the file is not Parquet", str(file), why) from error
-    return _numbered(table.to_pylist(), str(file))
-
-
-def _saved(folder: Path, split: str | None) -> list[Row]:
-    with needs("datasets", got=str(folder), extra="text"):
-        import datasets
-    try:
-        found = datasets.load_from_disk(str(folder))
-    except FileNotFoundError as error:
-        why = "a folder is read as what `datasets` writes with save_to_disk"
-        raise _no_data_set("the folder is no data set", str(folder), why) from error
-    if isinstance(found, datasets.DatasetDict):
-        if split not in found:
-            why = "it has the splits " + ", ".join(found)
-            fix = f"kwargs: {{dataset_split: {next(iter(found), 'train')}}}"
-            what = "the data set has several splits" if split is None else f"the data set has no split {split!r}"
-            raise _no_data_set(what, str(folder), why, fix)
-        found = found[split]
-    return _numbered(found.to_list(), str(folder))
-
-
-def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
-    return [(value, Source(file=f"{path}{_ROW}", line=number)) for number, value in enumerate(values, start=1)]
-
-
-def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> ConfigError:
-    return ConfigError.of("no-dataset", _KEY, what, path, why, fix)

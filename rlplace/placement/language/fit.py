@@ -158,13 +158,13 @@ def respread(text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing
         if after is not None:
             code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
             what = f"a rank of {each} {pool.noun}s would lie on both sides of {pool.noun} {after.first}, {on}"
-            fewer = _fewer(piece, each, pool)
         elif len(piece) % each:
-            code, why, fewer = "uneven-ranks", f"a rank has {each} neighbours: accelerators_per_rank", 1
+            code, why = "uneven-ranks", f"a rank has {each} neighbours: accelerators_per_rank"
             what = f"{len(piece)} neighbouring {pool.noun}s ({show_range(piece)}) do not divide into ranks of {each}"
         else:
             continue
-        text.reject(code, what, why, f"accelerators_per_rank: {fewer}")
+        divides = (n for n in range(each - 1, 0, -1) if all(len(p) % n == 0 and pool.cut(p, n) is None for p in joined))
+        text.reject(code, what, why, f"accelerators_per_rank: {next(divides)}")
         return ()
     return spread(joined, each, sharing)
 

@@ -296,7 +296,10 @@ def _check_nodes(
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
         what, why = f"is {num_nodes}, {by} declares {total}", f"both count machines; {by} is enough"
-        reject("node-count", "cluster.num_nodes", what, why, f"num_nodes: {total}", f"num_nodes: {num_nodes}")
+        fix = f"num_nodes: {total}"
+        if by == PATH and len(nodes) == 1:
+            fix += f"        (for {num_nodes}: {PATH}.0.count={num_nodes} instead)"
+        reject("node-count", "cluster.num_nodes", what, why, fix, f"num_nodes: {num_nodes}")
     counts = {sum(run.count for run in node.mixed) or node.accelerators for node in nodes}
     if each is not None and counts != {each}:
         declared = ", ".join(map(str, sorted(counts)))

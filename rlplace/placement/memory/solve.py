@@ -324,9 +324,15 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
     demand = case.demands.get(component)
     if not isinstance(demand, EngineDemand):
         return
-    yield from _shared(case, component, "tensor_parallel_size", "compute each token of an engine together")
+    yield from _shared(case, component, _several(case), "compute each token of an engine together")
     if demand.block.engine == "vllm" and demand.block.cache_dtype is None and demand.block.dtype != "fp16":
         yield _change(case, component, "cache_dtype", "fp8", "keys and values of 8 bits: answers differ a little")
+
+
+def _several(case: MemoryCase) -> str:
+    """Return the key for several accelerators of an engine: in a run, one rank drives them all."""
+    runs = any(isinstance(d, TrainingDemand) and d.packed for d in case.demands.values())
+    return "accelerators_per_rank" if runs else "tensor_parallel_size"
 
 
 def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[Remedy]:
@@ -334,7 +340,7 @@ def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[R
     spec = case.placement.spec(component)
     written = spec.canonical()
     block = dict(written) if isinstance(written, dict) else {"placement": written}
-    now = max([getattr(spec.parallel, key), *(s.accelerators_per_rank for s in spec.segments)])
+    now = max([getattr(spec.parallel, key, 1), *(s.accelerators_per_rank for s in spec.segments)])
     if now == 1 or key in block:
         for slices in (n for n in _SLICES if n > now and spec.world_size * now % n == 0):
             path, value = f"cluster.component_placement.{component}", {**block, key: slices}
@@ -477,7 +483,7 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
 
 def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
     """The only demand that can lack something is an engine's, for its KV cache."""
-    shorter = f"a shorter algorithm.sequence_length, or a larger tensor_parallel_size of {component}"
+    shorter = f"a shorter algorithm.sequence_length, or a larger {_several(case)} of {component}"
     if not has_knob(case.demands[component], Knob.KV_SHARE):
         knob, fix = "kv_cache_memory", f"a larger {component}.kv_cache_memory, or {shorter}"
     else:

@@ -103,7 +103,8 @@ def check_size(needed: Mapping[int, NodeUse], machines: Sequence[Machine], addre
             f"the placement uses node {most - 1}, the cluster has {_count(nodes, 'node')}",
             got=str(most),
             why=f"{address} has " + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
-            fix=f"cluster.num_nodes={nodes}     (or add {_count(most - nodes, 'node')})",
+            fix=f"cluster.num_nodes={nodes}     (of declared machines cluster.nodes.0.count={nodes};"
+            f" or add {_count(most - nodes, 'node')})",
         )
     for node, use in needed.items():
         lack = use.lack(machines[node].total)
@@ -115,8 +116,17 @@ def check_size(needed: Mapping[int, NodeUse], machines: Sequence[Machine], addre
                 f"node {node} has too little",
                 got=lack,
                 why=f"node {node} is {machines[node].address}; the placement uses its accelerators {accelerators}",
-                fix="place the components on fewer accelerators, or join a larger cluster: ray.address",
+                fix=_fewer(int(machines[node].total.get("GPU", 0))),
             )
+
+
+def _fewer(gpus: int) -> str:
+    if not gpus:
+        return (
+            "rlplace doctor        (it shows which GPUs are found here; or join a cluster that has some: ray.address)"
+        )
+    each = f"cluster.nodes.0.accelerators={gpus}        (of declared machines; else"
+    return f"{each} cluster.accelerators_per_node={gpus}; or join a larger cluster: ray.address)"
 
 
 def not_free(

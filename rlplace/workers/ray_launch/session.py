@@ -294,6 +294,8 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
 
 def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterError:
     fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
+    if address.count(".") and ":" not in address:  # a machine alone
+        fix = f"cluster.ray.address={address}:6379        (6379: the port of `ray start --head` unless it has --port)"
     return ClusterError.about(code, "cluster.ray.address", what, got=address, why=why, fix=fix)
 
 

@@ -51,6 +51,14 @@ def test_one_that_is_nowhere_is_reported_with_all_places(places: Path) -> None:
     assert len((no_folder("/nowhere", "actor.model.path").why or "").splitlines()) == 1
 
 
+def test_a_folder_or_a_download_of_nearly_this_name_is_offered(places: Path) -> None:
+    (places / "Qwen3-8B").mkdir()
+    assert no_folder(f"{places}/Qwen3-8b", "actor.model.path").fix == f"path: {places}/Qwen3-8B"
+    assert str(no_folder(f"{places}/Qwen3-4B", "actor.model.path").fix).startswith("scripts/get_model ")
+    (places / "hub" / "models--Qwen--Qwen3-8B").mkdir(parents=True)
+    assert no_folder("Qwen/qwen3-8b", "actor.model.path").fix == "path: Qwen/Qwen3-8B"
+
+
 def test_a_model_that_a_script_makes_is_made_by_the_fix() -> None:
     for name in ("smollm2", "tiny", "tiny_reward"):
         assert str(no_folder(f"models/{name}", "reward.model.path").fix).startswith(f"scripts/get_model {name}  ")

@@ -108,13 +108,14 @@ def test_same_as_follows_a_chain_and_comma_keys() -> None:
         ({"placement": "4-7", "accelerators_per_rank": 2, "ranks_per_accelerator": 2}, "bad-placement", "", NO_PASTE),
         ({"placement": "4-7:0-1", "accelerators_per_rank": 2}, "bad-placement", ".placement", "placement: 4-7"),
         ({"placement": "4-6", "accelerators_per_rank": 2}, "uneven-ranks", ".placement", "accelerators_per_rank: 1"),
+        ({"placement": "0-7", "accelerators_per_rank": 3}, "uneven-ranks", ".placement", "accelerators_per_rank: 2"),
         ("3/16", "uneven-fraction", "", "rollout: {accelerators: 1}"),
         ("9/8", "uneven-fraction", "", "rollout: all"),
         ({"accelerators": "1/3"}, "uneven-fraction", ".accelerators", "accelerators: 2"),
         ({"same_as": "actr"}, "unknown-component", ".same_as", "same_as: actor"),
         ({"same_as": 3}, "bad-placement", ".same_as", OPEN),
         ({"same_as": "rollout"}, "circular-placement", ".same_as", "rollout: all"),
-        ({"same_as": "actor", "accelerators_per_rank": 3}, "uneven-ranks", ".same_as", "accelerators_per_rank: 1"),
+        ({"same_as": "actor", "accelerators_per_rank": 3}, "uneven-ranks", ".same_as", "accelerators_per_rank: 2"),
     ],
 )
 def test_a_mistake_is_located_and_its_fix_works_when_pasted(

@@ -23,6 +23,7 @@ JOBS = {  # command line -> whether its remedies are enough
     "collocated_grpo_llm cluster.accelerator.kind=emulated cluster.accelerator.memory=1GiB": False,
     "collocated_grpo_llm cluster.accelerator.kind=emulated cluster.accelerator.memory=1400MiB": True,
     f"rlhf_ppo_colocated {SMALL % '80GiB'} rollout.gpu_memory_utilization=0.2": True,
+    f"grpo_qwen3_8b {SMALL % '24GiB'} actor.optimizer.on_host=true": True,
     "hybrid_ppo cluster.accelerator.kind=emulated cluster.accelerator.memory=100MiB": False,
 }
 

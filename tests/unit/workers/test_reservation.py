@@ -57,11 +57,13 @@ def test_a_cluster_that_can_never_hold_it() -> None:
     problem = fewer.value.problem
     assert (problem.code, problem.key, problem.got) == ("cluster-too-small", "cluster.num_nodes", "2")
     assert problem.why == "10.0.0.1:6379 has node 0: 10.0.0.1"
-    assert problem.fix == "cluster.num_nodes=1     (or add 1 node)"
+    assert problem.fix == "cluster.num_nodes=1     (of declared machines cluster.nodes.0.count=1; or add 1 node)"
     with pytest.raises(ClusterError) as weaker:
         check_size(needed, [machine(1), machine(2, gpus=1)], "here")
     problem = weaker.value.problem
     assert (problem.key, problem.got) == ("cluster.accelerators_per_node", "needs 2 GPU, has 1")
+    assert problem.fix is not None
+    assert problem.fix.startswith("cluster.nodes.0.accelerators=1 ")
 
 
 def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:

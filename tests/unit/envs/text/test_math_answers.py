@@ -95,6 +95,8 @@ def test_the_library_is_asked_for_before_anything_starts(monkeypatch: pytest.Mon
         (r"\boxed{x}", "y", 0),
         (r"4 \boxed{5", "5", 1),
         ("42", r"\boxed{42}", 1),
+        ("The answer is 72.", "She sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72", 1.0),  # GSM8K has solutions
+        ("The answer is 24.", "She sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72", 0.0),
     ],
 )
 def test_math_answer(answer: str, right: str, value: float) -> None:

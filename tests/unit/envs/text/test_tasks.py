@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Image, Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
-from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText, read_rows
+from rlplace.envs.text.rows import read_rows
+from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText
 from rlplace.errors import ConfigError, Problem
 
 
@@ -181,6 +182,17 @@ def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     path = lines(tmp_path, json.dumps({"prompt": messages, "answer": 4}))
     assert prompt_set(path).episode(0).prompt == [Message("system", "Be brief."), Message("user", "2 + 2?")]
+
+
+def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
+    row = {"prompt": "1 + 1?", "reward_model": {"ground_truth": "2", "style": "rule"}, "a.b": 7, "extra": {}}
+    path = lines(tmp_path, json.dumps(row))  # as the data sets of verl are
+    assert prompt_set(path, answer="reward_model.ground_truth").episode(0).facts()["answer"] == "2"
+    assert prompt_set(path, answer="a.b").episode(0).facts()["answer"] == 7
+    problem = problem_of(lambda: prompt_set(path))
+    assert problem.got == "columns: prompt, reward_model.ground_truth, reward_model.style, a.b, extra"
+    assert str(problem.fix).startswith("env.kwargs.answer=reward_model.ground_truth ")
+    assert problem_of(lambda: prompt_set(path, prompt="problem", answer="a.b")).fix == "env.kwargs.prompt=prompt"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """vLLM's engine on a GPU, as far as its sleep goes: what it refuses is refused, and so is what it would only log.
 
-After vllm 0.32: v1/engine/core.py (sleep, wake_up, release_kv_cache_memory) and v1/executor/abstract.py.
+After vllm 0.32: v1/engine/core.py (sleep, wake_up, release_kv_cache_memory), v1/executor/abstract.py and
+v1/core/sched/scheduler.py (has_requests). `tests/contract/test_vllm_engine.py` has the same steps taken by vLLM's own.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ class FakeVllm:
         self._asleep, self._paused = set[str](), False
         self._loaded = False  # the weights are those of a version
         self._cached = False  # keys and values may be there, of these weights
+        self._told = True  # the workers know which requests have finished
 
     def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
         return [Held(weights=1, cache=1, accelerator=2, host=0)]
+
+    def step(self) -> list[Any]:
+        self.calls.append(("step",))
+        self._told = True
+        return []
 
     def sleep(self, level: int = 1) -> None:
         self.calls.append(("sleep", level))
@@ -35,7 +42,7 @@ class FakeVllm:
 
     def release_kv_cache_memory(self) -> None:
         self.calls.append(("release_kv_cache_memory",))
-        self._legal(self._paused, "release_kv_cache_memory() requires a completed pause first")
+        self._legal(self._paused and self._told, "release_kv_cache_memory() requires a completed pause first")
         self._legal(not self._asleep, "release_kv_cache_memory() requires all executor memory to be resident")
         self._asleep, self._cached = {CACHE}, False
 
@@ -55,7 +62,7 @@ class FakeVllm:
     def answer(self) -> None:
         self._legal(not self._asleep and not self._paused, "a request is queued until the scheduler is resumed")
         self._legal(self._loaded, "the weights are random")
-        self._cached = True
+        self._cached, self._told = True, False
 
     def _legal(self, holds: bool, why: str) -> None:
         if not holds:

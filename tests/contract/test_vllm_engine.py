@@ -30,7 +30,7 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines import vllm_loading
 from rlplace.workers.engines.contract import EngineSettings
-from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS
+from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CudaMemory, Held
 from rlplace.workers.engines.weights import in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.contract.device_sync import Mixture, serve
@@ -136,6 +136,41 @@ def test_at_level_1_weights_outlive_a_sleep(build: Build, weights: Mapping[str, 
     engine.move(FULL)
     assert difference(engine, expected) < 1e-3
     assert answer(engine) == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
+    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    """Its scheduler and executor are real; of the worker only what moves memory is not: a CPU's has none of it."""
+    engine, moved = build(Ledger(), sleep_level=level), list[str]()
+    engine.move(FULL)
+    engine.load(weights, 1)
+    executor = engine._vllm.model_executor
+    ask = executor.collective_rpc
+
+    def on_a_gpu(method: Any, *args: Any, **others: Any) -> Any:
+        if method not in ("sleep", "wake_up", "discard"):
+            return ask(method, *args, **others)
+        moved.append(method)
+        return [None]
+
+    monkeypatch.setattr(executor, "collective_rpc", on_a_gpu)
+    monkeypatch.setattr(CudaMemory, "_measure", lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)])
+    engine._memory = CudaMemory(engine._vllm, Ledger(), level)
+    for version in (2, 3):
+        assert len(answer(engine)) == 8
+        engine.move(OFF)
+        engine.move(WEIGHTS_ONLY)
+        engine.load(weights, version)
+        engine.move(FULL)
+        assert difference(engine, expected) < 1e-3
+        engine.submit(GREEDY)
+        engine.step()
+        engine.drop()
+        engine.move(WEIGHTS_ONLY)
+        engine.move(FULL)
+    assert moved == ["discard", "sleep", "wake_up", "wake_up", "discard", "wake_up"] * 2
 
 
 def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(

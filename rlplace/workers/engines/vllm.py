@@ -441,6 +441,7 @@ class CudaMemory(EngineMemory):
         super().close()
 
     def drop_cache(self) -> None:
+        self._engine.step()  # tells the workers which answers have finished: until then vLLM does not count as paused
         self._engine.sleep(level=0)  # only stops scheduling, which vLLM asks for first
         self._engine.release_kv_cache_memory()
 

@@ -91,17 +91,17 @@ def test_on_a_gpu_the_steps_are_vllms_own() -> None:
     memory = CudaMemory(gpu, Ledger(), 1)
     for to in (OFF, FULL):
         memory.move(to)
-    stopped = [("sleep", 0), ("release_kv_cache_memory",)]
+    stopped = [("step",), ("sleep", 0), ("release_kv_cache_memory",)]
     assert gpu.calls == [*stopped, ("sleep", 1), ("wake_up", "weights"), ("wake_up", "kv_cache")]
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_on_a_gpu_any_two_moves_are_legal_to_vllm(level: Level) -> None:
     """And answers are refused until the weights mean something and all is awake."""
-    for first, second in itertools.product((OFF, WEIGHTS_ONLY, FULL), repeat=2):
+    for first, second, third in itertools.product((OFF, WEIGHTS_ONLY, FULL), repeat=3):
         gpu = FakeVllm()
         memory = CudaMemory(gpu, Ledger(), level)
-        for to in (first, second):
+        for to in (first, second, third):
             memory.move(to)
             if to == FULL:
                 gpu.update()

@@ -51,7 +51,6 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "annotated_types": {"config"},
     "datasets": {"envs.text"},
     "envpool": {"envs"},
-    "flash_attn": {"models.packed"},
     "grpc": {"workers.ray_launch.token"},
     "gymnasium": {"envs"},
     "hydra": {"config.compose"},

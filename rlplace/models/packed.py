@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -202,8 +201,13 @@ def _attention(
             places, seen = packed.keys
             k, v = k[places], v[places]
         limits = (-1 if sliding_window is None else sliding_window - 1, 0)
-        return _varlen_kernel()(q, k, v, own, seen, scaling, limits).unsqueeze(0)
-    attend, grouped, attended = functional.scaled_dot_product_attention, query.shape[1] != key.shape[1], []
+        return _whole_kernel(q, k, v, own, seen, scaling, limits).unsqueeze(0)
+    groups, attended = query.shape[1] // key.shape[1], list[Tensor]()
+    if query.is_cuda and groups > 1:
+        # The one kernel for float32 that keeps no scores, [heads, T, T], wants as many key heads.
+        key, value = (of.repeat_interleave(groups, dim=1) for of in (key, value))
+        groups = 1
+    attend = functools.partial(functional.scaled_dot_product_attention, scale=scaling, enable_gqa=groups > 1)
     parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
     continued = any(follows is not None for follows in packed.after)
     for q, k, v, follows in zip(*parts, packed.after, strict=True):
@@ -219,42 +223,29 @@ def _attention(
             mask = mask.triu(first + 1 - sliding_window)
         elif first:  # attended whole, which takes no mask, and cut
             q = torch.cat((parts[0][follows], q), dim=2)
-        whole = attend(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
+        whole = attend(q, k, v, attn_mask=mask, is_causal=mask is None)
         attended.append(whole[:, :, -own:])
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
 
-@functools.cache
-def _varlen_kernel() -> Callable[..., Tensor]:
-    """Return FlashAttention of flash-attn where that is installed, else the one in torch.
+def _whole_kernel(
+    q: Tensor,  # [T, H, D]
+    k: Tensor,  # [keys, K, D], as v
+    v: Tensor,
+    own: Edges,
+    seen: Edges,
+    scale: float | None,
+    limits: tuple[int, int],  # how many tokens before and behind itself a token sees; -1: all
+) -> Tensor:
+    """Return [T, H, D] by FlashAttention, as torch has it.
 
     The last token of a segment sees all keys of its own, the one before it all but the last, and so on.
     """
-    if importlib.util.find_spec("flash_attn") is not None:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]  # on GPUs alone
-
-        return lambda q, k, v, own, seen, scale, limits: flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            own.at,
-            seen.at,
-            own.longest,
-            seen.longest,
-            softmax_scale=scale,
-            causal=True,
-            window_size=limits,
-        )
     from torch.nn.attention.varlen import varlen_attn
 
-    def in_torch(
-        q: Tensor, k: Tensor, v: Tensor, own: Edges, seen: Edges, scale: float | None, limits: tuple[int, int]
-    ) -> Tensor:
-        edges, longest, grouped = (own.at, seen.at), (own.longest, seen.longest), q.shape[1] != k.shape[1]
-        attended = varlen_attn(q, k, v, *edges, *longest, scale=scale, window_size=limits, enable_gqa=grouped)
-        return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
-
-    return in_torch
+    edges, longest, grouped = (own.at, seen.at), (own.longest, seen.longest), q.shape[1] != k.shape[1]
+    attended = varlen_attn(q, k, v, *edges, *longest, scale=scale, window_size=limits, enable_gqa=grouped)
+    return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────

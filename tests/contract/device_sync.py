@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +35,7 @@ from rlplace.placement.flow import Delivery, DeviceDelivery
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
 
 HOST = torch.device("cpu")
+_LAG_S = 0.0005
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +179,30 @@ class Stream:
     """What a thread has given a GPU to do; done in order, later. A mark in it is reached when all before it is done."""
 
     def __init__(self) -> None:
-        self._begun: list[Future[None]] = []
+        self._given: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1)
 
-    def begin(self, work: Future[None]) -> None:
-        self._begun.append(work)
+    def give(self, work: Callable[[], object], lag_s: float) -> Future[None]:
+        """Work that raises RuntimeError never ends, as that of NCCL where a member has gone."""
+        done: Future[None] = Future()
+        self._given.append(done)
+
+        def carry_out() -> None:
+            time.sleep(lag_s)
+            with suppress(RuntimeError, InvalidStateError):
+                work()
+                done.set_result(None)
+
+        self._thread.submit(carry_out)
+        return done
 
     def mark(self) -> Marked:
-        return Marked(tuple(self._begun))
+        return Marked(tuple(self._given))
+
+    def drop(self) -> None:
+        """End what is under way, and go on behind it."""
+        self._thread.shutdown(wait=False)
+        self._thread = ThreadPoolExecutor(1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,28 +214,14 @@ class Marked:
 
 
 class Lagging:
-    """A group as NCCL's is: a broadcast is only begun, its `wait` orders streams, and one that fails never ends.
+    """A group as NCCL's is: a broadcast is only begun, its `wait` orders streams, and one that fails never ends."""
 
-    `lag_s`: until what was begun is done.
-    """
-
-    def __init__(self, group: Any, stream: Stream, lag_s: float) -> None:
-        self._group, self._stream, self._lag_s = group, stream, lag_s
+    def __init__(self, group: Any, stream: Stream) -> None:
+        self._group, self._stream = group, stream
         self._works: list[Future[None]] = []
-        self._thread = ThreadPoolExecutor(1)
 
     def broadcast(self, bucket: torch.Tensor, root: int) -> Lagging:
-        done: Future[None] = Future()
-        self._stream.begin(done)
-        self._works.append(done)
-
-        def carry_out() -> None:
-            time.sleep(self._lag_s)
-            with suppress(RuntimeError):  # of a member that has gone: the others' kernels go on waiting for it
-                self._group.broadcast(bucket, root=root).wait()
-                done.set_result(None)
-
-        self._thread.submit(carry_out)
+        self._works.append(self._stream.give(lambda: self._group.broadcast(bucket, root=root).wait(), _LAG_S))
         return self
 
     def wait(self) -> None:
@@ -228,13 +232,17 @@ class Lagging:
         for work in self._works:
             if not work.done():
                 work.set_exception(RuntimeError("aborted"))
-        self._thread.shutdown(wait=False)
+        self._stream.drop()
 
 
 @contextmanager
-def lagging(lag_s: float = 0.0005) -> Iterator[None]:
-    """Let all groups be Lagging ones, on hosts."""
+def lagging() -> Iterator[None]:
+    """Have all that a GPU would do done later, on hosts: buckets are written and copied, and groups are Lagging ones.
+
+    An owner lags more than its consumers: what it lends before it is written is read before, too.
+    """
     streams, within = threading.local(), device_sync.within
+    fill, copy_into = device_sync.DeviceBucket.fill, device_sync.DeviceBucket.copy_into
 
     def stream() -> Stream:
         if not hasattr(streams, "own"):
@@ -243,11 +251,19 @@ def lagging(lag_s: float = 0.0005) -> Iterator[None]:
         return own
 
     def join(deadline_s: float, work: Callable[[], Any], late: str) -> Lagging:
-        return Lagging(within(deadline_s, work, late), stream(), lag_s)
+        return Lagging(within(deadline_s, work, late), stream())
+
+    def later(work: Callable[..., None], lag_s: float) -> Callable[..., None]:
+        def give(*given: Any, **named: Any) -> None:
+            stream().give(lambda: work(*given, **named), lag_s)
+
+        return give
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(device_sync, "within", join)
         patched.setattr(device_sync, "mark", lambda device: stream().mark())
+        patched.setattr(device_sync.DeviceBucket, "fill", later(fill, 5 * _LAG_S))
+        patched.setattr(device_sync.DeviceBucket, "copy_into", later(copy_into, _LAG_S))
         yield
 
 

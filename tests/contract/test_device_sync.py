@@ -93,7 +93,7 @@ def sync(ends: Ends, version: int, sent: Weights) -> dict[str, int]:
 
 @pytest.fixture(params=["gloo", "lagging"])
 def groups(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Groups whose broadcasts are done when they return, and such that only begin them, as NCCL's."""
+    """Accelerators that have done what they are given at once, and such that do it later, as GPUs."""
     with lagging() if request.param == "lagging" else nullcontext():
         yield request.param
 

@@ -234,13 +234,13 @@ class Member:
             self._formed = str(sync.round)
 
     def broadcast(self, bucket: Tensor, owner: int, deadline_s: float) -> None:
-        """Send the bucket of actor rank `owner` into all others', in place; does nothing where it is alone.
+        """Send the bucket of actor rank `owner` into all others', in place; there are none where it is alone.
 
-        The bucket is whole afterwards. RuntimeError where it is not at the deadline.
+        The bucket is whole afterwards, for whoever is lent its memory. RuntimeError where it is not at the deadline.
         """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()
-            self.synchronize(deadline_s, f"a bucket of {owner_of('actor', owner)}")
+        self.synchronize(deadline_s, f"a bucket of {owner_of('actor', owner)}")
 
     def synchronize(self, deadline_s: float, what: str) -> None:
         """Wait for what the current stream has to do: NCCL's own wait only orders streams. RuntimeError when late."""
@@ -321,7 +321,6 @@ class DeviceSender:
                         moved[by_broadcast] += several * size
                     member.broadcast(data, bucket.owner, deadline_s)
                     moved[by_sharing] += shares.add(slot) * size
-                member.synchronize(deadline_s, "its own buckets")
         finally:
             member.free_memory()
         return +moved

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import MistralConfig, MistralModel
 
 from rlplace.algo.packing import SampleSizes
@@ -94,6 +97,32 @@ def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="capped scores"):
         attention(nn.Module(), *heads(), None, packed=packed(), softcap=50.0)
+
+
+class OnGpu(Tensor):
+    """Says that it is there, which decides how it is attended."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_float32_on_a_gpu_is_attended_by_the_kernel_that_keeps_no_scores(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch has one for float32, which wants as many key heads as query heads (sdp_utils.cpp); else it keeps them."""
+    asked, attend = list[tuple[int, int, bool]](), functional.scaled_dot_product_attention
+
+    def asking(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
+        asked.append((q.shape[1], k.shape[1], named["enable_gqa"]))
+        return attend(q, k, v, **named)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", asking)
+    whole, batch = heads(), packed()
+    there = tuple(t.as_subclass(OnGpu) for t in whole)
+    result, _ = attention(nn.Module(), *there, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    assert asked == [(4, 4, False)] * len(LENGTHS)
+    expected, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    torch.testing.assert_close(result.as_subclass(Tensor), expected)
 
 
 @pytest.mark.gpu

@@ -25,6 +25,7 @@ from rlplace.config.schema import AlgorithmConfig, Config, FrozenConfig, Simulat
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job, surely_made
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
 from rlplace.models.families import why_not_trained
+from rlplace.models.heads import unread_weights
 from rlplace.models.own_module import check_module
 from rlplace.placement.counts import explain_counts
 from rlplace.placement.language.spec import role_of
@@ -360,7 +361,7 @@ def model_problems(
         what, got = f"the model reads at most {longest} tokens", f"{context} tokens of prompt and answer together"
         why = "max_position_embeddings in the model's config.json"
         left = longest - algorithm.max_prompt_length
-        fix = f"algorithm.max_prompt_length + algorithm.max_new_tokens <= {longest}"
+        fix = f"algorithm.sequence_length={longest}        (and max_prompt_length + max_new_tokens no more than that)"
         if algorithm.sequence_length is not None:
             fix = f"algorithm.sequence_length={longest}"
         elif left > 0:
@@ -505,3 +506,6 @@ def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
         what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'
         why = f"{folder} has no *.safetensors, from which its weights are read"
         yield _wrong("not-a-model", key, what, str(folder), why, fix)
+    elif (unread := unread_weights(folder)) is not None:
+        what, fix = "the model cannot be read from its folder", "save or download it anew, all of its files"
+        yield _wrong("model-weights", key, what, str(folder), unread, fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,41 @@ def not_a_number_for_a_third(transcript: Transcript) -> float:
 
 def text(transcript: Transcript) -> Any:
     return "very good"
+
+
+def long_text(transcript: Transcript) -> Any:
+    return 50_000 * "x"
+
+
+def too_large(transcript: Transcript) -> Any:
+    return 10**400
+
+
+class Odd:
+    """As a tensor of several numbers does, and worse."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("several numbers")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words either")
+
+
+def raises_anything(transcript: Transcript) -> Any:
+    return Odd()
+
+
+def raises_long(transcript: Transcript) -> float:
+    raise ValueError(50_000 * "x")
+
+
+def leaves(transcript: Transcript) -> float:
+    sys.exit(0)
+
+
+def closes_its_pipe(transcript: Transcript) -> float:
+    os.closerange(3, 64)
+    return 1.0
 
 
 def raises(transcript: Transcript) -> float:
@@ -67,3 +103,11 @@ def spelled(prompts: list[str], answers: list[str], labels: list[str], bonus: fl
 
 def shortness(prompts: list[str], answers: list[str]) -> list[float]:
     return [-float(len(answer)) for answer in answers]
+
+
+def nothing(prompts: list[str], answers: list[str]) -> Any:
+    return None
+
+
+def too_many(prompts: list[str], answers: list[str]) -> list[float]:
+    return [1.0, 2.0]

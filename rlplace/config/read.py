@@ -586,8 +586,10 @@ def _config_json(folder: Path, written: str, key: str, source: Source | None) ->
         raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         keys, why = None, f"{folder} has no config.json"
+    except (OSError, ValueError) as error:
+        keys, why = None, f"{file} cannot be read: {error}"
     else:
         why = f"{file} names no model_type"
     if not isinstance(keys, dict) or "model_type" not in keys:

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from rlplace.checkpoints import MODEL_FILE_BYTES
 from rlplace.errors import ConfigError, OutputError
+from rlplace.models.heads import INDEX, SINGLE, unread_weights
 
 if TYPE_CHECKING:
     from rlplace.models.sharding import Part
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EXPERTS = re.compile(r"(.+\.)mlp\.experts\.(gate_up_proj|down_proj)")
 _PROJECTIONS = {  # of an expert, by the room of all and the weight of a model
     "mlp": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
@@ -48,14 +48,14 @@ class Checkpoint:
 
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
         self._folder, self._key = folder, key
-        index = folder / _INDEX
+        if (why := unread_weights(folder)) is not None:
+            raise model_mismatch(folder, why, key)
+        index = folder / INDEX
         if index.exists():
             self._file_of: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        elif (folder / _SINGLE).exists():
-            with safe_open(folder / _SINGLE, framework="np") as single:  # for torch all of it is mapped at once
-                self._file_of = dict.fromkeys(single.keys(), _SINGLE)
         else:
-            raise model_mismatch(folder, f"it has neither {_SINGLE} nor {_INDEX}", key)
+            with safe_open(folder / SINGLE, framework="np") as single:  # for torch all of it is mapped at once
+                self._file_of = dict.fromkeys(single.keys(), SINGLE)
         self._open: dict[str, Any] = {}
 
     @property
@@ -191,13 +191,13 @@ def _save(tensors: dict[str, Tensor], file: Path) -> None:
 def _complete(part: Path, stored: Sequence[Sequence[str]], size: int, changed: Mapping[str, object]) -> None:
     """Name the files of weights as transformers does, and write the index and what has `changed` in config.json."""
     count = len(stored)
-    named = [_SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    named = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     for number, name in enumerate(named, 1):
         (part / f"{number}.part").rename(part / name)
     if count > 1:
         weight_map = {weight: name for name, weights in zip(named, stored, strict=True) for weight in weights}
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        (part / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        (part / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
     config = json.loads((part / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # the key's older name
     (part / "config.json").write_text(json.dumps(config | changed, indent=2), encoding="utf-8")

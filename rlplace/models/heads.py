@@ -1,12 +1,15 @@
-"""Heads that give one number: their names in a model's folder, and checks of a folder without reading its weights."""
+"""Checks of a model's folder without reading its weights: that its files are whole, and heads that give one number."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from rlplace.errors import Problem
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file of weights, or where each weight is
 HEAD = "score.weight"  # as transformers' sequence classification has it
 HEADS = (HEAD, "value_head.weight", "v_head.summary.weight")  # and as trainers of value models call it
 
@@ -54,15 +57,55 @@ def _unfit_head(shapes: dict[str, list[int]], names: tuple[str, ...], what: str)
 
 
 def weight_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of all weights in the folder, from the headers of its files: 8 bytes of length, then JSON.
+    """Return the shapes of all weights in the folder, from the headers of its files.
 
-    A file that is cut short gives none: reading its weights raises the error.
+    A file that is not whole gives none: `unread_weights` says so, and reading its weights raises the error.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = opened.read(length) if length < file.stat().st_size else b""
-        if header:
-            shapes |= {name: of["shape"] for name, of in json.loads(header).items() if name != "__metadata__"}
+        with contextlib.suppress(OSError, ValueError):
+            shapes |= {name: of["shape"] for name, of in _header(file).items()}
     return shapes
+
+
+def unread_weights(folder: Path) -> str | None:
+    """Return why the weights cannot be read: a file is missing, damaged or cut short, or not what the index says."""
+    index, single = folder / INDEX, folder / SINGLE
+    file = index
+    try:
+        if index.exists():
+            named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        elif single.exists():
+            file = single
+            named = dict.fromkeys(_header(single), SINGLE)
+        else:
+            return f"it has neither {SINGLE} nor {INDEX}"
+        for name in sorted(set(named.values())):
+            file = folder / name
+            missing = {weight for weight, of in named.items() if of == name} - _header(file).keys()
+            if missing:
+                return f"{file} has no {min(missing)}, which {INDEX} names"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"{file} is missing" if isinstance(error, FileNotFoundError) else f"{file} cannot be read: {error}"
+    return None
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return what a safetensors file says of each weight: 8 bytes of length, then JSON, then the weights.
+
+    Raises OSError; ValueError for a file that is not whole.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        first = opened.read(8)
+        length = int.from_bytes(first, "little")
+        if first == b"version ":
+            raise ValueError("it is a pointer of git-lfs: run `git lfs pull` in its folder")
+        if not 0 < length <= size - 8:
+            raise ValueError(f"it is cut short, at {size:,} bytes, or no safetensors file")
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    whole = 8 + length + max((of["data_offsets"][1] for of in header.values()), default=0)
+    if size != whole:
+        raise ValueError(f"it has {size:,} bytes of {whole:,}: it is cut short or damaged")
+    return header

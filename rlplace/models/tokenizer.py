@@ -63,7 +63,10 @@ class Tokenizer:
             what, why = "the model's folder has no tokenizer.json", "prompts are encoded by the model's own tokenizer"
             fix = "save it there: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
             raise ConfigError.of("no-tokenizer", _KEY, what, str(folder), why, fix)
-        library = Library.from_file(str(file))
+        try:
+            library = Library.from_file(str(file))
+        except Exception as error:  # as the library raises all of its errors
+            raise _damaged(file, error) from error
         library.no_padding()
         library.no_truncation()
         return cls(library, folder)
@@ -95,8 +98,16 @@ class Tokenizer:
         return ids
 
     def encode(self, text: str, *, special: bool = False) -> Tokens:
-        """Encode a text; `special` adds the tokens that the tokenizer puts around a whole text."""
-        return np.array(self._library.encode(text, add_special_tokens=special).ids, np.int32)
+        """Encode a text; `special` adds the tokens that the tokenizer puts around a whole text.
+
+        Raises ConfigError for half of a character, which bytes that were decoded with `surrogateescape` are.
+        """
+        try:
+            return np.array(self._library.encode(text, add_special_tokens=special).ids, np.int32)
+        except TypeError as error:
+            what, why = "a text has half of a character", "of bytes decoded with surrogateescape, or an escape"
+            fix = 'decode the bytes with errors="replace"'
+            raise ConfigError.of("no-text", "env.task", what, ascii(text)[:400], why, fix) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
         """Decode tokens; `special`: show special tokens too."""
@@ -125,10 +136,13 @@ class Tokenizer:
                 self._template = _environment().from_string(self.chat_template)
             known = {"tools": None, "documents": None, **self._special, **(arguments or {})}
             return self._template.render({**known, "messages": chat, "add_generation_prompt": not answered})
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program: besides its own errors it raises any other
             what, got = "the chat template refuses these messages", ", ".join(m.role for m in messages)
-            why = f"the template in {self._folder} raised: {error}"
-            fix = "env.system=null, if the roles it takes do not include system"
+            raised = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            why = f"the template in {self._folder} raised: {raised}"
+            fix = "env.chat=false        (prompts as plain text; or correct the messages or the template)"
+            if any(message.role == "system" for message in messages):
+                fix = "env.system=null        (if the roles it takes do not include system)"
             raise ConfigError.of("chat-template-refused", _KEY, what, got, why, fix) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
@@ -206,15 +220,29 @@ def _content(message: Message) -> str | list[dict[str, str]]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+    if not isinstance(content, dict):
+        raise _damaged(file, TypeError(f"it is a {type(content).__name__}, not an object"))
     return content
+
+
+def _damaged(file: Path, error: Exception) -> ConfigError:
+    what = f"{file.name} of the model's tokenizer cannot be read"
+    fix = "save it anew: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
+    return ConfigError.of("no-tokenizer", _KEY, what, str(file), f"{type(error).__name__}: {error}", fix)
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Read the chat template: a file of its own before the config; of several named ones, the one called default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise _damaged(file, error) from error
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path / "config.json", KEYS | {"eos_token_id": 0})
     write(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": None})
     write(tmp_path / "tokenizer_config.json", {"eos_token": "<eos>", "chat_template": "{{ messages[-1]['content'] }}"})
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return tmp_path
 
 
@@ -123,9 +123,13 @@ def test_an_adapter_is_no_whole_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(("part", "code"), [("tokenizer.json", "no-tokenizer"), ("model.safetensors", "not-a-model")])
 def test_every_part_has_to_be_there(folder: Path, part: str, code: str) -> None:
+    content = (folder / part).read_bytes()
     (folder / part).unlink()
     (problem,) = problems(config(folder))
     assert (problem.code, str(problem.source)) == (code, "mine.yaml:4")
+    (folder / part).write_bytes(content[:-1])
+    (problem,) = problems(config(folder))
+    assert (problem.code, str(problem.source)) == (code.replace("not-a-model", "model-weights"), "mine.yaml:4")
 
 
 def test_a_tokenizer_that_belongs_to_another_model_is_noticed(folder: Path) -> None:

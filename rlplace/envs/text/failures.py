@@ -27,7 +27,8 @@ class Failures:
 
         Raises `error` where that may not be, or more are left out than `faults.error_budget` allows.
         """
-        what, self._failed = f"{type(error).__name__}: {error}", self._failed + 1
+        what = ", ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        self._failed += 1
         if self._faults.on_error == "stop":
             raise error
         if self._faults.on_error == "retry" and tries < _RETRIES:

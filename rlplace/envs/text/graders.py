@@ -33,6 +33,8 @@ from rlplace.errors import RewardError
 
 Graded = tuple[Case, dict[str, float]]  # each reward function's own number, by its name
 _START_S = 120.0  # longest that a process may take to import the user's functions
+_ENDING_S = 1.0  # longest that a process may take to end whose pipe is closed
+_SHOWN = 2_000  # characters of an error or of a value that is no number
 _PATIENCE = 2  # times the deadline: the parent that keeps it may have been killed
 
 
@@ -166,7 +168,7 @@ class ProcessGrader:
         case, reward = worker.case, self._rewards[len(worker.values)]
         try:
             failure, value = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # at the end of a message, or within one
             return self._failed(worker, self._died(worker))
         if not worker.ready:
             worker.ready = True
@@ -205,6 +207,8 @@ class ProcessGrader:
         return reward_failed(self._rewards[len(worker.values)], worker.case, code, what, why)
 
     def _died(self, worker: _GraderProcess) -> RewardError:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself, unless it only closed its pipe
+            worker.popen.wait(_ENDING_S)
         worker.close()  # now its exit code is known
         why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
         return self._ended(worker, "reward-died", "died", why)
@@ -267,18 +271,30 @@ def grade(
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)  # unhandled, its signal ends even code in C
         try:
             value = function(transcript)
-        except Exception as error:  # noqa: BLE001  # any error of a user's function is reported with the sample's name
+        except BaseException as error:  # noqa: BLE001  # any error of a user's function, and its exit, names the sample
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"
-            pipe.send(("".join(traceback.format_exception_only(error)).strip() + where, None))
+            pipe.send((_short("".join(traceback.format_exception_only(error)).strip()) + where, None))
             return
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        try:
-            number: object = float(value)
-        except (TypeError, ValueError):
-            number = repr(value)  # text: reading it must not need the user's libraries
-        pipe.send((None, number))
+        pipe.send((None, _number(value)))
+
+
+def _number(value: Any) -> float | str:
+    """Return a number, else what it is as text: reading it must not need the user's libraries."""
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001  # whatever the type of the user's value raises
+        pass
+    try:
+        return _short(repr(value))
+    except Exception as error:  # noqa: BLE001  # and int has one of more than 4,300 digits
+        return f"a {type(value).__name__}, whose repr() raises {type(error).__name__}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text)} characters)"
 
 
 if __name__ == "__main__":

@@ -47,9 +47,10 @@ _SHOWN = 400  # characters of an answer in an error
 _LISTS = ("prompts", "answers", "labels")
 _FIXES = {
     "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one; or faults.on_poison=skip",
-    "reward-raised": "catch in the function what an answer can cause, and return 0.0",
-    "reward-timeout": "env.reward_timeout_s=<longer>, or give up earlier in the function and return 0.0",
-    "reward-died": "give up in the function before it takes so much memory, and return 0.0",
+    "reward-no-number": "return a finite number for every answer, 0.0 for a useless one; or faults.on_error=skip",
+    "reward-raised": "catch in the function what an answer can cause, and return 0.0; or faults.on_error=skip",
+    "reward-timeout": "env.reward_timeout_s=<longer>; or return 0.0 earlier in the function; or faults.on_error=skip",
+    "reward-died": "return 0.0 in the function before it takes so much memory; or faults.on_error=skip",
 }
 
 
@@ -140,8 +141,8 @@ def number_of(reward: Reward, case: Case, value: Any, on_poison: OnPoison = "sto
     """
     try:
         number = float(value)
-    except (TypeError, ValueError) as error:
-        raise reward_failed(reward, case, "reward-not-finite", "returned no number", f"it returned {value}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise reward_failed(reward, case, "reward-no-number", "returned no number", f"it returned {value}") from error
     if not math.isfinite(number):
         poison = reward_failed(reward, case, "reward-not-finite", f"returned {number}", "a reward is a finite number")
         if on_poison == "stop":
@@ -168,10 +169,11 @@ def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcri
     given = {"prompts": [prompt_text(transcript)], "answers": [answer_text(transcript)], **kwargs}
     if "labels" in inspect.signature(function).parameters:
         given["labels"] = [transcript.facts.get("answer")]
-    values: Sequence[float] = list(function(**given))
-    if len(values) != 1:
-        raise ValueError(f"{len(values)} rewards for 1 answer")
-    return values[0]
+    values: Any = function(**given)
+    if not hasattr(values, "__len__") or len(values) != 1:
+        many = f"{len(values)} rewards" if hasattr(values, "__len__") else f"a {type(values).__name__}"
+        raise ValueError(f"{many} for 1 answer: a function over lists returns a list, with a number for each")
+    return next(iter(values))
 
 
 # ── a transcript as text ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
+import dataclasses
 import json
+import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlplace.envs.registry import needs
-from rlplace.errors import ConfigError, Source
+from rlplace.errors import ConfigError, Problem, Source
 
 _KEY = "env.kwargs.path"
 ROW = ", row"  # behind the file of a row that has no line
 _MOST_OFTEN = 1_000  # that a row is asked in an epoch
+_MORE = 8  # places of further bad rows in an error
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 Row = tuple[Mapping[str, Any], Source]  # values by column, and the line of the file or the number of the row
 
 
@@ -51,6 +57,8 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
+    if rows is not None and (len(rows) != 2 or not all(isinstance(bound, int) for bound in rows)):
+        raise ValueError(f"rows are two whole numbers, the first row and the one behind the last, got {list(rows)}")
     found = read_rows(path, split)
     return found if rows is None else found[rows[0] : rows[1]]
 
@@ -61,53 +69,75 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     Raises ConfigError: nothing there, a line that is no JSON object, a file of another kind, a library missing.
     """
     file = Path(path)
-    if not file.exists():
-        folder = next(parent for parent in file.absolute().parents if parent.is_dir())
-        why = f"paths count from {Path.cwd()}; what exists of it is {folder}"
+    if not os.path.exists(path):  # a folder that may not be entered holds nothing, either
+        folder = next(parent for parent in file.absolute().parents if os.path.isdir(parent))
+        closed = "" if os.access(folder, os.X_OK) else ", which may not be entered"
+        why = f"paths count from {Path.cwd()}; what exists of it is {folder}{closed}"
         raise _no_data_set("there is nothing at this path", path, why)
-    if file.is_dir():
-        return _saved(file, dataset_split)
-    if file.suffix in (".jsonl", ".json"):
-        return _json_lines(file)
-    if file.suffix == ".parquet":
-        return _parquet(file)
+    try:
+        if file.is_dir():
+            return _saved(file, dataset_split)
+        if file.suffix in (".jsonl", ".json"):
+            return _json_lines(file)
+        if file.suffix == ".parquet":
+            return _parquet(file)
+    except OSError as error:  # no permission, or a file whose content is damaged
+        raise _no_data_set("the data set cannot be read", path, f"{type(error).__name__}: {error}".strip()) from error
     why = "data sets are read from *.jsonl, from *.parquet, and from a folder written by save_to_disk"
     raise _no_data_set("a file of this kind is no data set", path, why)
 
 
 def _json_lines(file: Path) -> list[Row]:
-    rows: list[Row] = []
     with file.open("rb") as start:
-        if start.read(1 << 10).lstrip().startswith(b"["):
+        if start.read(1 << 10).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             return _json_array(file)
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place, shown = Source(file=str(file), line=number), line.decode("utf-8", "replace").strip()
-            try:
-                values = json.loads(line)
-            except ValueError as error:  # of JSON or of UTF-8
-                raise bad_row("a line is no row", shown, place, f"JSON: {error}") from error
-            if not isinstance(values, dict):
-                why = 'a line is one object: {"prompt": ..., "answer": ...}'
-                raise bad_row("a line is no row", shown, place, why)
-            rows.append((values, place))
-    return rows
+        written = ((line, Source(file=str(file), line=n)) for n, line in enumerate(lines, start=1) if line.strip())
+        return each(written, lambda row: (_json_row(*row), row[1]))
+
+
+def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
+    shown = line.decode("utf-8", "replace").strip()
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8
+        raise bad_row("a line is no row", shown, place, f"JSON: {error}") from error
+    if not isinstance(values, dict):
+        why = 'a line is one object: {"prompt": ..., "answer": ...}'
+        raise bad_row("a line is no row", shown, place, why)
+    if any(line.count(b'"%s"' % key.encode("utf-8", "replace")) > 1 for key in values):  # deeper inside, it may be
+        pairs: list[tuple[str, Any]] = json.loads(line, object_pairs_hook=list)
+        if again := [key for key, often in Counter(key for key, _ in pairs).items() if often > 1]:
+            why = "JSON keeps the last value alone, and the others would be lost"
+            raise bad_row(f"a line has the column {again[0]!r} more than once", shown, place, why)
+    return _of_text(values, line, place)
+
+
+def _of_text(values: Mapping[str, Any], written: bytes, place: Source) -> Mapping[str, Any]:
+    """Return the values. Raises ConfigError for half of a character, which only an escape in `written` can be."""
+    if b"\\ud" in written.lower():
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            why = r"\ud83d without the \ude00 behind it is half of a character, and no text"
+            raise bad_row("a row has half of a character", ascii(values), place, why) from error
+    return values
 
 
 def _json_array(file: Path) -> list[Row]:
     try:
-        rows = json.loads(file.read_bytes())
-    except ValueError as error:
+        rows = json.loads(written := file.read_bytes())
+    except (ValueError, RecursionError) as error:
         place = Source(file=str(file), line=getattr(error, "lineno", 1))
         raise bad_row("the file is no list of rows", str(file), place, f"JSON: {error}") from error
-    found = _numbered(rows, str(file))
-    for values, place in found:
-        if not isinstance(values, dict):
-            why = 'a row is one object: {"prompt": ..., "answer": ...}'
-            raise bad_row("an entry of the list is no row", repr(values), place, why)
-    return found
+    return each(_numbered(rows, str(file)), lambda row: (_entry(row[0], written, row[1]), row[1]))
+
+
+def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
+    if not isinstance(values, dict):
+        why = 'a row is one object: {"prompt": ..., "answer": ...}'
+        raise bad_row("an entry of the list is no row", repr(values), place, why)
+    return _of_text(values, written, place)
 
 
 def _parquet(file: Path) -> list[Row]:
@@ -127,8 +157,8 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
         import datasets
     try:
         found = datasets.load_from_disk(str(folder))
-    except FileNotFoundError as error:
-        why = "a folder is read as what `datasets` writes with save_to_disk"
+    except (OSError, ValueError, LookupError, TypeError) as error:  # whichever of its files is missing or damaged
+        why = f"a folder is read as what `datasets` writes with save_to_disk: {error}"
         raise _no_data_set("the folder is no data set", str(folder), why) from error
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
@@ -146,3 +176,22 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
 
 def _no_data_set(what: str, path: str, why: str, fix: str = "path: <a data set>") -> ConfigError:
     return ConfigError.of("no-dataset", _KEY, what, path, why, fix)
+
+
+def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]:
+    """Return what is made of each row. Raises the ConfigError of the first bad one, with the places of the others."""
+    made, problems = list[_Made](), list[Problem]()
+    for row in rows:
+        try:
+            made.append(make(row))
+        except ConfigError as error:
+            problems += error.problems
+    if len(problems) > 1:
+        first, *others = problems
+        places = ", ".join(str(problem.source) for problem in others[:_MORE])
+        more = f"{len(others)} more row{'s are' if len(others) > 1 else ' is'} wrong: {places}"
+        first = dataclasses.replace(first, why=f"{first.why}\n{more}{', ...' if len(others) > _MORE else ''}")
+        raise ConfigError([first])
+    if problems:
+        raise ConfigError(problems)
+    return made

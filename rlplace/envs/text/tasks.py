@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import Image, Message, OneTurn, Split
-from rlplace.envs.text.rows import ROW, bad_row, mixed
+from rlplace.envs.text.rows import ROW, bad_row, each, mixed
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -358,8 +358,7 @@ class PromptSet:
         self._prompt, self._answer, self._image = prompt, answer, image
         self._rows = mixed(path, rows, dataset_split, seed)
         self.size: int | None = len(self._rows)
-        for row in self._rows:
-            self._check(*row)
+        each(self._rows, lambda row: self._check(*row))
 
     def episode(self, number: int) -> OneTurn:
         values, place = self._rows[number]
@@ -367,6 +366,10 @@ class PromptSet:
         if self._answer is not None:
             facts["answer"] = _column(values, self._answer)
         return OneTurn(prompt=self._asked(values, place), known=facts)
+
+    def place(self, number: int) -> Source:
+        """Return where the row of an episode is written."""
+        return self._rows[number][1]
 
     def _asked(self, values: Mapping[str, Any], place: Source) -> Any:
         """Return the row's Prompt; None where it is none. Raises ConfigError for images that are not there."""
@@ -379,12 +382,17 @@ class PromptSet:
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
         """Raise ConfigError with the row's place: a bad row is found before anything starts."""
         for key, column in (("prompt", self._prompt), ("answer", self._answer)):
-            if column is not None and _column(values, column) is None:
+            if column is None:
+                continue
+            value = _column(values, column)
+            if value is None or value != value:  # nan is how some libraries write that there is none
                 names = _columns(values)
                 near = did_you_mean(column, names) or next(
                     (n for n in names if n.rpartition(".")[2] in _MEANT[key]), None
                 )
                 what = f"a row has no {column!r}" + suggestion(near)
+                if column in names:
+                    what = f"a row's {column!r} is {'null' if value is None else value}"
                 why = "every row needs the columns that are asked and compared"
                 remark = "        (answer: null where nothing is compared)" * (key == "answer")
                 fix = f"env.kwargs.{key}={near or '<column>'}{remark}"
@@ -424,10 +432,12 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
     for message in value:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             return None
-        content = message.get("content", "")
+        content = message.get("content")
         if isinstance(content, list):
             content = tuple(_as_part(part, left, place) for part in content)
-        messages.append(Message(message["role"], content if isinstance(content, tuple) else str(content)))
+        if not isinstance(content, str | tuple):
+            return None
+        messages.append(Message(message["role"], content))
     if left and len(left) == len(images):  # no message says where they stand
         at = next((at for at, message in enumerate(messages) if message.role == "user"), None)
         if at is not None and isinstance(messages[at].content, str):

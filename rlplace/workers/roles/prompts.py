@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.tokens import Files, Tokens
@@ -60,7 +61,11 @@ class Prompts:
         together = getattr(self.task, "episodes", None)
         episodes = together(row, samples) if together else [self.task.episode(row) for _ in range(samples)]
         prompt = episodes[0].prompt
-        tokens: Tokens = self.conversation.first(prompt)
+        try:
+            tokens: Tokens = self.conversation.first(prompt)
+        except ConfigError as error:  # of the template
+            asked = [replace(p, got=f"prompt {row}: {p.got}", source=self._place(row)) for p in error.problems]
+            raise ConfigError(asked) from error
         images: Files = ()
         shown = [] if isinstance(prompt, str) else [image for message in prompt for image in message.images]
         if self._sight is not None:
@@ -72,8 +77,13 @@ class Prompts:
             what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
             why = "an answer's first token is drawn given what comes before it"
             fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
-            raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix)
+            raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix, source=self._place(row))
         return tokens, images, episodes
+
+    def _place(self, row: int) -> Source | None:
+        """Return the line of a data set that has this prompt."""
+        place: Source | None = self.task.place(row) if hasattr(self.task, "place") else None
+        return place
 
     def _fitting(self, size: int) -> list[int]:
         """Return the rows whose prompts are short enough. Raises ConfigError where none is left or none may be."""
@@ -83,7 +93,7 @@ class Prompts:
         if not fitting or (self.dropped and not self._drop):
             most = max(lengths)
             got = f"{self.dropped} of {size} prompts; the longest, number {lengths.index(most)}, has {most} tokens"
-            raise self._too_long(got, most)
+            raise self._too_long(got, most, self._place(lengths.index(most)))
         return fitting
 
     def _unseen(self, shown: Sequence[Image]) -> ConfigError:
@@ -91,11 +101,11 @@ class Prompts:
         fix = "actor.model.path: <the folder of a model that sees, such as Qwen2.5-VL>        (or prompts of text)"
         return ConfigError.of("bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix)
 
-    def _too_long(self, got: str, enough: int) -> ConfigError:
+    def _too_long(self, got: str, enough: int, place: Source | None = None) -> ConfigError:
         what = f"prompts are longer than {self._longest} tokens"
         why = "a cut prompt asks something else, so none is cut"
         fix = f"max_prompt_length: {enough}        (or leave them out: env.long_prompts: drop)"
-        return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix)
+        return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix, source=place)
 
 
 def splits(config: Config) -> tuple[Split, ...]:

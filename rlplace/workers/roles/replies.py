@@ -109,9 +109,13 @@ class Replies:
 
     def _make(self, asked: _Asked) -> None:
         try:
-            reply = Reply(asked.place, text=asked.dialogue.reply(asked.answer))
-        except Exception as error:  # noqa: BLE001  # whatever the task raises is reported with the episode's name
-            reply = Reply(asked.place, error=error)
+            text = asked.dialogue.reply(asked.answer)
+            if not isinstance(text, str | None):
+                raise TypeError(f"reply() returned a {type(text).__name__}, where a text or None is due")
+            reply = Reply(asked.place, text=text)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the task raises is reported by the episode
+            told = RuntimeError("reply() left the thread by SystemExit") if isinstance(error, SystemExit) else error
+            reply = Reply(asked.place, error=told)
         self._ended.put((asked, reply))
 
     def _too_many(self, asked: _Asked, hung: list[str]) -> RewardError:

@@ -426,4 +426,7 @@ def _not_finite(owner: str, completion: Completion) -> DivergedError:
     why = f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype"
     got = f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
     fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
+    if not completion.versions.any():  # nothing has been learned yet
+        why = "the weights in the folder of actor.model.path are not finite, or their logits overflow in rollout.dtype"
+        fix = "rollout.dtype: fp32, or actor.model.path: <a model whose weights are finite>"
     return DivergedError.about("logprob-not-finite", owner, what, got=got, why=why, fix=fix)

@@ -27,7 +27,7 @@ from rlplace.envs.text.contract import NoPrompt
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
-from rlplace.errors import ChannelEmpty, ChannelFull, ChannelTimeout
+from rlplace.errors import ChannelEmpty, ChannelFull, ChannelTimeout, ConfigError, RewardError
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
@@ -433,7 +433,11 @@ class Pass:
             if reply.error is not None:
                 self._failed(reply.place, reply.error)
                 continue
-            following = self._continued(self._open[reply.place], reply.text)
+            try:
+                following = self._continued(self._open[reply.place], reply.text)
+            except ConfigError as error:  # no text, or none that the chat template takes
+                self._failed(reply.place, error)
+                continue
             self.watch.lap("sim")
             if following is not None:
                 self._to_ask.append(following)
@@ -459,6 +463,8 @@ class Pass:
     def _failed(self, place: Place, error: Exception) -> None:
         """Begin an episode anew whose reply or facts failed, or leave it out."""
         (group, sample), episode = place, self._open.pop(place)
+        if not isinstance(error, RewardError):  # which names it
+            error.add_note(f"for sample {sample} of group {group}")
         if self._worker.failures.again(error, episode.tries):
             try:
                 prompt, images, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)

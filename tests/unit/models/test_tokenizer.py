@@ -122,13 +122,32 @@ def test_a_folder_without_a_tokenizer_or_a_chat_template(tmp_path: Path) -> None
     assert bare.value.problems[0].got == plain.value.problems[0].got == str(tmp_path)
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.x.y }}"])
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.x.y }}", "{{ messages[0].content + 1 }}"],
+)
 def test_a_template_that_refuses(tmp_path: Path, template: str) -> None:
     tokenizer = with_template(tmp_path, template)
     with pytest.raises(ConfigError) as caught:
         tokenizer.chat([Message("system", "Be brief."), Message("user", "Hi")])
     assert caught.value.codes == ("chat-template-refused",)
     assert caught.value.problems[0].got == "system, user"
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b""])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = tiny_tokenizer(tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        Tokenizer.load(folder)
+    assert (caught.value.codes, caught.value.problems[0].got) == (("no-tokenizer",), str(folder / name))
+
+
+def test_half_of_a_character_is_no_text(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.encode("a" + b"\xff".decode(errors="surrogateescape"))
+    assert (caught.value.codes, caught.value.problems[0].got) == (("no-text",), r"'a\udcff'")
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────

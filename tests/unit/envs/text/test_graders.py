@@ -91,7 +91,23 @@ def test_processes_work_beside_each_other() -> None:
 @pytest.mark.parametrize(
     ("rewards", "code", "why"),
     [
-        ([reward("text")], "reward-not-finite", "it returned 'very good'"),
+        ([reward("text")], "reward-no-number", "it returned 'very good'"),
+        ([reward("too_large")], "reward-not-finite", "a reward is a finite number"),
+        ([reward("raises_anything")], "reward-no-number", "it returned a Odd, whose repr() raises RuntimeError"),
+        ([reward("long_text")], "reward-no-number", "it returned '" + 1_999 * "x" + " ... (50002 characters)"),
+        ([reward("raises_long")], "reward-raised", "ValueError: " + 1_988 * "x" + " ... (50012 characters)"),
+        ([reward("leaves")], "reward-raised", "SystemExit: 0\n"),
+        (
+            [Reward(name="nothing", written=f"{ODD}:nothing", lists=True)],
+            "reward-raised",
+            "ValueError: a NoneType for 1",
+        ),
+        (
+            [Reward(name="too_many", written=f"{ODD}:too_many", lists=True)],
+            "reward-raised",
+            "ValueError: 2 rewards for",
+        ),
+        ([reward("closes_its_pipe")], "reward-died", "its process ended with 1"),
         ([reward("length"), reward("raises")], "reward-raised", "KeyError: 'yes'\n"),
         ([reward("exits")], "reward-died", "its process ended with 3"),
     ],
@@ -136,7 +152,7 @@ def test_where_poison_is_skipped_it_is_nan_and_other_failures_stay_errors(grade:
     assert values["length"] == 3
     assert math.isnan(values["not_a_number"])
     with closing(grade([reward("text")], on_poison="skip", **limits)) as grader:
-        assert failure(grader).code == "reward-not-finite"
+        assert failure(grader).code == "reward-no-number"
 
 
 # ── what goes on ─────────────────────────────────────────────────────────────────────────────────────────────────────

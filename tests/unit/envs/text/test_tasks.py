@@ -202,9 +202,14 @@ def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
         ('{"prompt": "\udcff"}', "a line is no row"),  # a byte that is no text
         ('["2 + 1?", "3"]', "a line is no row"),
         ('{"prompt": "2 + 1?", "anwser": "3"}', "a row has no 'answer', did you mean 'anwser'?"),
-        ('{"prompt": null, "answer": "3"}', "a row has no 'prompt', did you mean 'prompt'?"),
+        ('{"prompt": null, "answer": "3"}', "a row's 'prompt' is null"),
+        ('{"prompt": "2 + 1?", "answer": NaN}', "a row's 'answer' is nan"),
+        ('{"prompt": "1 + 1?", "prompt": "2 + 1?", "answer": "3"}', "a line has the column 'prompt' more than once"),
+        (r'{"prompt": "\ud83d", "answer": "3"}', "a row has half of a character"),
+        ('{"prompt": "?", "answer": ' + 99_999 * "[" + 99_999 * "]" + "}", "a line is no row"),
         ('{"prompt": 7, "answer": "3"}', "'prompt' is no prompt"),
         ('{"prompt": [{"role": "robot", "content": "?"}], "answer": "3"}', "'prompt' is no prompt"),
+        ('{"prompt": [{"role": "user", "content": null}], "answer": "3"}', "'prompt' is no prompt"),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, third: str, says: str) -> None:
@@ -212,6 +217,28 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, third: str
     problem = problem_of(lambda: prompt_set(path))
     assert (problem.code, problem.key, problem.what) == ("bad-row", "env.kwargs.path", says)
     assert str(problem.source) == f"{path}:3"
+
+
+def test_all_bad_rows_are_counted_and_placed_at_once(tmp_path: Path) -> None:
+    path = lines(tmp_path, "\n".join(json.dumps({"prompt": "?"} if n % 2 else ROWS[0]) for n in range(40)))
+    problem = problem_of(lambda: prompt_set(path))
+    assert str(problem.source) == f"{path}:2"
+    assert f"19 more rows are wrong: {path}:4, {path}:6, " in (problem.why or "")
+    assert (problem.why or "").endswith(f"{path}:18, ...")
+
+
+@pytest.mark.parametrize("text", ["{}", "[{}]", "[\n{}]"])
+def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path: Path, text: str) -> None:
+    row = json.dumps({"prompt": "\N{GRINNING FACE}", "answer": {"answer": "same name, further inside"}})
+    file = tmp_path / "train.json"
+    file.write_bytes(b"\xef\xbb\xbf" + text.replace("{}", row).replace("\n", "\r\n").encode() + b"\r\n")
+    assert prompt_set(str(file)).episode(0).prompt == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("rows", [[1], [0, "all"]])
+def test_rows_are_two_numbers(tmp_path: Path, rows: Any) -> None:
+    with pytest.raises(ValueError, match="rows are two whole numbers"):
+        prompt_set(lines(tmp_path), rows=rows)
 
 
 def test_images_stand_where_the_messages_say(tmp_path: Path) -> None:
@@ -284,8 +311,13 @@ def test_parquet(tmp_path: Path) -> None:
     file = tmp_path / "train.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
     assert told(prompt_set(str(file)), range(5)) == told(prompt_set(lines(tmp_path)), range(5))
-    file.write_bytes(b"no parquet")
-    assert problem_of(lambda: prompt_set(str(file))).code == "no-dataset"
+    written = file.read_bytes()
+    for content in (b"no parquet", written[:4] + bytes(99) + written[103:]):
+        file.write_bytes(content)
+        assert problem_of(lambda: prompt_set(str(file))).code == "no-dataset"
+    parquet.write_table(pyarrow.Table.from_pylist([*ROWS, {"prompt": "?", "answer": None}]), file)
+    problem = problem_of(lambda: prompt_set(str(file)))
+    assert (problem.what, str(problem.source)) == ("a row's 'answer' is null", f"{file}, row:6")
 
 
 @pytest.mark.slow
@@ -301,6 +333,11 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert (problem.code, problem.why) == ("no-dataset", "it has the splits train, test")
     (tmp_path / "three").mkdir()
     assert problem_of(lambda: prompt_set(str(tmp_path / "three"))).code == "no-dataset"
+    for file in (tmp_path / "one").iterdir():
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+        assert problem_of(lambda: prompt_set(str(tmp_path / "one"))).code == "no-dataset", file.name
+        file.write_bytes(content)
 
 
 # ── several data sets ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -374,6 +375,10 @@ class Tool:
             Tools.failed.add(answer[:2])
             if self._odd == "hangs":
                 time.sleep(1.0)
+            if self._odd in ("bytes", "half"):
+                return b"?" if self._odd == "bytes" else b"\xff".decode(errors="surrogateescape")  # type: ignore
+            if self._odd == "exits":
+                sys.exit(3)
             if self._odd != "facts":
                 raise OSError("no such tool")
             self._facts_fail = True
@@ -396,7 +401,7 @@ def test_replies_of_several_episodes_are_made_at_the_same_time(folder: Path) -> 
     assert len(stage.groups()) == 3
 
 
-@pytest.mark.parametrize("odd", ["raises", "hangs", "facts"])
+@pytest.mark.parametrize("odd", ["raises", "hangs", "facts", "bytes", "half", "exits"])
 @pytest.mark.parametrize(
     ("on_error", "again", "failures", "left_out"),
     [
@@ -468,13 +473,22 @@ def test_a_reply_that_does_not_come_stops_the_run_and_names_the_sample(folder: P
     assert caught.value.code == "reply-timeout"
 
 
-def test_facts_that_fail_stop_the_run(folder: Path) -> None:
-    env = tools(odd="facts")
+@pytest.mark.parametrize(
+    ("odd", "error", "says"),
+    [
+        ("facts", OSError, "no such fact"),
+        ("bytes", TypeError, "returned a bytes"),
+        ("half", ConfigError, "character"),
+        ("exits", RuntimeError, "SystemExit"),
+    ],
+)
+def test_facts_and_replies_that_fail_stop_the_run(folder: Path, odd: str, error: type[Exception], says: str) -> None:
     with (
-        TextStage(folder, lambda r, s: f"1{s}{r.turn}<eos>", env=env, prompts=1, algorithm=LONG) as stage,
-        pytest.raises(OSError, match="no such fact"),
+        TextStage(folder, lambda r, s: f"1{s}{r.turn}<eos>", env=tools(odd=odd), prompts=1, algorithm=LONG) as stage,
+        pytest.raises(error, match=says) as caught,
     ):
         stage.run()
+    assert caught.value.__notes__ == ["for sample 1 of group 0"]
 
 
 def test_no_more_threads_are_left_behind_than_a_process_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -711,6 +725,15 @@ def test_a_prompt_without_tokens_is_found_before_anything_is_asked(folder: Path,
     with pytest.raises(ConfigError, match="prompt 1: ''") as caught, TextStage(folder, says, env=env):
         pass
     assert caught.value.codes == ("empty-prompt",)
+
+
+def test_a_prompt_that_the_template_refuses_is_named_by_its_line(folder: Path, tmp_path: Path) -> None:
+    model = tiny_tokenizer(tmp_path / "model", chat="{{ raise_exception('no') if 'xx' in messages[0].content }}x")
+    with pytest.raises(ConfigError) as caught, TextStage(model, says, env=rows(tmp_path, [1, 1, 2])):
+        pass
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.got) == ("chat-template-refused", "prompt 2: user")
+    assert str(problem.source) == f"{tmp_path / 'rows.jsonl'}:3"
 
 
 def test_a_model_that_does_not_chat(tmp_path: Path) -> None:

@@ -269,16 +269,17 @@ def test_a_cancelled_rank_stops(rank: Rank) -> None:
     assert caught.value.code == "cancelled"
 
 
-def test_an_answer_of_broken_weights_goes_to_nobody(rank: Rank, model: nn.Module) -> None:
+@pytest.mark.parametrize(("version", "says"), [(4, "weights of version 4"), (0, "in the folder of actor.model.path")])
+def test_an_answer_of_broken_weights_goes_to_nobody(rank: Rank, model: nn.Module, version: int, says: str) -> None:
     broken = copy.deepcopy(model)
     with torch.no_grad():
         next(broken.parameters()).fill_(float("nan"))
-    rank.sync(broken, 4)
+    rank.sync(broken, version)
     rank.ask(request_of(0))
     with pytest.raises(DivergedError) as caught:
         rank.worker.generate(0)
     assert caught.value.code == "logprob-not-finite"
-    assert "version 4" in str(caught.value)
+    assert says in str(caught.value)
     assert rank.answers(0) == []
 
 

@@ -36,7 +36,7 @@ class Failures:
             return True
         self._left_out += episodes
         if self._left_out > self._faults.error_budget:
-            _LOG.warning("more than faults.error_budget: %d episodes failed", self._faults.error_budget)
+            error.add_note(f"more than faults.error_budget: {self._faults.error_budget} episodes failed")
             raise error
         _LOG.warning("left out: %s", what)
         return False

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 
@@ -39,7 +39,10 @@ from rlplace.workers.worker import cancelled
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _FIRST_TRIES = 4  # of an endpoint at the start, where an address may be wrong
+_LONGEST_ASKED_S = 60.0  # that a refusal may have the next try wait
+_DOWN = "reward-endpoint-down"
 _CHUNK = 1 << 16
+_LARGEST = 64 << 20  # bytes of an answer
 _SHOWN = 300  # characters of an answer in an error
 _NO_SERVER_BEHIND = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _POLL_S = 0.5  # how often a wait for the endpoint checks for cancellation and new samples
@@ -111,20 +114,27 @@ class RewardEndpointWorker(Scorer):
         return {**super().infer(iteration, version), **self._failures.metrics(self.component)}
 
     def _score(self, scoring: Scoring) -> None:
-        asked: dict[Future[list[float]], Samples] = {}
+        asked: dict[Future[list[float]], tuple[Samples, int]] = {}  # and how often they were asked before
+
+        def ask(batch: Samples, tries: int) -> None:
+            texts, prompts = queries(batch, self._tokenizer)
+            labels = [sample.transcript.facts.get("answer") for sample in batch]
+            asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch, tries
+
         while scoring.due or asked:
             arrived = scoring.take(wait=not asked)
             for batch in (arrived[i : i + self._batch] for i in range(0, len(arrived), self._batch)):
-                texts, prompts = queries(batch, self._tokenizer)
-                labels = [sample.transcript.facts.get("answer") for sample in batch]
-                asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch
+                ask(batch, 0)
             done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
             for request in done:
-                samples = asked.pop(request)
+                samples, tries = asked.pop(request)
                 try:
                     scores = request.result()
                 except RewardError as error:
-                    self._failures.again(error, NO_USE, episodes=len(samples))  # the client has tried again
+                    asked_again = NO_USE if error.code == _DOWN else tries  # the client has tried for long enough
+                    if self._failures.again(error, asked_again, episodes=len(samples)):
+                        ask(samples, tries + 1)
+                        continue
                     scores = [math.nan] * len(samples)
                 scoring.put(samples, [np.array([score], np.float32) for score in scores])
 
@@ -133,7 +143,11 @@ class RewardEndpointWorker(Scorer):
 
 
 class _TransientError(Exception):
-    """A failure after which another try may succeed."""
+    """A failure after which another try may succeed, `after_s` seconds from now at the earliest."""
+
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_s = after_s
 
 
 class RewardClient:
@@ -183,12 +197,12 @@ class RewardClient:
             try:
                 return self._once(body)
             except _TransientError as failure:
-                last = str(failure)
-            if number < tries and self._ended.wait(pause_s):
+                last, asked_s = str(failure), failure.after_s
+            if number < tries and self._ended.wait(max(pause_s, asked_s)):
                 raise cancelled(self._key, "asking the endpoint")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise self._failed(
-            "reward-endpoint-down",
+            _DOWN,
             f"the endpoint gave no answer in {tries} {'try' if tries == 1 else 'tries'}",
             f"the last time: {last}",
             f"start it, or correct the address; more patience: {self._key}.retries, .timeout_s",
@@ -199,7 +213,7 @@ class RewardClient:
 
         Redirects are not followed: a post would lose its body, and the token is for the host that was named.
         """
-        deadline, pieces, status = time.monotonic() + self._timeout_s, list[bytes](), 0
+        deadline, pieces, status, size = time.monotonic() + self._timeout_s, list[bytes](), 0, 0
         try:
             response = self._pool.request(
                 "GET" if body is None else "POST",
@@ -214,6 +228,13 @@ class RewardClient:
             with contextlib.closing(response):
                 while piece := response.read1(_CHUNK):
                     pieces.append(piece)
+                    if (size := size + len(piece)) > _LARGEST:
+                        raise self._failed(
+                            "reward-endpoint-answer",
+                            "its answer does not end",
+                            f"it has more than {_LARGEST:,} bytes: {_short(pieces[0].decode(errors='replace'))}",
+                            'answer {"rewards": [...]} with one finite number for each query, in their order',
+                        )
                     if time.monotonic() > deadline:  # a socket's own timeout begins anew with every byte
                         raise urllib3.exceptions.TimeoutError
         except urllib3.exceptions.HTTPError as error:
@@ -225,7 +246,7 @@ class RewardClient:
         text = b"".join(pieces).decode(errors="replace")  # of a refusal, as much as came
         overloaded = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
         if (status in _NO_SERVER_BEHIND) if body is None else overloaded:
-            raise _TransientError(f"HTTP {status}: {_short(text)}")
+            raise _TransientError(f"HTTP {status}: {_short(text)}", _retry_after_s(response.headers))
         if body is not None and status >= HTTPStatus.MULTIPLE_CHOICES:
             fix = f"post there what it expects; {self._key}.api_key_env, if it needs a key"
             raise self._failed("reward-endpoint-refused", f"the endpoint refused with HTTP {status}", _short(text), fix)
@@ -235,6 +256,12 @@ class RewardClient:
         parts = urllib.parse.urlsplit(self._url)  # shown without user, password and query
         got = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
         return RewardError.about(code, f"{self._key}.url", what, got=got, why=why, fix=fix)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a refusal asks to wait, within reason; 0 where it says nothing, or a date."""
+    asked = headers.get("Retry-After", "").strip()
+    return min(float(asked), _LONGEST_ASKED_S) if asked.isdecimal() else 0.0
 
 
 def _short(text: str) -> str:

@@ -205,7 +205,7 @@ def without_poison(
             "actor rank 0",
             f"none of the {len(samples)} samples that are to be learned has finite numbers",
             got=f"rewards {[sample.reward for sample in samples[:8]]}",
-            why="faults.on_poison: skip leaves such samples out, and to go on would be to learn nothing, for ever",
+            why="faults.on_poison and on_error leave them out, and to go on would be to learn nothing, for ever",
             fix="look at what the log says of each sample that was skipped",
         )
     kept = iter(sound)

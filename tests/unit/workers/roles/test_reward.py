@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import threading
@@ -199,6 +200,53 @@ def test_samples_of_a_request_that_failed_are_left_out_where_errors_are_skipped(
         found = scored_by(scenario, groups, kind=RewardEndpointWorker)
     left_out = {place for place, (value,) in found.items() if math.isnan(value)}
     assert left_out == {(s.group, s.sample) for s in groups[0]}
+
+
+@pytest.mark.parametrize(("on_error", "left_out"), [("skip", 4), ("retry", 0)])
+def test_an_answer_that_is_no_list_of_rewards_is_asked_for_again(policy: Path, on_error: str, left_out: int) -> None:
+    pages = iter(["<html>a gateway's</html>"])
+
+    def first_a_page(asked: Mapping[str, Any]) -> tuple[int, str]:
+        page = next(pages, None)
+        return by_length(asked) if page is None else (200, page)
+
+    with serving(first_a_page) as server:
+        block = {"url": server.url, "batch": 4, "concurrency": 1}
+        scenario = ScorerScenario(model=policy, component="reward", block=block, faults={"on_error": on_error})
+        found = scored_by(scenario, with_text(made_up_samples()), kind=RewardEndpointWorker)
+    assert sum(math.isnan(value) for (value,) in found.values()) == left_out
+
+
+class Waits(threading.Event):
+    """Waits for no time, and keeps for how long it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout)
+        return False
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("3", 3.0), ("9999", 60.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.1)])
+def test_a_refusal_says_when_to_ask_again(asked: str, waited: float) -> None:
+    ended = Waits()
+    with serving(lambda _: (429, "slow down")) as server:
+        server.headers["Retry-After"] = asked
+        client = RewardClient(RewardConfig(url=server.url, retries=1), "reward", ended)
+        with pytest.raises(RewardError, match="HTTP 429"):
+            client.scores(["a"], ["a"], [None])
+    assert ended.waited == [waited]
+
+
+def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplace.workers.roles.reward._LARGEST", 1 << 17)
+    with (
+        serving(lambda _: (200, itertools.repeat(" " * 999))) as server,
+        pytest.raises(RewardError, match="does not end"),
+    ):
+        ask(server.url)
 
 
 def test_numbers_that_are_letters_of_a_text_are_no_scores() -> None:

@@ -11,6 +11,7 @@ random weights: with few of them, the head takes most of the time. A token count
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.models.causal_lm import LmSpec
+from rlplace.placement.memory.model import read_model
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.training.experience import AdvantageEstimator
@@ -125,7 +127,9 @@ def write_model(folder: Path, layers: int) -> PreTrainedModel:
 def make_learner(config: Config, folder: Path, ranks: Ranks, checkpointing: bool) -> ActorLearner:
     lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
     trainer = Trainer(lm, config.actor.optimizer, ranks, iterations=1, component="actor")
-    return ActorLearner(config, lm, trainer, ranks)
+    keys = json.loads((folder / "config.json").read_text())
+    again = read_model(keys).read_again if config.algorithm.share_prompts else None
+    return ActorLearner(config, lm, trainer, ranks, again)
 
 
 def config_of(folder: Path, groups: Sequence[Sequence[Sample]], *, share_prompts: bool) -> Config:

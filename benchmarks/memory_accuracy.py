@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.memory_kinds import FrozenJob, engine_readings, scorer_readings, vllm_block
 from tests.memory_kinds import language_model as with_tokenizer
-from tests.memory_peaks import Reading, language_model, lm_cases, lm_readings
+from tests.memory_peaks import Reading, lm_cases, lm_models, lm_readings
 
 MIB = 1 << 20
 
@@ -26,7 +26,7 @@ def main() -> None:
     print("| kind | stage | resident MiB | measured MiB | predicted MiB | ratio | of working bytes |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as of_actors, tempfile.TemporaryDirectory() as of_others:
-        for name, job in lm_cases(language_model(Path(of_actors))).items():
+        for name, job in lm_cases(lm_models(Path(of_actors))).items():
             show(name, lm_readings(job))
         model = with_tokenizer(Path(of_others))
         show("reference, refreshed", scorer_readings(FrozenJob(model=model, block={"refresh_every": 1})))

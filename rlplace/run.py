@@ -38,7 +38,7 @@ from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.memory.case import memory_case, with_share
+from rlplace.placement.memory.case import memory_case, read_again, with_share
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import record_measurements
 from rlplace.placement.plan import Plan
@@ -102,6 +102,7 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
             deliveries=plan.deliveries,
             working=working,
             parallel={c: placement.spec(c).parallel for c in placement.components},
+            read_again=read_again(config),
             copies_checkpoints=case.copies_checkpoints,
         )
     else:

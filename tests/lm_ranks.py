@@ -79,6 +79,7 @@ class LmScenario:
             ranks=ranks,
             deliveries=deliveries,
             working={self.component: WORKING},
+            read_again={self.component: 0.25},
             parallel={self.component: parallel},
         )
 

@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
+from rlplace.algo.packing import SampleSizes
 from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.config.read import read_config
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.demands import Footprint, HostPart
+from rlplace.placement.memory.model import read_model
 from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.run import JobSpec, job_spec
@@ -95,6 +99,13 @@ def freed_in_time() -> None:
     DTensor.full_tensor = waiting(DTensor.full_tensor)
 
 
+class CopiedToHost(saved_tensors_hooks):
+    """As torch's `save_on_cpu` between two kinds of memory: here both are the host's, which it would not copy."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(torch.clone, torch.clone)
+
+
 def language_model(folder: Path, **config: Any) -> Path:
     """Large enough that its tensors outweigh what no formula names."""
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -106,16 +117,17 @@ def language_model(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def made_up(samples: int, prompt: int = PROMPT, answer: int = ANSWER) -> list[tuple[Sample, ...]]:
-    """Groups of four equally long answers."""
+def made_up(samples: int, prompt: int = PROMPT, answer: int = ANSWER, alike: int = 0) -> list[tuple[Sample, ...]]:
+    """Groups of four equally long answers, whose first `alike` tokens are the same."""
     rng = np.random.default_rng(0)
     mask = np.arange(prompt + answer) >= prompt
+    begins = rng.integers(0, VOCABULARY, alike)
     return [
         tuple(
             Sample(
                 group=group,
                 sample=number,
-                tokens=rng.integers(0, VOCABULARY, len(mask)).astype(np.int32),
+                tokens=np.concatenate([begins, rng.integers(0, VOCABULARY, len(mask) - alike)]).astype(np.int32),
                 mask=mask,
                 logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
                 versions=np.where(mask, 0, -1).astype(np.int32),
@@ -140,10 +152,22 @@ class LmJob:
     tensor_parallel: int = 1
     context_parallel: int = 1
     prompts: int = 1  # of four samples
+    prompt: int = PROMPT  # tokens, as answer
+    answer: int = ANSWER
+    alike: bool = False  # samples have their prompt in common
     value_head: bool = False
     refreshes: bool = False  # a reference
     trained: Blocks = dataclasses.field(default_factory=dict)
     algorithm: Blocks = dataclasses.field(default_factory=dict)
+
+    @property
+    def budget(self) -> int:
+        """Two samples, or all of those that have something in common."""
+        whole = self.prompt + self.answer
+        if not self.alike:
+            return 2 * whole
+        again = read_model(json.loads((self.model / "config.json").read_text())).read_again
+        return SampleSizes((whole,) * 4, (self.prompt,) * 4, (0,) * 4, again).size(range(4))
 
     @property
     def spec(self) -> JobSpec:
@@ -156,7 +180,7 @@ class LmJob:
         blocks: dict[str, Any] = {
             "actor": {"model": {**json.loads((self.model / "config.json").read_text()), "path": str(self.model)}}
         }
-        own = {"compute": "fp32", "token_budget": 2 * (PROMPT + ANSWER), "enable_offload": True, **self.trained}
+        own = {"compute": "fp32", "token_budget": self.budget, "enable_offload": True, **self.trained}
         blocks[self.component] = blocks.get(self.component, {}) | own
         if self.value_head:
             blocks["critic"] = {"on_actor": True}
@@ -166,7 +190,7 @@ class LmJob:
         for component in components:
             blocks.setdefault(component, {})["enable_offload"] = True
         sizes = {"prompts": self.prompts, "samples_per_prompt": 4}
-        lengths = {"max_prompt_length": PROMPT, "max_new_tokens": ANSWER}
+        lengths = {"max_prompt_length": self.prompt, "max_new_tokens": self.answer}
         blocks["env"] |= {"task": "arithmetic"}
         config = read_config(
             {
@@ -182,18 +206,29 @@ class LmJob:
         return job_spec(config, make_plan(config, Topology.uniform(1, self.ranks, "emulated", 16 * GIB)))
 
 
-def lm_cases(model: Path) -> dict[str, LmJob]:
+def lm_models(folder: Path) -> Path:
+    """Make the models of `lm_cases`: with queries as wide as states, four times as wide, and of these, one key head."""
+    language_model(folder / "usual")
+    language_model(folder / "wide", head_dim=128, num_key_value_heads=8)
+    language_model(folder / "one key head", head_dim=128, num_key_value_heads=1)
+    return folder
+
+
+def lm_cases(models: Path) -> dict[str, LmJob]:
     """One of everything that changes what a trained language model holds. Two micro-batches, unless it says one."""
     bf16: Blocks = {"compute": "bf16"}
     rounded = {**bf16, "weights": "bf16", "optimizer": {"kind": "adamw_master"}}
-    job = functools.partial(LmJob, model=model)
+    job = functools.partial(LmJob, model=models / "usual")
+    wide = functools.partial(LmJob, model=models / "wide")
+    shared = {"prompt": 192, "answer": 64, "alike": True}
+    whole: Blocks = {"checkpointing": False}
     cut = functools.partial(job, ranks=2, tensor_parallel=2, prompts=2)
     longer: Blocks = {"token_budget": 4 * (PROMPT + ANSWER)}  # whose scores fill a chunk of half the vocabulary
     return {
         "float32": job(),
         "float32, one micro-batch": job(trained={"token_budget": 4 * (PROMPT + ANSWER)}),
         "float32, two ranks": job(ranks=2, prompts=2),
-        "nothing recomputed": job(trained={"checkpointing": False}),
+        "nothing recomputed": job(trained=whole),
         "inputs of layers on the host": job(trained={**longer, "activation_offload": True}),
         "computed in bfloat16": job(ranks=2, prompts=2, trained=bf16),
         "weights in bfloat16": job(ranks=2, prompts=2, trained=rounded),
@@ -209,13 +244,20 @@ def lm_cases(model: Path) -> dict[str, LmJob]:
         "tokens between two ranks, factors": job(
             ranks=2, context_parallel=2, trained={**longer, "lora_rank": 8, **bf16}
         ),
-        "tokens between two ranks, nothing recomputed": job(
-            ranks=2, context_parallel=2, trained={"checkpointing": False}
-        ),
-        "cut, a critic, nothing recomputed": cut(component="critic", trained={"checkpointing": False}),
+        "tokens between two ranks, nothing recomputed": job(ranks=2, context_parallel=2, trained=whole),
+        "cut, a critic, nothing recomputed": cut(component="critic", trained=whole),
         "value head": job(value_head=True),
         "critic": job(component="critic"),
-        "critic, nothing recomputed": job(component="critic", ranks=2, prompts=2, trained={"checkpointing": False}),
+        "critic, nothing recomputed": job(component="critic", ranks=2, prompts=2, trained=whole),
+        "wide heads": wide(trained=longer),
+        "wide heads, nothing recomputed": wide(trained=whole),
+        "wide heads, a critic": wide(component="critic"),
+        "wide heads, cut": wide(ranks=2, tensor_parallel=2, prompts=2, trained=longer),
+        "wide heads, tokens between two ranks that copy their key head": LmJob(
+            model=models / "one key head", ranks=2, context_parallel=2, trained=whole
+        ),
+        "a prompt in common": job(**shared),
+        "wide heads, a prompt in common, nothing recomputed": wide(**shared, trained=whole),
     }
 
 
@@ -226,6 +268,7 @@ def lm_readings(job: LmJob) -> list[list[Reading]]:
 
 def _lm_rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Reading]:
     freed_in_time()
+    torch.autograd.graph.save_on_cpu = CopiedToHost  # in a process of its own
     spec, component = job.spec, job.component
     (footprint,) = spec.case.ledger().footprints[component]
     names = (SAMPLES, WEIGHTS) if component == "actor" else (samples_for("critic"), scores_of("critic"), RETURNS)
@@ -239,7 +282,7 @@ def _lm_rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> lis
     worker: Any = spec.workers[component](spec.arguments, context)
     worker.setup()
     stages = Stages(worker, footprint)
-    groups = made_up(4 * job.prompts)
+    groups = made_up(4 * job.prompts, job.prompt, job.answer, job.prompt if job.alike else 0)
     receiver = None
     for iteration in range(2):  # the optimizer's state is made in the first step
         if component == "actor":

@@ -54,7 +54,9 @@ class RlhfStage:
                 **{name: {**block, **blocks.get(name, {})} for name, block in usual.items()},
             }
         )
-        self.job = WorkerArguments(config=config, ranks=dict.fromkeys((*components, "rollout", "env"), 1))
+        ranks = dict.fromkeys((*components, "rollout", "env"), 1)
+        again = {component: 0.25 for component in components if component != "reward"}
+        self.job = WorkerArguments(config=config, ranks=ranks, read_again=again)
         names = [SAMPLES, WEIGHTS, RETURNS, *map(samples_for, self.job.scorers), *map(scores_of, self.job.scorers)]
         names += [REFERENCE_WEIGHTS] if config.reference.refresh_every else []
         self.channels = {name: LocalChannel(spec_of(name)) for name in names}

@@ -69,6 +69,7 @@ class ScorerScenario:
             config=config,
             ranks=dict.fromkeys(components, 1),
             working={self.component: WORKING},
+            read_again={"reference": 0.25} if config.algorithm.share_prompts else {},
             parallel={self.component: parallel},
         )
 

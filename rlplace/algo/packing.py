@@ -18,14 +18,12 @@ import bisect
 import dataclasses
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
-
-
-READ_AGAIN = 4  # tokens of a prompt that an answer reads again, in place of one that is computed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,13 +33,15 @@ class SampleSizes:
     tokens: tuple[int, ...]  # of each sample, its prompt included
     prompts: tuple[int, ...] = ()  # of these, those that all samples of its group begin with; empty: not shared
     groups: tuple[int, ...] = ()  # the number of its group; those of a group stand together; empty: each by itself
+    again: float = (
+        1.0  # what a token of a prompt costs for each sample that reads it, if a token that is computed costs 1
+    )
 
     def size(self, picks: Iterable[int]) -> int:
         """Return the tokens of a micro-batch of samples in ascending order.
 
-        A prompt that several of them share counts once, and a quarter for each: attention keeps its keys and values for
-        every answer, without a kernel for all segments its queries and what was attended too. These are at most a
-        quarter of what a layer keeps of a token: `tests/unit/placement/test_model_shape.py` compares.
+        A prompt that several of them share counts once, and `again` for each: attention keeps its keys and values for
+        every answer, without a kernel for all segments its queries and what was attended too.
         """
         if not self.prompts:
             return sum(self.tokens[i] for i in picks)
@@ -49,16 +49,12 @@ class SampleSizes:
         for _, members in itertools.groupby(picks, self.groups.__getitem__):
             first, *others = members
             total += self.tokens[first] + sum(self.tokens[i] - self.prompts[i] for i in others)
-            total += -(-self.prompts[first] * (1 + len(others)) // READ_AGAIN) if others else 0
+            total += math.ceil(self.prompts[first] * (1 + len(others)) * self.again) if others else 0
         return total
 
     def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
         """Return of each the number of its group, and how many tokens it has in common with the others."""
         return [(self.groups[i], self.prompts[i]) for i in picks] if self.prompts else []
-
-    def apart(self) -> SampleSizes:
-        """Return the same with nothing in common."""
-        return dataclasses.replace(self, prompts=())
 
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
         """Cut each group into parts of `most` samples, and of `budget` tokens unless they are one sample."""

@@ -46,11 +46,14 @@ def _pack_steps(
     )
 
 
-def sizes_of(groups: Iterable[tuple[int, Sequence[int]]], *, alike: bool) -> SampleSizes:
-    """Return the sizes of samples of groups: of each the prompt, and the tokens of its samples, which begin with it."""
+def sizes_of(groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None) -> SampleSizes:
+    """Return the sizes of samples of groups: of each the prompt, and the tokens of its samples, which begin with it.
+
+    `again`: as of `workers.training.samples.sizes_of`.
+    """
     whole = [(number, prompt, each) for number, (prompt, tokens) in enumerate(groups) for each in tokens]
     numbers, prompts, tokens = zip(*whole, strict=True) if whole else ((), (), ())
-    return SampleSizes(tokens, prompts if alike else (), numbers)
+    return SampleSizes(tokens, groups=numbers) if again is None else SampleSizes(tokens, prompts, numbers, again)
 
 
 def looks() -> Iterator[float]:
@@ -84,10 +87,10 @@ class JoinedRank(TextRank):
         yield from self.barrier.meet()
         return given.value
 
-    def sizes_of(self, groups: Sequence[Group], *, alike: bool = True) -> SampleSizes:
-        """Return the sizes of their samples, in the order of the groups. `alike`: it may compute a prompt once."""
+    def sizes_of(self, groups: Sequence[Group]) -> SampleSizes:
+        """Return the sizes of their samples, in the order of the groups."""
         ordered = sorted(groups)
-        return sizes_of(((g.prompt, g.tokens) for g in ordered), alike=alike and self.job.algorithm.share_prompts)
+        return sizes_of(((g.prompt, g.tokens) for g in ordered), again=self.site.job.read_again.get(self.component))
 
     def score(self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch) -> Body:
         """Make a pass over all samples without gradients."""
@@ -285,7 +288,7 @@ class ScorerRank(JoinedRank):
             if not sharded or self.slot.rank == 0:
                 taken = yield from self._take(due)
                 yield from self.part(watch, "wait", 0, "infer")
-                due, sizes = due - len(taken), self.sizes_of(taken, alike=not isinstance(block, RewardConfig))
+                due, sizes = due - len(taken), self.sizes_of(taken)
                 budget = block.token_budget if model else sum(sizes.tokens)
                 packed = pack(sizes, self.ranks // self.together if sharded else 1, budget)
                 shares = [[(len(picks), sizes.size(picks)) for picks in share] for share in packed.ranks]

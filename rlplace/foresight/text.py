@@ -23,6 +23,7 @@ from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.foresight.world import Barrier, Event, Sleep
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.language.slots import Slot
+from rlplace.placement.memory.case import read_again
 from rlplace.placement.plan import Plan
 from rlplace.stopwatch import Stopwatch
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, WEIGHTS, WorkerArguments, samples_for
@@ -127,7 +128,8 @@ class TextSite(Site):
     def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
         super().__init__(config, plan, costs, cores)
         placement = plan.placement
-        self.job = WorkerArguments(config=config, ranks={c: placement.world_size(c) for c in placement.components})
+        ranks = {c: placement.world_size(c) for c in placement.components}
+        self.job = WorkerArguments(config=config, ranks=ranks, read_again=read_again(config))
         self.lengths = Lengths(config, costs)
         self.untaken = 0  # groups of the iteration that no engine has begun
         self.open = 0  # conversations that will ask for another turn

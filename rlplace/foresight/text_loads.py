@@ -21,6 +21,7 @@ from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Sta
 from rlplace.foresight.text import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
+from rlplace.placement.memory.case import read_again
 from rlplace.workers.arguments import SCORERS, asked_of
 
 _INDEXES = (1, 2)  # iterations of a prediction that are counted, where nothing is generated ahead
@@ -58,7 +59,7 @@ class TextStages(Stages):
     def __init__(self, config: Config, costs: Costs, together: Mapping[str, int]) -> None:
         """`together`: how many ranks of each component compute the same samples."""
         super().__init__(config, costs)
-        self._together = together
+        self._together, self._again = together, read_again(config)
         ahead = config.algorithm.max_staleness > 0
         self.names = ("sync", "infer", "learn") if ahead else ("sync", "rollout", "infer", "learn")
         self._ahead, self._algorithm = ahead, config.algorithm
@@ -142,16 +143,16 @@ class TextStages(Stages):
         longest_s, cpu_s = one.longest_s + passes.longest_s, one.cpu_s + passes.cpu_s
         return one._replace(longest_s=longest_s, cpu_s=cpu_s, least_s=0.0, meets=True)
 
-    @functools.cached_property
-    def _wholes(self) -> Sequence[SampleSizes]:
+    @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
+    def _wholes(self, again: float | None) -> Sequence[SampleSizes]:
         """Return the sizes of all samples of each iteration; of episodes of several turns, nothing."""
         several = self._config.text_env.max_turns > 1
-        return () if several else [self._sizes(samples) for samples in self._lengths]
+        return () if several else [self._sizes(samples, again) for samples in self._lengths]
 
-    def _sizes(self, samples: Sequence[tuple[int, int]]) -> SampleSizes:
+    def _sizes(self, samples: Sequence[tuple[int, int]], again: float | None) -> SampleSizes:
         each = self._algorithm.samples_per_prompt
         groups = (samples[first : first + each] for first in range(0, len(samples), each))
-        return sizes_of(((g[0][0], [*map(sum, g)]) for g in groups), alike=self._algorithm.share_prompts)
+        return sizes_of(((g[0][0], [*map(sum, g)]) for g in groups), again=again)
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
@@ -167,11 +168,11 @@ class TextStages(Stages):
             for index in _INDEXES
         ]
 
-    @functools.cached_property
-    def _drawn(self) -> _Drawn:
+    @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
+    def _drawn(self, again: float | None = None) -> _Drawn:
         found = []
         for samples in self._lengths:
-            answers, sizes = [answer for _, answer in samples], self._sizes(samples)
+            answers, sizes = [answer for _, answer in samples], self._sizes(samples, again)
             units = sizes.units(range(len(samples)), len(samples), sum(sizes.tokens))  # whole groups
             found.append(
                 (sum(answers), sum(sizes.tokens), sum(map(sizes.size, units)), max(answers), min(sizes.tokens))
@@ -200,7 +201,7 @@ class TextStages(Stages):
 
         Nobody has an answer before its prompt is read and its tokens are decoded, one step each.
         """
-        if not self._wholes:
+        if self._config.text_env.max_turns > 1:
             return 0.0
         each, found = self._algorithm.samples_per_prompt, list[float]()
         run, generate = "env.run/", "rollout.generate/"
@@ -243,7 +244,7 @@ class TextStages(Stages):
         generate, block, at_once = "rollout.generate/", self._config.text_rollout, self._at_once(ranks)
         decode = self._decode(at_once)
         token = self._least(generate + "decode", 1, at_once, each=True)
-        drawn, read = self._drawn, Cost(0.0)
+        drawn, read = self._drawn(), Cost(0.0)
         steps = drawn.longest - 1
         if block.engine == "vllm":
             reading = self._least(generate + "prefill", 1, max(2, block.step_tokens))
@@ -255,22 +256,21 @@ class TextStages(Stages):
         longest_s = max(work.seconds, steps * decode.seconds)
         return Cost(work.cpu_s, longest_s - work.cpu_s).plus(self._of(generate + "rest"))
 
-    def _passes(
-        self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True, alike: bool = True
-    ) -> _Passes:
+    def _passes(self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True) -> _Passes:
         """Return a pass of all ranks over all samples, in so many optimizer steps.
 
-        `alike`: it may compute a prompt once for several samples. `whole`: all samples are packed at once. Else a
-        micro-batch takes at least a line from its least cost on; each step has one, and none has more than `most`.
+        `whole`: all samples are packed at once. Else a micro-batch takes at least a line from its least cost on; each
+        step has one, and none has more than `most`.
         """
-        if whole and self._wholes:
-            each = self._together[cost.rpartition("/")[0].rpartition(".")[0]]
-            wholes = [sizes if alike else sizes.apart() for sizes in self._wholes]
+        component = cost.rpartition("/")[0].rpartition(".")[0]
+        again = self._again.get(component)
+        if whole and (wholes := self._wholes(again)):
+            each = self._together[component]
             found = [self._packed(cost, pack(sizes, ranks // each, int(budget)), sizes) for sizes in wholes]
             longest_s, cpu_s = (statistics.fmean(values) for values in zip(*found, strict=True))
             return _Passes(ranks, longest_s, cpu_s * each)
-        most = max(budget, self._algorithm.longest, self._drawn.shortest + 1)
-        tokens = (self._drawn.together if alike else self._drawn.tokens) / ranks
+        drawn = self._drawn(again)
+        most, tokens = max(budget, self._algorithm.longest, drawn.shortest + 1), drawn.together / ranks
         sizes = [0.0, 1e-6, most, *(size for size in self._costs.sizes(cost) if size < most)]
         costs, number, seconds = [self._of(cost, size) for size in sizes], max(steps, tokens / most), list[float]()
         for values in ([c.cpu_s for c in costs], [c.seconds for c in costs]):
@@ -291,14 +291,14 @@ class TextStages(Stages):
     def _score(self, stage: str, component: str, ranks: int) -> Load:
         block = self._config.block_of(component)
         assert isinstance(block, FrozenConfig), "it is not trained"
-        alike, cost = not isinstance(block, RewardConfig), f"{component}.infer/infer"
+        cost = f"{component}.infer/infer"
         model = not isinstance(block, RewardConfig) or block.kind == "model"
         rest = self._of(f"{component}.infer/rest")
         if model and stage == "infer" and (block.sharded or self._together[component] > 1 or ranks == 1):
             rest = rest.plus(self._of(f"{component}.infer/wait"))
-            return self._joined(component, self._passes(cost, block.token_budget, ranks, alike=alike), rest)
-        budget = block.token_budget if model else self._drawn.tokens
-        passes = self._passes(cost, budget, ranks, whole=False, alike=alike)
+            return self._joined(component, self._passes(cost, block.token_budget, ranks), rest)
+        budget = block.token_budget if model else self._drawn().tokens
+        passes = self._passes(cost, budget, ranks, whole=False)
         return self._shared(component, passes.of_each.plus(rest), ranks)
 
     def _infer(self, component: str, ranks: int) -> Load:

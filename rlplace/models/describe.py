@@ -67,6 +67,7 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
         "blocks": [block for block in blocks if block not in tower],
         "tower": {**tower[0], **_patches(model)} if tower else None,
         "kv": kv,
+        "attention": _heads(text),
         "notes": notes,
     }
 
@@ -272,7 +273,16 @@ def _pass(
     return found
 
 
-# ── keys and values ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── heads, keys and values ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _heads(text: Any) -> dict[str, int]:
+    """Return the heads of attention, by the widest of queries, keys and values."""
+    heads = text.num_attention_heads
+    plain = getattr(text, "head_dim", None) or text.hidden_size // heads
+    latent = (getattr(text, "qk_nope_head_dim", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0)
+    width = max(latent, getattr(text, "v_head_dim", None) or 0) or plain
+    return {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads, "head_dim": width}
 
 
 def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:

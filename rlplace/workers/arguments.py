@@ -64,6 +64,9 @@ class WorkerArguments:
     # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
     working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     parallel: Mapping[str, Parallel] = dataclasses.field(default_factory=dict)  # of a component; left out: one rank
+    # component -> what a token of a prompt costs for each answer that reads it, as `SampleSizes.again`; left out are
+    # those that compute it anew for each
+    read_again: Mapping[str, float] = dataclasses.field(default_factory=dict)
     copies_checkpoints: bool = True  # to write them behind the next iteration; else this waits for them
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -135,7 +135,7 @@ def test_several_steps_correct_by_the_policy_before_the_first(actor_of: MakeActo
     old = token_logprobs(model, samples).detach()
     weighted = torch.exp(old - engine).clamp(max=cap) * advantages[:, None]  # above 0: as good inside the clip
     for epoch in range(2):
-        for picks in optimizer_steps(sizes_of(samples, alike=True), 5, f"7 0 {epoch}"):
+        for picks in optimizer_steps(sizes_of(samples, again=0.25), 5, f"7 0 {epoch}"):
             logprobs = token_logprobs(model, samples)[picks]
             step(optimizer, clipped_policy_loss(logprobs, old[picks], weighted[picks], mask[picks], Rules()), Rules())
     actor = actor_of(qwen, algorithm={"tis_cap": cap, "epochs": 2, "train_batch": 5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -309,6 +310,24 @@ def model_of(config: Config, own: Mapping[str, object] | None, component: str) -
     if role == "actor" and config.critic.on_actor:
         head = Head.LANGUAGE_AND_VALUE
     return read_model(keys, head=head, key=f"{'actor' if own is None else config.key_of(component)}.model")
+
+
+def read_again(config: Config) -> dict[str, float]:
+    """Return of components what a token of a prompt costs for each answer that reads it, as `SampleSizes.again`.
+
+    Left out are those that compute a prompt for each answer anew: rewards, which are of a state at the end of a whole
+    sequence, and models whose layers are not known.
+    """
+    found: dict[str, float] = {}
+    for component in config.placed if config.algorithm.share_prompts else ():
+        match config.block_of(component):
+            case RewardConfig():
+                continue
+            case TrainedConfig(language_model=own) | FrozenConfig(model=own):
+                with contextlib.suppress(ConfigError):  # reported by the ledger, unless its memory was measured
+                    if (model := model_of(config, own, component)) is not None:
+                        found[component] = model.read_again
+    return found
 
 
 def _shared(

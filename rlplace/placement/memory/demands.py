@@ -327,7 +327,7 @@ class TrainingDemand:
             tokens=placed.tokens(formulas.pass_tokens(block, self.sequence_length, self.packed)),
             number=DTYPE_BYTES[block.compute],
             parallel=placed.tensor_parallel,
-            exchanged=placed.context_parallel > 1,
+            exchanged=placed.context_parallel,
             shared=shared,
             kept_gathered=block.zero_stage < 3,
             by_sequence=placed.kind != "cuda" or block.compute == "fp32",  # else by one kernel
@@ -410,7 +410,7 @@ class ScoringDemand:
             tokens=placed.tokens(formulas.pass_tokens(block, self.sequence_length, self.packed)),
             number=number,
             parallel=parallel,
-            exchanged=placed.context_parallel > 1,
+            exchanged=placed.context_parallel,
             copied=shards > 1 or block.on_host,
             shared=shards > 1,
         )

@@ -22,7 +22,7 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.extras import install_command
 
-_VERSION = 3  # of descriptions: those of another are made anew
+_VERSION = 4  # of descriptions: those of another are made anew
 _LIMIT_S = 300.0
 _OWN_KEYS = ("path", "kind")  # of this project, in no config.json
 _MEASURED = "--measured <folder of a run>/memory.json, where one has measured its components"

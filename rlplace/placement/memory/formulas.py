@@ -72,6 +72,23 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
     return tokens * max(b.saved.bytes_per_token(compute, parallel, 2 * model.hidden) for b in model.blocks)
 
 
+def copied_keys(model: ModelShape, tokens: int, compute: int, ranks: int) -> int:
+    """Tokens x 2 x head width x (1 - key heads / ranks) x c, where so many ranks have the heads between them.
+    Source: rlplace.models.context_parallel, and vLLM 0.32: with fewer key heads than ranks, several have the same.
+    Accuracy: exact.
+    """
+    attention = model.attention
+    return tokens * 2 * attention.head_dim * max(0, ranks - attention.kv_heads) * compute // ranks
+
+
+def attended(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
+    """b x s x q / t x c: what attention gives, before it is projected back to the hidden width.
+    Source: counted from the operations.
+    Accuracy: exact.
+    """
+    return tokens * -(-model.attention.query // parallel) * compute
+
+
 def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
     """b x s x what the largest layer holds at once without gradients.
     Source: counted from the operations of transformers 5.19.
@@ -82,11 +99,16 @@ def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) 
 
 
 def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x half of what the largest layer cuts: gradients on their way through it, beside what it saved.
-    Source: a gated feed-forward layer has two gradients for its four tensors.
-    Accuracy: within 30 %, a few percent of the pass.
+    """b x s / t x the most of two: half of what feed-forward saved; 2 q + 2 k of attention, when that is freed.
+
+    These are gradients on their way through a layer, beside what it saved. Letters q, k: widths of query and key heads.
+    Source: a gated feed-forward layer has two gradients for its four tensors, attention one for each.
+    Accuracy: within 30 %, a few percent of the pass; attention as wide as the states is counted as feed-forward.
     """
-    return tokens * max(-(-b.saved.compute_cut // parallel) // 2 for b in model.blocks) * compute
+    attention = 2 * (model.attention.query + model.attention.keys)
+    known = attention if model.attention.query != model.hidden else 0
+    wide = [max(0, b.saved.compute_cut - known) for b in model.blocks]
+    return tokens * max(-(-max(w // 2, attention - w) // parallel) for w in wide) * compute
 
 
 def score_tile(tokens: int, vocabulary: int, hidden: int) -> tuple[int, int]:
@@ -136,6 +158,7 @@ def engine_workspace(model: ModelShape, tokens: int, sequences: int, compute: in
     Accuracy: upper bound; with a share it only moves the border to the KV cache.
     """
     layer = tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
+    layer += copied_keys(model, tokens, compute, parallel)
     return layer + logits(model.vocabulary, sequences, compute, parallel)
 
 
@@ -169,7 +192,7 @@ def generation(model: ModelShape, answers: int, length: int, compute: int, cut: 
     Source: rlplace.workers.engines.transformers; transformers 5.19 repeats the heads of keys where there is a mask.
     Accuracy: within 5 % of the whole where answers are of full length.
     """
-    step = answers * (2 * length * (model.query or 2 * model.hidden) + 8 * model.hidden) * compute
+    step = answers * (2 * length * model.attention.query + 8 * model.hidden) * compute
     draw = answers * model.vocabulary * (compute + (32 if cut else 24))
     prompt = layer_pass(model, length, compute) + kv_sequence(model, length, length, compute)
     if model.tower is not None:

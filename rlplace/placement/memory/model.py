@@ -29,6 +29,7 @@ class Head(enum.Enum):
 
 
 Weights = tuple[Weight, ...]
+_FLOAT32 = 4
 _SAVED = ("compute", "compute_cut", "float32", "float32_cut")
 
 
@@ -41,8 +42,8 @@ class ModelShape:
     kv: tuple[KvLayers, ...]
     root: tuple[Weight, ...]  # all that is in no layer: embeddings, last norm, heads; tied weights once
     blocks: tuple[Block, ...]
+    attention: Attention  # of the layers that have it
     notes: tuple[str, ...] = ()  # what is not counted of it
-    query: int = 0  # width of all query heads together; 0: not known
     tower: Tower | None = None  # of a model that sees images
 
     @property
@@ -103,6 +104,20 @@ class ModelShape:
     @property
     def largest_weight_elements(self) -> int:
         return max(w.elements for w, _ in self.weights())
+
+    @property
+    def read_again(self) -> float:
+        """What attention keeps of a token once more for each segment that continues its own, as a share of a layer's.
+
+        Queries, keys, values and what was attended, as if there were as many key heads as query heads: so it is where
+        ranks exchange tokens for heads. A bound, since what is added on both sides only brings it nearer 1.
+        """
+        attention, shares = self.attention, list[float]()
+        for compute in (2, _FLOAT32):
+            again, copied = 4 * attention.query, 2 * (attention.query - attention.keys)
+            kept = min(block.saved.bytes_per_token(compute, 1) for block in self.blocks) + compute * copied
+            shares.append((compute * again + _FLOAT32 * attention.heads) / kept)
+        return max(shares)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +275,7 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=tuple(_kept(numbers, family, attention, layers)),
-        query=attention.query,
+        attention=attention,
         root=(
             Weight(name="model.embed_tokens.weight", shape=(vocabulary, hidden), ways=vocabulary),
             Weight(name="model.norm.weight", shape=(hidden,)),
@@ -368,7 +383,9 @@ def _block(layers: int, attention: Attention, family: Family, weights: Weights, 
         roots += attention.heads + attention.kv_heads
     scaled = 0 if family.norms_in_float32 else normed
     inputs = passing.compute + 4 * hidden + 2 * attention.head_dim
-    widest = max(passing.compute_cut, 4 * attention.query + 2 * attention.keys)
+    # Rotated in three steps each, queries first: they are there twice when keys are.
+    turned = max(4 * attention.query + 2 * attention.keys, 2 * attention.query + 5 * attention.keys)
+    widest = max(passing.compute_cut, turned)
     return Block(
         layers=layers,
         weights=(
@@ -405,6 +422,7 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=tuple(KvLayers(**layers) for layers in record["kv"]),
+        attention=Attention(hidden=hidden, **record["attention"], bias=False),
         root=(*root, *score),
         blocks=tuple(
             Block(
@@ -473,7 +491,7 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=(KvLayers(layers=layers, heads=heads, numbers=2 * max(1, hidden // heads)),),
-        query=hidden,
+        attention=Attention(hidden=hidden, heads=heads, kv_heads=heads, head_dim=max(1, hidden // heads), bias=True),
         root=(
             Weight(name="transformer.wte.weight", shape=(vocabulary, hidden), ways=vocabulary),
             Weight(name="transformer.wpe.weight", shape=(numbers.number("n_positions"), hidden)),

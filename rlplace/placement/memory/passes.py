@@ -40,7 +40,7 @@ class Pass:
     copied: bool = True  # weights are computed with in copies: gathered, or of another type
     shared: bool = True  # ranks have parts of them, so that the next layer is on its way while one computes
     kept_gathered: bool = False  # layers stay gathered from the forward to the backward pass
-    exchanged: bool = False  # ranks exchange tokens for heads around attention
+    exchanged: int = 1  # ranks that exchange tokens for heads around attention
     by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
 
     def forward(self) -> Moment:
@@ -49,7 +49,7 @@ class Pass:
         last = gathered if self.kept_gathered or not self.shared else gathered - self.number * self._layer
         head = Moment(last, states, formulas.tile_scores(self.model, self.tokens, self.parallel))
         layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
-        moments = [self._arriving(), head, Moment(gathered, layer + self._beside)]
+        moments = [self._arriving(), head, Moment(gathered, max(layer, self._exchange()) + self._beside)]
         if (tower := self.model.tower) is not None:
             moments.append(Moment(gathered, tower.layer(self.tokens, self.number) + self._beside))
         return _fullest(*moments)
@@ -72,12 +72,14 @@ class Pass:
             beside += tower.kept(self.tokens, number, checkpointing)
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
-        joined = self.by_sequence or self.exchanged  # what attention has saved is another tensor than what comes out
-        one = formulas.one_layer(model, self.tokens, number, self.parallel) + self._states(joined)
+        # What attention has saved is another tensor than what comes out, and of each key head it may have several.
+        joined = self.by_sequence or self.exchanged > 1
+        more = joined * formulas.attended(model, self.tokens, number, self.parallel) + self._copied_keys
+        one = formulas.one_layer(model, self.tokens, number, self.parallel) + more
         saved = formulas.checkpoints(model, self.tokens, number, self.parallel)
         if not checkpointing:
             saved = formulas.activations(model, self.tokens, number, self.parallel)
-            saved += joined * formulas.checkpoints(model, self.tokens, number)
+            saved += model.layers * more
         elif offload:
             saved //= model.layers
         gathered = self._gathered()
@@ -114,6 +116,18 @@ class Pass:
             return Moment()
         weights = 2 * self._cut(self.model.root_elements) + 2 * self._layer
         return Moment(self.number * weights, self._states(1) + self._beside)
+
+    @property
+    def _copied_keys(self) -> int:
+        return formulas.copied_keys(self.model, self.tokens * self.exchanged, self.number, self.exchanged)
+
+    def _exchange(self) -> int:
+        """Where tokens come for heads: queries, keys and values, what is sent, what comes, and that by heads."""
+        if self.exchanged == 1:
+            return 0
+        attention = self.model.attention
+        each = self.tokens * (attention.query + 2 * attention.keys) * self.number
+        return self._states(2) + 4 * each + 3 * self._copied_keys
 
     def _head_backward(self, tile: int, before: int, full: bool) -> tuple[int, int]:
         """Scores and gradients; products of less than float32 are made beside the float32 sum they are added to."""

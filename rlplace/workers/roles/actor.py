@@ -232,7 +232,7 @@ class LmActor(Actor):
         ranks = self._join()
         lm = TrainedLm(self._spec(actor), ranks, policy_of(config, self.config.model))
         trainer = self._train(lm, actor.optimizer, ema_decay=actor.ema_decay)
-        self._learner = ActorLearner(config, lm, trainer, ranks)
+        self._learner = ActorLearner(config, lm, trainer, ranks, self.config.read_again.get("actor"))
         self._estimate_advantages = AdvantageEstimator(self.config)
         self._open_sync()
         if REFERENCE_WEIGHTS in self.context.channels:  # each rank of the reference gets a copy through the channel
@@ -306,9 +306,8 @@ class LmActor(Actor):
         from rlplace.workers.training.samples import arriving_groups, waves
 
         arriving = arriving_groups(self.context.channels[SAMPLES], self.config.prompts, self.context.owner)
-        config = self.config.config
-        tokens = config.actor.token_budget * self._ranks.copies
-        self._groups = yield from waves(arriving, tokens, alike=config.algorithm.share_prompts)
+        tokens = self.config.config.actor.token_budget * self._ranks.copies
+        self._groups = yield from waves(arriving, tokens, again=self.config.read_again.get("actor"))
 
     def _next_wave(self, coming: Iterator[Groups] | None, iteration: int) -> Sequence[SampleShard | None] | None:
         """Return what each rank makes gradients of next, nothing when that is left to `learn`; on rank 0."""
@@ -464,7 +463,7 @@ class Critic(TrainedWorker):
         spec = self._spec(critic, folder_of(critic.model))  # the job's folder has no value head: it starts anew
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)
-        self._learner = CriticLearner(config, lm, trainer, ranks, critic.token_budget)
+        self._learner = CriticLearner(config, lm, trainer, ranks, self.config.read_again.get("critic"))
         self.move(Residency.OFF)
 
     def begin_again(self, iteration: int) -> Metrics:

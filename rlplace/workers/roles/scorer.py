@@ -174,8 +174,7 @@ class ModelScorer(Scorer, JoinedWorker):
         joint = block.sharded or config.parallel_of(self.component).ranks > 1
         self._sharded = joint and context.world_size > 1  # a single rank has the whole model
         self.folder = self._own_folder or config.model
-        # A reward is of a state at the end of a whole sequence.
-        self._alike = config.config.algorithm.share_prompts and not isinstance(block, RewardConfig)
+        self._again = config.read_again.get(self.component)
 
     @abc.abstractmethod
     def _input(self, sample: Sample) -> ModelInput: ...
@@ -229,7 +228,7 @@ class ModelScorer(Scorer, JoinedWorker):
             try:
                 for batch in self._micro_batches(scoring):
                     values = self._values(batch)
-                    size = sizes_of(batch, alike=self._alike).size(range(len(batch)))
+                    size = sizes_of(batch, again=self._again).size(range(len(batch)))
                     scoring.put(*((batch, values) if self._ranks.counts else ((), ())), size=size)
             finally:
                 self._lm.drop_gathered()
@@ -249,7 +248,7 @@ class ModelScorer(Scorer, JoinedWorker):
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None
             if ranks == 1 or self.context.rank == 0:
                 inputs = [self._input(sample) for sample in scoring.take()]
-                packing = pack(sizes_of(inputs, alike=self._alike), copies, self._block.token_budget)
+                packing = pack(sizes_of(inputs, again=self._again), copies, self._block.token_budget)
                 passes = ((scoring.due, [[inputs[i] for i in picks] for picks in copy]) for copy in packing.ranks)
                 parts = [one for one in passes for _ in range(together)]
             due, batches = self._ranks.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
@@ -263,7 +262,7 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.models.packed import Packed
         from rlplace.workers.training.samples import sizes_of
 
-        alike = sizes_of(batch, alike=self._alike).alike(range(len(batch)))
+        alike = sizes_of(batch, again=self._again).alike(range(len(batch)))
         tokens, masks, images = ([getattr(each, name) for each in batch] for name in ("tokens", "mask", "images"))
         packed = Packed.of(tokens, masks, self._lm.device, alike, images)
         with torch.no_grad():

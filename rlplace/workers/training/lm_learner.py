@@ -49,7 +49,11 @@ Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
 class LmLearner:
     """The steps of an actor or critic. Borrows model and trainer; what infers or learns is a collective."""
 
-    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, token_budget: int) -> None:
+    def __init__(
+        self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, again: float | None, token_budget: int
+    ) -> None:
+        """`again`: what a prompt costs for each answer that reads it, as of `sizes_of`."""
+        self._again = again
         self._config, self._algorithm = config, config.algorithm
         self._variant = variant_of(config.algorithm)
         self._lm, self._trainer, self._ranks, self._token_budget = lm, trainer, ranks, token_budget
@@ -88,7 +92,7 @@ class LmLearner:
 
         `targets` are of all samples, in their order.
         """
-        lengths = Lengths.of(groups, alike=self._algorithm.share_prompts)
+        lengths = Lengths.of(groups, again=self._again)
         samples = [sample for group in groups for sample in group]
         passes = [self.inference_plan(lengths)] if infer else []
         passes += () if iteration is None else self.plan(lengths, iteration)
@@ -193,8 +197,8 @@ class ActorLearner(LmLearner):
 
     _accumulated: _Accumulated | None = None
 
-    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks) -> None:
-        super().__init__(config, lm, trainer, ranks, config.actor.token_budget)
+    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, again: float | None) -> None:
+        super().__init__(config, lm, trainer, ranks, again, config.actor.token_budget)
         algorithm = self._algorithm
         self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high, dual=algorithm.dual_clip)
         self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
@@ -376,6 +380,9 @@ class ActorLearner(LmLearner):
 
 class CriticLearner(LmLearner):
     """Brings the values of response tokens nearer to their returns."""
+
+    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, again: float | None) -> None:
+        super().__init__(config, lm, trainer, ranks, again, config.critic.token_budget)
 
     def values(self, shard: SampleShard) -> Tensor:
         """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""

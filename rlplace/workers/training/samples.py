@@ -47,10 +47,10 @@ class Lengths:
     responses: tuple[int, ...]  # of the tokens, those sampled by the policy
 
     @classmethod
-    def of(cls, groups: Groups, *, alike: bool) -> Lengths:
-        """`alike`: samples of a group share what they begin with."""
+    def of(cls, groups: Groups, *, again: float | None) -> Lengths:
+        """`again`: as `sizes_of`."""
         samples = [sample for group in groups for sample in group]
-        return cls(sizes=sizes_of(samples, alike=alike), responses=tuple(s.response_tokens for s in samples))
+        return cls(sizes=sizes_of(samples, again=again), responses=tuple(s.response_tokens for s in samples))
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -70,14 +70,16 @@ class Masked(Protocol):
     def images(self) -> Files: ...
 
 
-def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
-    """Return the sizes of samples, those of a group together. `alike`: with what they begin with in common.
+def sizes_of(samples: Sequence[Masked], *, again: float | None) -> SampleSizes:
+    """Return the sizes of samples, those of a group together, with what they begin with in common.
+
+    `again`: what that costs for each of them, as in `SampleSizes`; None: nothing is shared.
 
     What is in common ends before the first token that is scored in any of them. With images it is all of that, or
     nothing.
     """
     tokens, groups = tuple(len(sample.tokens) for sample in samples), tuple(sample.group for sample in samples)
-    if not alike:
+    if again is None:
         return SampleSizes(tokens, groups=groups)
     prompts = list[int]()
     for _, members in itertools.groupby(samples, key=lambda sample: sample.group):
@@ -89,7 +91,7 @@ def sizes_of(samples: Sequence[Masked], *, alike: bool) -> SampleSizes:
         if any(s.images for s in group) and (shared < whole or any(s.images != first.images for s in others)):
             shared = 0
         prompts += [shared] * len(group)
-    return SampleSizes(tokens, tuple(prompts), groups)
+    return SampleSizes(tokens, tuple(prompts), groups, again)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +128,14 @@ def arriving_groups(channel: Channel, groups: int, owner: str) -> Iterator[Seque
         yield group
 
 
-def waves(arriving: Iterable[Sequence[Sample]], tokens: int, *, alike: bool) -> Generator[Groups, None, Groups]:
+def waves(arriving: Iterable[Sequence[Sample]], tokens: int, *, again: float | None) -> Generator[Groups, None, Groups]:
     """Yield groups as they come, as many at a time as have the size of `tokens`, one at least; return the rest.
 
     A wave is there when a group has come that no longer fits.
     """
     wave, held = list[Sequence[Sample]](), 0
     for group in arriving:
-        size = sizes_of(group, alike=alike).size(range(len(group)))
+        size = sizes_of(group, again=again).size(range(len(group)))
         if wave and held + size > tokens:
             yield wave
             wave, held = [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from itertools import accumulate
 from typing import Any
@@ -45,7 +46,7 @@ def grouped(draw: st.DrawFn) -> SampleSizes:
         tokens += [prompt + answer for answer in answers]
         prompts += [prompt] * len(answers)
         groups += [group] * len(answers)
-    return SampleSizes(tuple(tokens), tuple(prompts), tuple(groups))
+    return SampleSizes(tuple(tokens), tuple(prompts), tuple(groups), draw(st.sampled_from([0.1, 0.25])))
 
 
 @given(sizes=grouped(), ranks=st.integers(1, 5), budget=st.integers(1, 90))
@@ -62,11 +63,11 @@ def test_samples_of_a_group_are_packed_together_where_that_is_less(sizes: Sample
     assert together <= computed <= sum(sizes.tokens)
 
 
-def test_a_prompt_counts_once_and_a_quarter_for_each_that_reads_it() -> None:
-    sizes = SampleSizes((20, 24, 30, 7), (16, 16, 16, 5), (0, 0, 0, 1))
+def test_a_prompt_counts_once_and_its_share_for_each_that_reads_it() -> None:
+    sizes = SampleSizes((20, 24, 30, 7), (16, 16, 16, 5), (0, 0, 0, 1), again=0.25)
     assert sizes.size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 16 * 3 // 4 + 7
     assert sizes.size([1, 3]) == 24 + 7  # nothing is shared
-    assert sizes.apart().size([0, 1, 2, 3]) == 20 + 24 + 30 + 7
+    assert dataclasses.replace(sizes, again=0.26).size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 13 + 7
     assert pack(sizes, 1, 64).ranks == (((0, 1, 2, 3),),)
     # As wholes one rank had 48 and the other 7; in halves 36 and 37.
     assert pack(sizes, 2, 64).ranks == (((0, 1),), ((2, 3),))
@@ -227,7 +228,7 @@ def test_streams_of_neighbouring_seeds_and_iterations_are_unrelated() -> None:
 
 
 def test_a_group_is_cut_into_as_many_samples_as_fit() -> None:
-    sizes = SampleSizes((12,) * 5 + (90, 9), (8,) * 7, (0,) * 7)
+    sizes = SampleSizes((12,) * 5 + (90, 9), (8,) * 7, (0,) * 7, again=0.25)
     assert sizes.size([0, 1, 2]) == 12 + 4 + 4 + 6
     assert sizes.units(range(7), 7, 26) == [(0, 1, 2), (3, 4), (5,), (6,)]
     assert sizes.units(range(7), 7, 25) == [(0, 1), (2, 3), (4,), (5,), (6,)]

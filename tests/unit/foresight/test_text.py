@@ -8,6 +8,7 @@ from rlplace.algo.packing import pack_steps
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.predict import Prediction, open_loop
 from rlplace.foresight.text_loads import TextStages
+from rlplace.placement.memory.case import read_again
 from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
 GRPO = ("rollout.engine=transformers", "runner.eval_every=0", PLACE + "actor=0", PLACE + "env=1")
@@ -156,7 +157,7 @@ def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(batc
     costs = Costs(profile_of(one, sizes={cost: 100.0}, samples=drawn))
     stages = TextStages(job.config, costs, {"actor": 1})
     least = stages._passes(cost, 256, 1, steps=32 // batch, whole=False)
-    for sizes in stages._wholes:
+    for sizes in stages._wholes(read_again(job.config)["actor"]):
         steps = pack_steps(sizes, epochs=1, train_batch=batch, seed="0", ranks=1, token_budget=256)
         tokens = sum(sizes.size(picks) for step in steps for picks in step.ranks[0])
         assert 0.9 * tokens * MS <= least.longest_s <= tokens * MS + 1e-9 < sum(sizes.tokens) * MS

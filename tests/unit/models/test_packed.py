@@ -13,6 +13,7 @@ from transformers import MistralConfig, MistralModel
 
 from rlplace.algo.packing import SampleSizes
 from rlplace.models.packed import Packed, attend_packed, attention, token_scores
+from rlplace.placement.memory.model import read_model
 
 LENGTHS = (3, 1, 6)
 TOKENS, HIDDEN, VOCABULARY = 7, 5, 11
@@ -60,9 +61,10 @@ def test_each_sequence_is_attended_alone(window: int | None, keys: int) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "answer", "answers"), [(60, 60, 4), (200, 10, 8)])
+@pytest.mark.parametrize("width", [16, 64], ids=["queries as wide as states", "four times as wide"])
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
-    window: int | None, prompt: int, answer: int, answers: int
+    window: int | None, width: int, prompt: int, answer: int, answers: int
 ) -> None:
     config = MistralConfig(
         vocab_size=320,
@@ -71,6 +73,7 @@ def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=4,
+        head_dim=width,
         sliding_window=window,
     )
     trunk = MistralModel(config)
@@ -87,7 +90,8 @@ def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
         weights = {parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()}
         return sum(tensor.untyped_storage().nbytes() for at, tensor in held.items() if at not in weights)
 
-    sizes = SampleSizes((prompt + answer,) * answers, (prompt,) * answers, (0,) * answers)
+    again = read_model(config.to_dict()).read_again
+    sizes = SampleSizes((prompt + answer,) * answers, (prompt,) * answers, (0,) * answers, again)
     alone = saved(Packed.of(sequences, masks)) / sum(sizes.tokens)
     everything = range(answers)
     together = saved(Packed.of(sequences, masks, alike=sizes.alike(everything)))

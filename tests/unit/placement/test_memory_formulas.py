@@ -10,13 +10,14 @@ import pytest
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
 from rlplace.placement.memory.layers import Block, KvLayers, Saved, Weight
-from rlplace.placement.memory.model import ModelShape, read_model
+from rlplace.placement.memory.model import Attention, ModelShape, read_model
 
 # 2 layers of 10 + 2 numbers each, 30 in the root; 2 key heads of 4.
 TINY = ModelShape(
     hidden=5,
     vocabulary=6,
     kv=(KvLayers(layers=2, heads=2, numbers=2 * 4),),
+    attention=Attention(hidden=5, heads=3, kv_heads=2, head_dim=4, bias=False),
     root=(Weight(name="embed", shape=(6, 5), ways=6),),
     blocks=(
         Block(
@@ -29,6 +30,15 @@ TINY = ModelShape(
 )
 _OPT = {"vocab_size": 50272, "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}
 OPT_13B = read_model({"model_type": "llama", "intermediate_size": 1, **_OPT})
+# Feed-forward layers of 6 and of 1, queries of 1 and of 12.
+GATED, WIDE = (
+    dataclasses.replace(
+        TINY,
+        attention=Attention(hidden=5, heads=heads, kv_heads=keys, head_dim=width, bias=False),
+        blocks=(Block(layers=2, weights=(), saved=Saved(compute_cut=4 * wide + 2 * (heads + keys) * width)),),
+    )
+    for wide, heads, keys, width in ((6, 1, 1, 1), (1, 3, 2, 4))
+)
 WINDOWED = dataclasses.replace(
     TINY,
     kv=(
@@ -56,7 +66,20 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     ],
     formulas.one_layer: [(lambda f: f(TINY, 7, 2), 7 * 26)],
     formulas.logits: [(lambda f: f(6, 7, 2), 7 * 6 * 10), (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10)],
-    formulas.flowing: [(lambda f: f(TINY, 7, 2), 7 * 2 * 2)],
+    formulas.flowing: [
+        (lambda f: f(GATED, 7, 2), 7 * 2 * 6 * 2),  # two of four
+        (lambda f: f(GATED, 7, 2, parallel=2), 7 * 6 * 2),
+        (lambda f: f(WIDE, 7, 2), 7 * (2 * (12 + 8) - 4) * 2),  # when the 4 of its feed-forward layer are freed
+    ],
+    # Of 2 key heads over 8 ranks, each has one, and not a quarter.
+    formulas.copied_keys: [
+        (lambda f: f(TINY, 7, 2, ranks=2), 0),
+        (lambda f: f(TINY, 7, 2, ranks=8), 7 * 2 * (4 - 1) * 2),
+    ],
+    formulas.attended: [
+        (lambda f: f(TINY, 7, 2), 7 * 12 * 2),
+        (lambda f: f(TINY, 7, 2, parallel=3), 7 * 4 * 2),
+    ],
     formulas.score_tile: [
         (lambda f: f(7, 6, 5), (7, 6)),
         (lambda f: f(100, 1 << 20, 64), (100, (1 << 22) // 100)),

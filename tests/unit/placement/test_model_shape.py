@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rlplace.algo.packing import READ_AGAIN
 from rlplace.errors import ConfigError
 from rlplace.placement.memory.layers import Saved, Weight
 from rlplace.placement.memory.model import FAMILIES, Head, read_model
@@ -190,14 +189,29 @@ def test_what_a_layer_saves_is_what_was_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_attention_is_at_most_a_quarter_of_what_a_layer_saves(name: str) -> None:
-    """The share that a prompt counts for each answer that reads it again: queries, keys, values, what was attended."""
-    config = SAVED[name][0]
-    model, heads = read_model(config), config.get("num_attention_heads", config.get("n_head"))
-    kept = model.kv[-1]
-    again = kept.heads * kept.numbers + heads * kept.numbers
-    for compute in (2, 4):
-        assert READ_AGAIN * again * compute <= model.blocks[-1].saved.bytes_per_token(compute, 1)
+def test_a_prompt_costs_each_answer_what_attention_keeps_of_a_layer(name: str) -> None:
+    """Queries, keys, values, what was attended, and a number of each softmax, as if every query head had its keys."""
+    config, bfloat16, float32 = SAVED[name]
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    keys = config.get("num_key_value_heads", heads)
+    width = config.get("head_dim", config.get("hidden_size", config.get("n_embd")) // heads)
+    model = read_model(config)
+    all_keys = [(2, bfloat16 + 2 * 2 * (heads - keys) * width), (4, float32 + 4 * 2 * (heads - keys) * width)]
+    expected = max(heads * (4 * compute * width + 4) / saved for compute, saved in all_keys)
+    assert model.read_again == pytest.approx(expected, rel=0.001)
+    for ranks in (1, 2, 8):  # that exchange tokens for heads, and copy key heads where there are fewer
+        copied = (max(keys, ranks) - keys) * width * 2
+        again = 2 * heads * width + 2 * max(keys, ranks) * width
+        for compute, saved in ((2, bfloat16), (4, float32)):
+            if ranks <= heads:
+                assert compute * again + 4 * heads <= 1.001 * model.read_again * (saved + compute * copied)
+
+
+def test_wide_heads_make_a_prompt_dear() -> None:
+    wide = decoder("llama", 512, 256, 512, 2, 8, 8) | {"head_dim": 128}  # queries of four times the hidden width
+    shares = [read_model(wide | {"head_dim": width}).read_again for width in (32, 64, 128, 256)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.25 < 0.5 < shares[-1] < 1.0
 
 
 def test_tensor_parallelism_divides_what_it_cuts() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rlplace.algo.packing import SampleSizes
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, DivergedError, RewardError
@@ -61,9 +62,9 @@ def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_
         for group, (texts, firsts, _) in groups.items()
         for tokens, first in zip(texts, firsts, strict=True)
     ]
-    sizes = sizes_of(samples, alike=True)
+    sizes = sizes_of(samples, again=0.25)
     assert sizes.prompts == tuple(shared for texts, _, shared in groups.values() for _ in texts)
-    assert sizes_of(samples, alike=False) == dataclasses.replace(sizes, prompts=())
+    assert sizes_of(samples, again=None) == SampleSizes(sizes.tokens, groups=sizes.groups)
     everything = range(len(samples))
     packed = Packed.of([s.tokens for s in samples], [s.mask for s in samples], alike=sizes.alike(everything))
     apart = Packed.of([s.tokens for s in samples], [s.mask for s in samples])
@@ -80,7 +81,7 @@ def test_images_are_shared_with_the_whole_prompt_or_not_at_all(other: list[int],
         dataclasses.replace(sample(0, tokens, 3), images=(file,))
         for tokens, file in (([1, 2, 3, 4], b"a"), (other, image))
     ]
-    assert sizes_of(samples, alike=True).prompts == (shared, shared)
+    assert sizes_of(samples, again=0.25).prompts == (shared, shared)
 
 
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────

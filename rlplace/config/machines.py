@@ -29,7 +29,7 @@ class RayConfig:
         "fork: a process of each node imports what workers need, and these are forks of it; plain: each imports it",
         "fork",
     )
-    start_timeout_s: float = knob("longest wait for Ray and for all workers to answer", 120.0, above=0)
+    start_timeout_s: float = knob("longest wait for Ray and for all workers to answer", 1800.0, above=0, mlp=120.0)
     reserve_timeout_s: float = knob("longest wait for the cluster to have the accelerators free", 60.0, above=0)
 
 

@@ -30,8 +30,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines import vllm_loading
 from rlplace.workers.engines.contract import EngineSettings
-from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CudaMemory, Held
-from rlplace.workers.engines.weights import in_buckets
+from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CudaMemory, Held, _build, _memory_arguments
+from rlplace.workers.engines.weights import ExpectedWeights, in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.contract.device_sync import Mixture, serve
 from tests.contract.weight_ends import held_by
@@ -196,6 +196,44 @@ def test_a_share_of_an_emulated_accelerator_is_for_weights_and_cache(
 ) -> None:
     size = sum(weight.nbytes for weight in weights.values()) + CACHE_BYTES
     assert build(Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size).move(FULL) == size
+
+
+@pytest.mark.parametrize("given", [{"kv_cache_memory": CACHE_BYTES}, {"gpu_memory_utilization": 0.1}])
+def test_a_cache_of_a_given_size_needs_no_share_of_a_gpu_to_be_free(folder: Path, given: Mapping[str, Any]) -> None:
+    """VLLM's own start asks for the share in any case: a rank that is replaced starts beside what is resident there."""
+    from vllm.config import CacheConfig
+    from vllm.utils.mem_utils import MemorySnapshot
+    from vllm.v1.worker.utils import request_memory
+
+    settings = EngineSettings(rollout=TextRolloutConfig(**given), model=folder, context=64)
+    cache = CacheConfig(**_memory_arguments(settings, ExpectedWeights.of_folder(folder), False))
+    found = MemorySnapshot(device="cpu", auto_measure=False, total_memory=80 << 30, free_memory=2 << 30)
+    if "kv_cache_memory" in given:
+        assert cache.kv_cache_memory_bytes == CACHE_BYTES
+        request_memory(found, cache)
+    else:
+        with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
+            request_memory(found, cache)
+
+
+def test_it_is_built_on_the_gpus_of_its_rank_and_computes_in_its_dtype(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is a thread sees all GPUs, of which vLLM would take the first."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", lambda arguments: arguments)
+
+    def built(at: int, tensor_parallel: int, dtype: Any) -> tuple[list[int] | None, str | None]:
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+        rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=CACHE_BYTES)
+        settings = EngineSettings(rollout=rollout, model=folder, context=64, tensor_parallel=tensor_parallel)
+        arguments = _build(settings, ExpectedWeights.of_folder(folder), torch.device("cuda", at))
+        return arguments.device_ids, os.environ.get("TRITON_F32_DEFAULT")
+
+    assert built(0, 2, "bf16") == (None, None)
+    assert built(1, 1, "bf16") == ([1], None)
+    assert built(2, 2, "fp32") == ([2, 3], "ieee")
 
 
 def test_it_leaves_the_process_as_it_found_it_and_without_a_seed_no_two_draw_alike(

@@ -70,6 +70,7 @@ _UNLESS_SET = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers of a tensor parallel engine: torch has threads by now
 }
 _CPU_BLOCK = 32  # tokens; vLLM's 128 there would share no prompt shorter than that among the samples of a group
+_UNUSED_SHARE = 0.01  # of a GPU, which vLLM wants to be free at the start even where the cache has bytes of its own
 
 
 class VllmEngine:
@@ -88,7 +89,7 @@ class VllmEngine:
         self._owner = owner
         self._expected = ExpectedWeights.of_folder(settings.model)
         with BUILDING:
-            self._vllm: Any = _build(settings, self._expected, on_cpu)
+            self._vllm: Any = _build(settings, self._expected, torch.device(device.torch_name))
         self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.rollout.sleep_level)
         self._memory.move(Residency.OFF, level=2)  # at any configured level: random weights need no copy
         self.version: int | None = None
@@ -263,12 +264,14 @@ class VllmEngine:
             self._memory.close()
 
 
-def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) -> Any:
-    """Build vLLM's engine, awake, with random weights."""
+def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.device) -> Any:
+    """Build vLLM's engine, awake, with random weights, on `device` and the GPUs that follow it."""
+    on_cpu = device.type == "cpu"
     os.environ.update(_FORCED)
-    for name, value in _UNLESS_SET.items():
-        os.environ.setdefault(name, value)
     rollout = settings.rollout
+    exact = {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" else {}  # attention would round to 10 bits
+    for name, value in {**_UNLESS_SET, **exact}.items():
+        os.environ.setdefault(name, value)
     others: dict[str, Any] = {**_memory_arguments(settings, expected, on_cpu), **rollout.engine_args}
     with _quiet():
         from vllm.engine.arg_utils import EngineArgs
@@ -286,6 +289,7 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) ->
                 max_num_batched_tokens=max(rollout.step_tokens, rollout.step_sequences),
                 max_num_seqs=rollout.step_sequences,
                 tensor_parallel_size=settings.tensor_parallel,
+                device_ids=[device.index + part for part in range(settings.tensor_parallel)] if device.index else None,
                 distributed_executor_backend="mp" if settings.tensor_parallel > 1 else "uni",
                 enforce_eager=rollout.enforce_eager,
                 enable_prefix_caching=True,
@@ -306,7 +310,8 @@ def _memory_arguments(settings: EngineSettings, expected: ExpectedWeights, on_cp
     if rollout.kv_cache_memory is None and not on_cpu:
         return {"gpu_memory_utilization": settings.share}
     weights = expected.elements * getattr(torch, TORCH_NAMES[rollout.dtype]).itemsize // settings.tensor_parallel
-    return {"kv_cache_memory_bytes": settings.cache_bytes(settings.emulated_memory, weights)}
+    cache = {"kv_cache_memory_bytes": settings.cache_bytes(settings.emulated_memory, weights)}
+    return cache if on_cpu else {**cache, "gpu_memory_utilization": _UNUSED_SHARE}
 
 
 @contextlib.contextmanager
@@ -520,11 +525,14 @@ def _held_on_gpu(worker: Any) -> Held:
     allocator: Any = get_mem_allocator_instance()
     allocations, mapped = list(allocator.pointer_to_data.values()), collections.Counter[str]()
     for each in allocations:
-        mapped["asleep" if each.is_asleep else each.tag] += each.handle[1]
+        mapped[each.tag] += 0 if each.is_asleep else each.handle[1]
+    # Torch counts all of vLLM's pools: also pages that vLLM unmapped below it, to sleep or for good.
+    pools = [pool for kept in allocator.allocator_and_pools.values() for pool, _ in kept]
+    of_pools = sum(segment["total_size"] for pool in pools for segment in pool.snapshot())
     return Held(
         weights=mapped["weights"],
         cache=mapped["kv_cache"],
-        accelerator=torch.cuda.memory_reserved() - mapped["asleep"],  # torch counts pages that vLLM unmapped below it
+        accelerator=torch.cuda.memory_reserved() - of_pools + mapped.total(),
         host=sum(each.cpu_backup_tensor.nbytes for each in allocations if each.cpu_backup_tensor is not None),
     )
 

@@ -43,6 +43,11 @@ def test_an_engine_of_ones_own_is_of_a_language_model() -> None:
         assert [p.key for p in caught.value.problems] == ["rollout.engine"]
 
 
+def test_engines_of_language_models_have_time_to_compile_and_to_capture_graphs() -> None:
+    small = {"cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}}, "env": {"id": "CartPole-v1"}}
+    assert [read_config(each).cluster.ray.start_timeout_s for each in (RUNS, small)] == [1800, 120]
+
+
 def test_all_problems_are_raised_at_once_with_their_places() -> None:
     placement = {"actor": "0-7", "env": ["0-1", "4-5"], "rollout": 3, "critic,reference": "all"}
     right = {"cluster": {"component_placement": placement}, "env": {"id": "CartPole-v1"}}

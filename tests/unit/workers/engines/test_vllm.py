@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -122,7 +122,24 @@ def test_on_a_gpu_a_step_that_vllm_only_logs_is_an_error() -> None:
         memory.move(WEIGHTS_ONLY)
 
 
+class Pool:
+    """A pool of torch's with segments of `sizes` bytes."""
+
+    def __init__(self, *sizes: int) -> None:
+        self._sizes = sizes
+
+    def snapshot(self) -> list[dict[str, int]]:
+        return [{"total_size": size} for size in self._sizes]
+
+
+def cumem(allocations: Sequence[object], pools: Mapping[str, Sequence[Pool]]) -> object:
+    """Make what vllm 0.32 has in device_allocator/cumem.py: allocations, and pools by tag with their allocators."""
+    kept = {tag: [(pool, "its allocator") for pool in each] for tag, each in pools.items()}
+    return types.SimpleNamespace(pointer_to_data=dict(enumerate(allocations)), allocator_and_pools=kept)
+
+
 def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what vLLM has trimmed from its pools, which torch goes on counting."""
     copy = torch.zeros(70, dtype=torch.uint8)
     allocations = [  # tag, bytes, asleep, copy on the host
         types.SimpleNamespace(tag=tag, handle=(0, size), is_asleep=asleep, cpu_backup_tensor=backup)
@@ -132,11 +149,11 @@ def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkey
             ("kv_cache", 30, False, None),
         )
     ]
-    pool = types.SimpleNamespace(pointer_to_data=dict(enumerate(allocations)))
-    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: pool)
+    own = cumem(allocations, {"weights": [Pool(100, 70), Pool(25)], "kv_cache": [Pool(30)]})  # 25: trimmed
+    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: own)
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 250)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 275)  # and 50 in none of these pools
 
     class Workers(FakeVllm):
         def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
@@ -148,9 +165,8 @@ def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkey
 def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch goes on counting pages that vLLM unmapped below it; and of workers in other processes it knows nothing."""
     asleep = types.SimpleNamespace(tag="weights", handle=(0, 70), is_asleep=True, cpu_backup_tensor=None)
-    allocator = types.SimpleNamespace(
-        get_mem_allocator_instance=lambda: types.SimpleNamespace(pointer_to_data={0: asleep})
-    )
+    own = cumem([asleep], {"weights": [Pool(70)]})
+    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: own)
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index=0: 80)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SIDE = 200  # times the other one; the processors refuse images beyond it
 _FORMATS = ("PNG", "JPEG")
+_JPEG_END = b"\xff\xd9"  # pixels have no such bytes; what stands before them may, as a preview
 # One black pixel, as PNG.
 BLANK = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC")
 
@@ -156,15 +157,21 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def _size(file: bytes) -> tuple[int, int]:
-    """Return height and width, from the head of the file; check the sums of a PNG. Raises OSError, ValueError."""
+    """Return height and width, from the head of the file; check the sums of a PNG, and that a JPEG has its end.
+
+    Raises OSError, ValueError.
+    """
     from PIL import Image as Library
 
     try:
-        with Library.open(io.BytesIO(file), formats=_FORMATS) as opened:
-            width, height = opened.size
+        with Library.open(stream := io.BytesIO(file), formats=_FORMATS) as opened:
+            (width, height), head_bytes = opened.size, stream.tell()
+            cut = opened.format != "PNG" and file.find(_JPEG_END, head_bytes) < 0
             opened.verify()
     except (Library.DecompressionBombError, SyntaxError) as error:
         raise ValueError(str(error)) from error
+    if cut:
+        raise ValueError(f"the file is cut: a JPEG of {width} x {height} pixels without its end")
     return height, width
 
 

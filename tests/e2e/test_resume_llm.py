@@ -52,11 +52,11 @@ def test_prompts_that_short_rounds_have_left_are_asked_after_a_resume(
     first = train("hybrid_grpo_llm", tmp_path, *job, "runner.total_iterations=2")
     assert first.code == 0, first.err
     (file,) = tmp_path.glob("*/*/checkpoints/000002/env/tails_*.json")
-    left = json.loads(file.read_text(encoding="utf-8"))["left"]
+    left = json.loads(file.read_text(encoding="utf-8"))["instead"]
     monkeypatch.setattr(Prompts, "episodes", recorded)
     run = train("hybrid_grpo_llm", tmp_path, *job, "runner.total_iterations=4", "resume=auto")
     assert run.code == 0, run.err
-    assert sorted(left, key=int) == ["0", "1", "2", "3"]
+    assert sorted(left, key=int) == ["8", "9", "10", "11"]  # of the round that waits
     third = [number for number in asked if number in left.values()]
     assert sorted(third) == sorted(left.values())
     assert [line["env/prompts_left"] for line in run.metrics()] == [2, 2, 0, 2]

@@ -7,6 +7,8 @@ With `short_rounds: 2` and 4 prompts in an iteration, prompts by their numbers i
     round 2   asks the 4 that were left, and waits for them      learned so far: 0-11, each once
 
 So the prompts of three rounds are those that three rounds without a tail would ask (RollPacker, arXiv 2509.21009).
+Prompt 8 was asked ahead and, say, prompt 2 left: from then on 2 is asked where 8 would have been. A checkpoint has such
+pairs, so that they mean the same for other rounds: a run that goes on in the middle of a cycle loses no prompt.
 """
 
 from __future__ import annotations
@@ -21,21 +23,25 @@ from rlplace.workers.saving import unreadable_state
 
 
 class Tails:
-    """Knows what an env rank's groups were left with: prompts by the group of the long round that asks them."""
+    """Knows, for an env rank's groups, which prompts are asked in place of those that were asked ahead."""
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
         """`prompts` of an iteration; `groups` of this rank."""
         self._short, self._prompts, self._groups = short_rounds, prompts, groups
-        self.left: dict[int, int] = {}
+        self.left: dict[int, int] = {}  # by short rounds of this run: prompts by those that were asked ahead
+        self._before: dict[int, int] = {}  # the same, as the checkpoint had it
 
     def asked(self, iteration: int) -> dict[int, int]:
         """Return the numbers of the prompts that an iteration asks, by places that stand for groups."""
         first = iteration * self._prompts
-        own = {group: first + group for group in self._groups}
+        places = {group: first + group for group in self._groups}
+        instead = self._before
         if self._round(iteration) == self._short:
-            return {group: self.left.get(group, number) for group, number in own.items()}
-        last = first + (self._short - self._round(iteration)) * self._prompts
-        return own | {self._prompts + group: last + group for group in self._early(iteration)}
+            instead = instead | self.left
+        else:
+            ahead = self._ahead(iteration)
+            places |= {self._prompts + group: number for group, number in zip(self._early(iteration), ahead, strict=True)}
+        return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
         """Return how many of them it does not wait for."""
@@ -43,7 +49,9 @@ class Tails:
 
     def leave(self, iteration: int, numbers: list[int]) -> None:
         """Keep prompts for the next round that waits: as many as `more` said."""
-        self.left |= dict(zip(self._early(iteration), numbers, strict=True))
+        first = iteration * self._prompts  # those before it are not asked again
+        self._before, self.left = ({n: m for n, m in known.items() if n >= first} for known in (self._before, self.left))
+        self.left |= dict(zip(self._ahead(iteration), numbers, strict=True))
 
     def _round(self, iteration: int) -> int:
         return iteration % (self._short + 1)
@@ -51,6 +59,11 @@ class Tails:
     def _early(self, iteration: int) -> list[int]:
         """List the groups of the long round whose prompts a short one asks."""
         return [group for group in self._groups if self._short and group % self._short == self._round(iteration)]
+
+    def _ahead(self, iteration: int) -> list[int]:
+        """List the prompts of the long round that a short one asks."""
+        last = (iteration + self._short - self._round(iteration)) * self._prompts
+        return [last + group for group in self._early(iteration)]
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -60,24 +73,25 @@ class Tails:
             return []
         name = f"tails_{self._groups.start:05}-{self._groups.stop - 1:05}.json"
         with open(folder / name, "w", encoding="utf-8") as out:
-            json.dump({"short_rounds": self._short, "prompts": self._prompts, "left": self.left}, out)
+            json.dump({"prompts": self._prompts, "instead": self._before | self.left}, out)
             out.flush()
             os.fsync(out.fileno())
         return [name]
 
     def read(self, folder: Path) -> None:
-        """Take what was left to these groups, whatever ranks had them; nothing where rounds are others now."""
-        self.left = {}
+        """Take what was left to these groups, whatever ranks had them; nothing where iterations have other prompts."""
+        self.left, self._before = {}, {}
         for file in sorted(folder.glob("tails_*.json")):
             first, last = map(int, re.findall("[0-9]+", file.stem))
             if max(first, self._groups.start) < min(last + 1, self._groups.stop):
-                self.left |= {group: n for group, n in self._stored(file).items() if group in self._groups}
+                pairs = self._stored(file).items()
+                self._before |= {ahead: left for ahead, left in pairs if ahead % self._prompts in self._groups}
 
     def _stored(self, file: Path) -> Mapping[int, int]:
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
-            if (stored["short_rounds"], stored["prompts"]) != (self._short, self._prompts):
+            if stored["prompts"] != self._prompts:
                 return {}
-            return {int(group): int(number) for group, number in stored["left"].items()}
+            return {int(ahead): int(left) for ahead, left in stored["instead"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable_state("env", file, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zlib
@@ -47,6 +48,13 @@ ASKED: list[list[Message]] = [
     [Message("user", "no image")],
     [Message("user", (Image(PICTURES[1]), "or ", Image(PICTURES[2]), "?"))],
 ]
+
+
+def jpeg(width: int, height: int, **options: Any) -> bytes:
+    from PIL import Image as Library
+
+    Library.open(io.BytesIO(png(width, height))).save(out := io.BytesIO(), "JPEG", **options)
+    return out.getvalue()
 
 
 def sight_of(folder: Path, env: TextEnvConfig = ENV) -> Sight:
@@ -294,6 +302,9 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(width: int, he
         (png(9, 790), 1 << 20, "its short side is below 8"),
         (png(64, 64), 4096, "larger than the limit"),
         (png(64, 64)[:3000], 1 << 20, "cannot be read"),
+        (jpeg(64, 64)[:-1], 1 << 20, "the file is cut"),
+        (jpeg(64, 64, progressive=True)[:-40], 1 << 20, "the file is cut"),
+        (jpeg(64, 64, comment=b"\xff\xd9")[:-2], 1 << 20, "the file is cut"),
         (BOMB, 1 << 20, "decompression bomb"),
     ],
 )
@@ -301,6 +312,14 @@ def test_what_cannot_be_seen_is_an_error(image: bytes, most_bytes: int, part: st
     sight = sight_of(tiny_vlm(tmp_path), TextEnvConfig(max_image_bytes=most_bytes))
     with pytest.raises(ConfigError, match=part):
         sight.read([Image(image)])
+
+
+@pytest.mark.parametrize("after", [b"", b"\0\0 of a camera"], ids=["end", "more"])
+def test_a_whole_jpeg_is_read(after: bytes, tmp_path: Path) -> None:
+    sight = sight_of(tiny_vlm(tmp_path))
+    for options in ({}, {"progressive": True}):
+        files, counts = sight.read([Image(jpeg(64, 64, **options) + after)])
+        assert counts == [len(Eyes(sight).read(files)[0]) // 4]
 
 
 def test_a_text_with_an_image_token_is_an_error(tmp_path: Path) -> None:

@@ -28,23 +28,46 @@ def ranks_of(*edges: int) -> list[Tails]:
     return [Tails(SHORT, PROMPTS, range(a, b)) for a, b in itertools.pairwise(edges)]
 
 
+def learned_of(ranks: list[Tails], iteration: int) -> list[int]:
+    """Prompts that a round learns where those with the largest remainder of 5 are late."""
+    learned: list[int] = []
+    for tails in ranks:
+        asked, more = [*tails.asked(iteration).values()], tails.more(iteration)
+        late = sorted(asked, key=lambda number: -(number % 5))[:more]
+        if more:
+            tails.leave(iteration, late)
+        learned += [number for number in asked if number not in late]
+    assert len(learned) == PROMPTS
+    return learned
+
+
 @pytest.mark.parametrize("edges", [(0, 8), (0, 3, 8), tuple(range(9))], ids=str)
 def test_a_cycle_learns_the_prompts_that_it_would_learn_without_short_rounds(edges: tuple[int, ...]) -> None:
     ranks = ranks_of(*edges)
     for cycle in range(2):
         learned: list[int] = []
         for iteration in range(cycle * (SHORT + 1), (cycle + 1) * (SHORT + 1)):
-            at_once = 0
-            for tails in ranks:
-                asked, more = [*tails.asked(iteration).values()], tails.more(iteration)
-                at_once += len(asked)
-                late = sorted(asked, key=lambda number: number % 5)[:more]
-                tails.leave(iteration, late)
-                learned += [number for number in asked if number not in late]
+            at_once = sum(len(tails.asked(iteration)) for tails in ranks)
+            learned += learned_of(ranks, iteration)
             long = iteration % (SHORT + 1) == SHORT
             assert at_once == PROMPTS if long else PROMPTS < at_once <= PROMPTS + -(-PROMPTS // SHORT)
         first = cycle * (SHORT + 1) * PROMPTS
         assert sorted(learned) == [*range(first, first + (SHORT + 1) * PROMPTS)]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("then", [0, 1, 2, SHORT, 5])
+def test_a_run_that_goes_on_with_other_rounds_learns_each_prompt_once(then: int, rounds: int, tmp_path: Path) -> None:
+    ranks, others = ranks_of(0, 3, 8), [Tails(then, PROMPTS, range(5)), Tails(then, PROMPTS, range(5, 8))]
+    learned = [number for iteration in range(rounds) for number in learned_of(ranks, iteration)]
+    for tails in ranks:
+        tails.write(tmp_path)
+    for tails in others:
+        tails.read(tmp_path)
+    last = 2 * (SHORT + 1)  # from here nothing that the first ones asked ahead is to come
+    last += -last % (then + 1)  # nor what the others did
+    learned += [number for iteration in range(rounds, last) for number in learned_of(others, iteration)]
+    assert sorted(learned) == [*range(last * PROMPTS)]
 
 
 def test_without_short_rounds_an_iteration_asks_its_own_prompts() -> None:
@@ -59,15 +82,12 @@ def test_what_was_left_goes_on_on_other_numbers_of_ranks(tmp_path: Path) -> None
             tails.leave(iteration, [*tails.asked(iteration).values()][: tails.more(iteration)])
         tails.write(tmp_path)
     left = sorted(number for tails in ranks for number in tails.left.values())
-    assert len(left) == PROMPTS
+    assert len(set(left)) == PROMPTS
     for edges in ((0, 8), (0, 1, 5, 8)):
         others = ranks_of(*edges)
         for tails in others:
             tails.read(tmp_path)
         assert sorted(number for tails in others for number in tails.asked(SHORT).values()) == left
-    changed = Tails(SHORT + 1, PROMPTS, range(8))
-    changed.read(tmp_path)
-    assert changed.left == {}
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

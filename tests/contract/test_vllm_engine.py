@@ -252,6 +252,33 @@ def test_it_leaves_the_process_as_it_found_it_and_without_a_seed_no_two_draw_ali
     assert drawn[0] != drawn[1]
 
 
+@pytest.mark.parametrize("bad", ["layers.0.self_attn.k_proj.weight", "layers.1.mlp.up_proj.weight"])
+def test_layers_that_a_reload_leaves_unfinished_have_the_tensors_that_they_had(
+    bad: str, build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
+) -> None:
+    """CUDA graphs remember where they are."""
+    engine = build(Device())
+    engine.move(FULL)
+    engine.load(weights, 1)
+    (model,) = engine._vllm.collective_rpc(lambda worker: worker.model_runner.get_model())
+    before = {name: (weight, weight.detach().clone()) for name, weight in model.named_parameters()}
+    new = {name: weight[:-1] if name.endswith(bad) else 2 * weight for name, weight in weights.items()}
+    engine._vllm.collective_rpc(vllm_loading._begin_reload)
+    with pytest.raises(Exception, match="size|shape|dimension"):
+        engine._vllm.collective_rpc(vllm_loading._load_some, args=(new.items(),))
+    engine._vllm.collective_rpc(vllm_loading._give_up_reload)
+    changed = set()
+    for name, weight in model.named_parameters():
+        assert weight is before[name][0]
+        if not torch.equal(weight, before[name][1]):
+            assert torch.equal(weight, 2 * before[name][1])
+            changed.add(name)
+    assert changed
+    assert not any(name.startswith("model.layers.1") for name in changed if "layers.0" in bad)
+    engine.load(weights, 2)
+    assert difference(engine, expected) < 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_an_engine_over_two_processes_is_the_same_engine(
@@ -279,6 +306,23 @@ def test_an_engine_over_two_processes_is_the_same_engine(
         assert engine.version is None
         sync(4, weights)
         assert engine.version == 4
+        assert difference(engine, expected) < 1e-3
+
+        def fails_once(worker: Any) -> None:
+            model = worker.model_runner.get_model()
+
+            def broken(weights: Any) -> None:
+                del model.load_weights
+                raise RuntimeError("no memory is left")
+
+            if worker.rank == 1:
+                model.load_weights = broken
+
+        engine._vllm.collective_rpc(fails_once)
+        with pytest.raises(WeightSyncError, match=r"rank 0 part 1: version 5 could not be loaded.*no memory(.|\n)*rank 0;"):
+            sync(5, wrong)
+        assert engine.version is None
+        sync(6, weights)
         assert difference(engine, expected) < 1e-3
 
 

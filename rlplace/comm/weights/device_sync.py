@@ -540,6 +540,13 @@ class PartTaker:
         finally:
             member.free_memory()
 
+    def not_loaded(self, sync: DevicePush, error: Exception) -> WeightSyncError:
+        """Describe weights that came whole, and that this process could not load."""
+        version, lacking = sync.push.version, self._member.lacking(sync)
+        what = f"version {version} could not be loaded: {type(error).__name__}: {error}"
+        code = "incomplete-weights"
+        return failed_sync(code, self._member.name, what, version=version, lacking=lacking, emptied=True)
+
     def transport(self, sync: DevicePush) -> str:
         return self._member.transports[sync.delivery.owner(self._me) is None]
 

@@ -11,7 +11,6 @@ Functions whose first argument is `worker` run in each worker, through `collecti
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlplace.comm.weights.device_sync import DevicePush, LoadedParts, PartTaker
+from rlplace.errors import RlplaceError
 from rlplace.models.checkpoint import as_stored
 from rlplace.workers.engines.weights import SharedBucket, in_buckets
 
@@ -122,24 +122,48 @@ def _take_part(
     if not hasattr(worker, "part_taker"):
         left_s = max(1.0, deadline_s - time.monotonic())
         worker.part_taker = PartTaker(rank, worker.rank, device=worker.device, timeout_s=left_s)
+    taker: PartTaker = worker.part_taker
     found: dict[str, Tensor] = {}
-    begun, error = False, None
-    with contextlib.closing(worker.part_taker.take(sync, deadline_s)) as windows:
-        try:
-            for window in windows:
+    begun = False
+    error: Exception | None = None
+    try:
+        for window in taker.take(sync, deadline_s):
+            if error is not None:
+                continue  # others wait for this process
+            try:
                 if not begun:
-                    _begin_reload(worker)
                     begun = True
+                    _begin_reload(worker)
                 found |= {name: window.pop(name).cpu() for name in others if name in window}
                 named = [*window.items(), *((again[n], w) for n, w in window.items() if n in again)]
                 _load_some(worker, as_stored(named, stored))
-            if begun:
-                _end_reload(worker)
-        except Exception as raised:  # noqa: BLE001  # raised by the engine
-            error = raised
+            except Exception as raised:  # noqa: BLE001  # of vLLM's, any
+                error = raised
+        if begun and error is None:
+            _end_reload(worker)
+    except Exception as raised:  # noqa: BLE001  # raised by the engine
+        error = raised
     if begun and error is not None:
-        _end_reload(worker)  # the next one begins anew
-    return _PartLoaded(worker.part_taker.transport(sync), begun, found, error)
+        _give_up_reload(worker)
+    if error is not None and not isinstance(error, RlplaceError):
+        error = taker.not_loaded(sync, error)
+    return _PartLoaded(taker.transport(sync), begun, found, error)
+
+
+def _give_up_reload(worker: Any) -> None:
+    """Have the next reload begin anew. Layers that are not whole get the tensors back that they had.
+
+    Those are where they were, as CUDA graphs remember them. vLLM's own end would load what a layer has so far, and
+    raise anew what went wrong with it.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in worker.model_runner.get_model().modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
+    _end_reload(worker)
 
 
 def _end_reload(worker: Any) -> None:

@@ -3,7 +3,11 @@
 ::
 
     submit ──▶ POST /inference/v1/generate, once for each answer ──▶ Completion, each token with its version
-    load   ──▶ FOLDER/model ──▶ pause ▸ reload_weights ▸ forget the cache ▸ version ▸ resume
+    load   ──▶ FOLDER/model ──▶ pause ▸ version ▸ reload_weights ▸ forget the cache ▸ still this version? ▸ resume
+
+The version has a mark of the engine that sent it. A server has no lock, so another engine could load at the same time,
+from a folder of its own. As the version is set before weights are read and looked at after, an engine whose weights are
+not there, or may not be, finds another's version or one that the other has taken back, and refuses to go on.
 
 The server batches what is asked at once, so `step` waits a moment for what ends and does not advance anything itself.
 Source: vLLM 0.32, entrypoints/scale_out/token_in_token_out, entrypoints/rl/online, entrypoints/serve/dev.
@@ -98,9 +102,10 @@ class VllmServer:
             self._lock.close()
             why = f"{self._folder / 'lock'} is held: by another run, or another rollout rank of this one"
             fix = "one rollout rank for a server (component_placement.rollout: cpu), and a folder of its own"
-            raise self._failed("its folder is in use", why, fix) from None
+            raise self._failed("is sent no weights: its folder is in use", why, fix) from None
         try:
             self._check(start_s)
+            self._call_weights("none yet")
             self._post("/resume")  # a run that was ended while it sent weights has left it paused
         except BaseException:
             self._lock.close()
@@ -155,13 +160,33 @@ class VllmServer:
         self.version = None  # until the server has all, this is no version
         folder = self._folder / "model"
         write_model(folder, self._settings.model, as_stored(merged(named, factors, torch.device("cpu")), stored))
+        self._check_alone()
         self._post("/pause?mode=keep")
+        self._call_weights(str(version))
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         if not self._post("/reset_prefix_cache?reset_running_requests=true").get("success"):
             raise self._failed("keeps what it computed by the old weights", "/reset_prefix_cache had no success")
-        self._post("/update_weight_version", {"new_version": f"{self._mark}.{version}"})
-        self._post("/resume")
+        try:
+            self._check_alone()
+        except EngineError:  # the other one may have loaded before: what is there now is not its own
+            self._post("/update_weight_version", {"new_version": f"taken back by {self._mark}"})
+            raise
+        finally:
+            self._post("/resume")
         self.version = version
+
+    def _call_weights(self, version: str) -> None:
+        self._called = f"{self._mark}.{version}"
+        self._post("/update_weight_version", {"new_version": self._called})
+
+    def _check_alone(self) -> None:
+        """Raises EngineError where the weights are no longer called what this engine called them."""
+        found = self._answer("GET", "/weight_info")["weight_version"]
+        if found != self._called:
+            why = f"its weights are called {found!r}, and were called {self._called!r} from here: another run or rollout"
+            why += " rank sends it weights, or it was started anew"
+            fix = "a server for each run and rollout rank, which nothing starts anew or sends weights meanwhile"
+            raise self._failed("is not this engine's alone", why, fix)
 
     def close(self) -> None:
         if self._asked:  # else the process would not end before these answers do
@@ -269,12 +294,15 @@ class VllmServer:
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _post(self, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
+        return self._answer("POST", path, body)
+
+    def _answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
         """Raises EngineError where the server gives no answer within the deadline, or refuses."""
         name = path.partition("?")[0]
         try:
-            status, answer = self._send("POST", path, body)
+            status, answer = self._send(method, path, body)
         except urllib3.exceptions.HTTPError as error:
-            why = f"POST {name}: {type(error).__name__}: {error}"
+            why = f"{method} {name}: {type(error).__name__}: {error}"
             fix = "look at what it printed; more patience: rollout.engine_args.timeout_s"
             raise self._failed(f"gave no answer within {self._timeout_s:g} s", why, fix) from error
         if status >= HTTPStatus.MULTIPLE_CHOICES:

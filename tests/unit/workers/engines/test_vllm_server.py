@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class FakeServer(ThreadingHTTPServer):
             "/server_info": started(),
             "/inference/v1/generate": ANSWER,
             "/reset_prefix_cache": {"success": True},
+            "/weight_info": {"weight_version": "as sent"},
         }
         self.asked: list[tuple[str, Any]] = []
         self.keys: set[str | None] = set()
@@ -150,10 +152,11 @@ def test_weights_go_through_the_folder_while_the_server_pauses(
     engine = loaded(build())
     paths = [path for path, _ in server.asked]
     reset = "/reset_prefix_cache?reset_running_requests=true"
-    assert paths == ["/resume", "/pause?mode=keep", "/collective_rpc", reset, "/update_weight_version", "/resume"]
+    called = "/update_weight_version"
+    assert paths == [called, "/resume", "/pause?mode=keep", called, "/collective_rpc", reset, "/resume"]
     there = tmp_path / "sent" / "model"
-    assert server.asked[2][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(there)}}
-    assert server.asked[4][1]["new_version"].endswith(".4")
+    assert server.asked[4][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(there)}}
+    assert server.asked[3][1]["new_version"].endswith(".4")
     assert torch.equal(load_file(there / "model.safetensors")["weight"], torch.ones(2, 2))
     assert engine.version == 4
 
@@ -244,6 +247,7 @@ def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
     engine.submit(request_of(1))
     with pytest.raises(EngineError, match=r"gave no answer within 0\.2 s"):
         finished(engine)
+    server.hangs.clear()  # else it would not be told to forget
 
 
 def test_weights_that_another_engine_has_sent_are_noticed(build: Callable[..., VllmServer], tmp_path: Path) -> None:
@@ -252,6 +256,72 @@ def test_weights_that_another_engine_has_sent_are_noticed(build: Callable[..., V
     first.submit(request_of(0))
     with pytest.raises(EngineError, match="has other weights"):
         finished(first)
+
+
+def test_an_engine_does_not_load_over_weights_of_another(build: Callable[..., VllmServer], tmp_path: Path) -> None:
+    first = loaded(build())
+    second = loaded(build(folder=str(tmp_path / "other")))
+    with pytest.raises(EngineError, match="is not this engine's alone"):
+        first.load({"weight": torch.ones(2, 2)}, 5)
+    assert first.version is None
+    second.load({"weight": torch.ones(2, 2)}, 5)
+    second.submit(request_of(0))
+    assert [answer.versions.tolist() for answer in finished(second)] == [[5, 5]]
+
+
+class Turns:
+    """Lets two threads ask a server in turns: so often the first, so often the second, and each to its end."""
+
+    def __init__(self, server: FakeServer, first: int, second: int) -> None:
+        self._server, self._moved = server, threading.Condition()
+        self._order = [0] * first + [1] * second + [0] * 99 + [1] * 99
+        self.read = ""  # folder of the weights that the server has
+
+    def send(self, number: int, path: str, body: Any) -> tuple[int, Any]:
+        with self._moved:
+            assert self._moved.wait_for(lambda: self._order[0] == number, 10)
+            if path == "/collective_rpc":
+                self.read = body["kwargs"]["weights_path"]
+            if path == "/update_weight_version":
+                self._server.version = body["new_version"]
+            del self._order[0]
+            self._moved.notify_all()
+            found = self._server.answers.get(path.partition("?")[0], {})
+            return 200, {"weight_version": self._server.version} if path == "/weight_info" else found
+
+    def leave(self, number: int) -> None:
+        with self._moved:
+            self._order = [each for each in self._order if each != number] or [-1]
+            self._moved.notify_all()
+
+
+@pytest.mark.parametrize("first", range(3, 13))
+def test_of_two_engines_that_load_in_the_same_instant_none_takes_the_others_weights_for_its_own(
+    first: int, build: Callable[..., VllmServer], server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = threading.local()
+
+    def send(engine: VllmServer, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        return turns.send(mine.number, path, body)
+
+    def run(number: int) -> str | None:
+        """Return what it called its weights, if it took them for loaded."""
+        mine.number = number
+        try:
+            return loaded(build(folder=str(tmp_path / f"{second}-{number}")))._called
+        except EngineError as error:
+            assert "is not this engine's alone" in str(error)
+            return None
+        finally:
+            turns.leave(number)
+
+    monkeypatch.setattr(VllmServer, "_send", send)
+    with ThreadPoolExecutor(2) as threads:
+        for second in range(3, 13):
+            turns = Turns(server, first, second)
+            names = list(threads.map(run, range(2)))
+            for number, name in enumerate(names):  # answers by weights of another name are refused
+                assert name != server.version or turns.read == str(tmp_path / f"{second}-{number}" / "model")
 
 
 def test_answers_are_drawn_as_the_config_says(server: FakeServer, build: Callable[..., VllmServer]) -> None:

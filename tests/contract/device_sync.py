@@ -20,9 +20,9 @@ import torch.distributed as dist
 from rlplace.comm.channel import Channel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.weights import device_sync
+from rlplace.comm.weights.device_push import DevicePush
 from rlplace.comm.weights.device_sync import (
     CutReceiver,
-    DevicePush,
     DeviceReceiver,
     DeviceSender,
     LoadedParts,

@@ -24,7 +24,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.comm.weights import device_sync
+from rlplace.comm.weights import device_push, device_sync
 from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.errors import ChannelTimeout, NotResident, WeightSyncError
 from tests.contract.device_sync import Ends, Mixture, ends_of, gpu_consumer, lagging, serve
@@ -104,6 +104,23 @@ def test_version_after_version_arrives_equal_to_the_bit(mixture: Mixture, tmp_pa
     with ends_of(mixture, channel_of(), tmp_path) as ends:
         for version, sent in ((1, weights(1)), (2, {}), (3, {"scale": weights(3)["scale"]}), (5, weights(5))):
             sync(ends, version, sent)
+
+
+def test_pushes_of_the_same_tensors_are_packed_and_cut_once(tmp_path: Path) -> None:
+    device_push._unpacked.cache_clear()
+    device_push._windows.cache_clear()
+    packed: list[object] = []
+    with ends_of(MIXTURES["consumers of all"], channel_of(), tmp_path) as ends, pytest.MonkeyPatch.context() as counted:
+        dumps = pickle.dumps
+        counted.setattr(device_sync.pickle, "dumps", lambda *what: packed.append(what) or dumps(*what))
+        sync(ends, 1, weights(1))
+        first = len(packed), device_push._unpacked.cache_info().misses, device_push._windows.cache_info().misses
+        for version in (2, 3):
+            sync(ends, version, weights(version))
+        sync(ends, 4, {"scale": weights(4)["scale"]})
+    assert first[0] == 3  # once for each actor rank; all members are in this process
+    counts = len(packed), device_push._unpacked.cache_info().misses, device_push._windows.cache_info().misses
+    assert all(count <= 2 * once for count, once in zip(counts, first, strict=True))
 
 
 def test_each_byte_goes_once_into_the_group_and_once_to_each_consumer(tmp_path: Path) -> None:

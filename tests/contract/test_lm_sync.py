@@ -15,7 +15,8 @@ from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
-from rlplace.comm.weights.device_sync import DevicePush, LoadedParts
+from rlplace.comm.weights.device_push import DevicePush
+from rlplace.comm.weights.device_sync import LoadedParts
 from rlplace.errors import WeightSyncError
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import Delivery, DeviceDelivery

@@ -264,7 +264,7 @@ def test_layers_that_a_reload_leaves_unfinished_have_the_tensors_that_they_had(
     before = {name: (weight, weight.detach().clone()) for name, weight in model.named_parameters()}
     new = {name: weight[:-1] if name.endswith(bad) else 2 * weight for name, weight in weights.items()}
     engine._vllm.collective_rpc(vllm_loading._begin_reload)
-    with pytest.raises(Exception, match="size|shape|dimension"):
+    with pytest.raises(Exception, match=r"size|shape|dimension"):
         engine._vllm.collective_rpc(vllm_loading._load_some, args=(new.items(),))
     engine._vllm.collective_rpc(vllm_loading._give_up_reload)
     changed = set()
@@ -319,7 +319,9 @@ def test_an_engine_over_two_processes_is_the_same_engine(
                 model.load_weights = broken
 
         engine._vllm.collective_rpc(fails_once)
-        with pytest.raises(WeightSyncError, match=r"rank 0 part 1: version 5 could not be loaded.*no memory(.|\n)*rank 0;"):
+        with pytest.raises(
+            WeightSyncError, match=r"rank 0 part 1: version 5 could not be loaded.*no memory(.|\n)*rank 0;"
+        ):
             sync(5, wrong)
         assert engine.version is None
         sync(6, weights)

@@ -1,4 +1,4 @@
-"""What becomes of a sync between accelerators when a process of vLLM cannot load what came: without vLLM, by threads."""
+"""What becomes of a sync between accelerators when a process of vLLM cannot load what came; threads stand for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Processes:
 
     def collective_rpc(self, method: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         each = zip(self._threads, self.workers, strict=True)
-        return [future.result(PATIENCE_S) for future in [thread.submit(method, worker, *args) for thread, worker in each]]
+        return [
+            future.result(PATIENCE_S) for future in [thread.submit(method, worker, *args) for thread, worker in each]
+        ]
 
     @staticmethod
     def _begin_reload(worker: Any) -> None:

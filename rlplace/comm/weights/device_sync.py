@@ -18,12 +18,11 @@ weights until the next one.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import time
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,133 +31,19 @@ from torch._C._distributed_c10d import PrefixStore  # `torch.distributed` has it
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.device_group import device_group, mark, open_shared, share, within
+from rlplace.comm.weights.device_push import SHARED, DeviceBucket, DevicePush
 from rlplace.comm.weights.rendezvous import StoreAddress, SyncRendezvous
-from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, tensors_in, write_piece
+from rlplace.comm.weights.shards import Assembly, Shard, tensors_in
 from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, damaged_sync, failed_sync
 from rlplace.errors import WeightSyncError
-from rlplace.placement.flow import DEVICE_BUCKET_BYTES, WINDOW_BYTES, DeviceDelivery, DeviceMember
+from rlplace.placement.flow import DEVICE_BUCKET_BYTES, WINDOW_BYTES, DeviceMember
 from rlplace.placement.language.slots import owner_of
 
-_ALIGNMENT = 16
-_SUM_BYTES = 8
-_SHARED = 2  # buckets that are shared at a time: one is filled while the other is copied
 _AGAIN = b"again"  # note of an owner about a bucket in memory that the consumer has opened
 _COPIED = b"copied"  # note of a consumer about a bucket
 _BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
 _LOOK_S = 0.00005  # between two looks at a device: a bucket takes some hundred microseconds
-
-
-# ── buckets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBucket:
-    """Pieces of one actor rank as one tensor; all members know what is in it.
-
-    ::
-
-        │ piece │ piece │ ... │ sum │     pieces begin at multiples of 16 bytes, for any dtype
-    """
-
-    owner: int  # actor rank
-    pieces: tuple[Piece, ...]
-    layout: Layout = dataclasses.field(repr=False)
-
-    @property
-    def size_bytes(self) -> int:
-        each = (self.layout.count_bytes([piece]) for piece in self.pieces)
-        return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in each) + _SUM_BYTES
-
-    def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
-        """Write this rank's pieces, in the types they travel in, and their sum."""
-        if checked:
-            bucket.zero_()  # the gaps count in the sum
-        for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
-            write_piece(bucket[run], shards[piece.tensor], self.owner, piece)
-        if checked:
-            _sum_of(bucket).copy_(_summed(bucket))
-
-    def copy_into(self, copy: Tensor, bucket: Tensor, first: int = 0) -> None:
-        """Put the pieces where they lie in a copy, which begins at byte `first` of a whole one."""
-        for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
-            whole = self.layout.bytes_of(piece)
-            copy[whole.start - first : whole.stop - first].copy_(bucket[run])
-
-    @staticmethod
-    def is_whole(bucket: Tensor) -> bool:
-        """Compare the sum of a checked bucket. Waits for the device."""
-        return bool((_sum_of(bucket) == _summed(bucket)).item())
-
-
-def _sum_of(bucket: Tensor) -> Tensor:
-    return bucket[-_SUM_BYTES:].view(torch.int64)
-
-
-def _summed(bucket: Tensor) -> Tensor:
-    """Sum to 64 bits, which every flipped bit changes."""
-    return bucket[:-_SUM_BYTES].view(torch.int64).sum(dtype=torch.int64)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Neighbouring whole tensors, and the buckets that bring them; they begin at byte `first` of a whole copy."""
-
-    layout: Layout
-    first: int
-    buckets: tuple[DeviceBucket, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePush:
-    """Announces a device sync to its readers, over the weights channel."""
-
-    push: Push
-    round: int
-    assembly: Assembly
-    bucket_bytes: int
-    window_bytes: int
-    store: StoreAddress
-
-    @property
-    def delivery(self) -> DeviceDelivery:
-        assert isinstance(self.assembly.delivery, DeviceDelivery), "others are not announced like this"
-        return self.assembly.delivery
-
-    def windows(self) -> Iterator[Window]:
-        """Yield all windows, in the order in which every member handles their buckets; one where no reader cuts."""
-        layout, first = self.assembly.layout, 0
-        begun = [0] * len(self.assembly.pieces)  # pieces of earlier windows, by actor rank; they are in order
-        for stop in self._ends():
-            cut, buckets = Layout.of(layout.tensors[first:stop]), list[DeviceBucket]()
-            for owner, held in enumerate(self.assembly.pieces):
-                end = bisect_left(held, stop, begun[owner], key=attrgetter("tensor"))
-                for pieces in layout.buckets(held[begun[owner] : end], self.bucket_bytes):
-                    buckets.append(DeviceBucket(owner=owner, pieces=pieces, layout=layout))
-                begun[owner] = end
-            yield Window(layout=cut, first=layout.offsets[first] if cut.tensors else 0, buckets=tuple(buckets))
-            first = stop
-
-    def _ends(self) -> Iterator[int]:
-        """Yield the number of tensors before the end of each window, none larger than the largest tensor has to be."""
-        tensors, size = self.assembly.layout.tensors, 0
-        most = max([self.window_bytes, *(tensor.size_bytes for tensor in tensors)])
-        for number, tensor in enumerate(tensors):
-            if size and size + tensor.size_bytes > most and self.delivery.cut:
-                yield number
-                size = 0
-            size += tensor.size_bytes
-        yield len(tensors)
-
-    def buckets(self) -> Iterator[DeviceBucket]:
-        """Yield all buckets of the push, in the order in which every member handles them."""
-        for window in self.windows():
-            yield from window.buckets
-
-    def slots(self, device: torch.device) -> Sequence[Tensor]:
-        """Make memory for any two neighbouring buckets: bucket n lies at the beginning of slot n modulo 2."""
-        largest = max((bucket.size_bytes for bucket in self.buckets()), default=0)
-        return [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(_SHARED)]
 
 
 # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -293,6 +178,7 @@ class DeviceSender:
         self._sizes = {"bucket_bytes": bucket_bytes, "window_bytes": window_bytes}
         self._member = Member(owner_of("actor", rank), device, timeout_s=channel.spec.timeout_s)
         self._round = 0
+        self._packed: tuple[Assembly, bytes] | None = None  # as they were sent last
 
     def send(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> Counter[str]:
         """Send this rank's buckets and pass on all others. Returns bytes by transport.
@@ -301,7 +187,9 @@ class DeviceSender:
         what they had.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
-        sync = DevicePush(push=push, round=self._round, assembly=assembly, store=self._store, **self._sizes)
+        if self._packed is None or self._packed[0] is not assembly:
+            self._packed = assembly, pickle.dumps(assembly, pickle.HIGHEST_PROTOCOL)
+        sync = DevicePush(push=push, round=self._round, packed=self._packed[1], store=self._store, **self._sizes)
         self._round += 1
         for reader in sync.delivery.readers if self._rank == 0 else ():
             self._channel.put(sync, key=str(reader))
@@ -313,8 +201,8 @@ class DeviceSender:
                 _Shares(rendezvous, sync.delivery.consumers(self._rank), deadline_s) as shares,
             ):
                 slots = sync.slots(member.device)
-                for number, bucket in enumerate(sync.buckets()):
-                    slot, size = slots[number % _SHARED], assembly.layout.count_bytes(bucket.pieces)
+                for number, bucket in enumerate(sync.buckets):
+                    slot, size = slots[number % SHARED], bucket.content_bytes
                     data = slot[: bucket.size_bytes]
                     if bucket.owner == self._rank:
                         bucket.fill(data, shards, checked=push.checked)
@@ -353,12 +241,12 @@ class _Shares:
         Return the number of consumers. Each opens a slot once: to open memory takes longer than to copy a bucket.
         """
         for consumer in self._consumers:  # once for each: torch counts the processes that have opened it
-            what = share(slot) if self._next < _SHARED else _AGAIN
+            what = share(slot) if self._next < SHARED else _AGAIN
             self._rendezvous.note(_shared(self._next, consumer), what)
         if self._consumers:
             self._shared.append(self._next)
             self._next += 1
-            self._take_back(_SHARED - 1)
+            self._take_back(SHARED - 1)
         return len(self._consumers)
 
     def _take_back(self, most: int) -> None:
@@ -401,7 +289,7 @@ class _Taking:
         self._member, self._sync, self._rendezvous, self._deadline_s = member, sync, rendezvous, deadline_s
         self._owner = None if owner is None else owner_of("actor", owner)
         self._slots: list[Tensor] = []  # of the owner, once they are opened; else its own
-        self._number, self._all = 0, sum(1 for _ in sync.buckets())
+        self._number, self._all = 0, sum(1 for _ in sync.buckets)
         self.damaged: int | None = None  # the actor rank whose bucket it was
 
     def take(self, bucket: DeviceBucket, copy: Tensor, first: int = 0) -> None:
@@ -411,7 +299,7 @@ class _Taking:
             slots[:] = slots or self._sync.slots(member.device)
         else:
             self._open(self._owner)
-        data = slots[number % _SHARED][: bucket.size_bytes]
+        data = slots[number % SHARED][: bucket.size_bytes]
         if self._owner is None:
             member.broadcast(data, bucket.owner, self._deadline_s)
         bucket.copy_into(copy, data, first)
@@ -434,7 +322,7 @@ class _Taking:
         note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=self._deadline_s)
         if note == _BROKE_OFF:
             raise RuntimeError(f"{owner} could not go on")
-        if note == _AGAIN and len(self._slots) == _SHARED:
+        if note == _AGAIN and len(self._slots) == SHARED:
             return
         try:
             self._slots.append(open_shared(note))
@@ -486,7 +374,7 @@ class DeviceReceiver(DeviceEnd):
         with member.sync(sync, deadline_s) as rendezvous:
             taking = _Taking(member, sync, owner, rendezvous, deadline_s)
             copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
-            for bucket in sync.buckets():
+            for bucket in sync.buckets:
                 taking.take(bucket, copy)
         if taking.damaged is not None:
             raise self._damaged(version, taking.damaged, member.lacking(sync))
@@ -529,7 +417,7 @@ class PartTaker:
         try:
             with member.sync(sync, deadline_s) as rendezvous:
                 taking = _Taking(member, sync, owner, rendezvous, deadline_s)
-                for window in sync.windows():
+                for window in sync.windows:
                     gathered = torch.empty(window.layout.size_bytes, dtype=torch.uint8, device=member.device)
                     for bucket in window.buckets:
                         taking.take(bucket, gathered, window.first)

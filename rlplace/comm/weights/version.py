@@ -11,7 +11,7 @@ Under the key of a rollout rank the weights channel carries::
     Complete                         to every reader of a double buffer: a version is complete in it
     PushHeader, Bucket, ... Bucket   to the lead reader: the pieces of one actor rank that cannot write there itself;
                                      from another node, the buckets come by a stream that the header names
-    DevicePush (see device_sync)     to every reader on an accelerator: the sync it takes part in
+    DevicePush (see device_push)     to every reader on an accelerator: the sync it takes part in
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.devices import CudaDevice, Room
 
 if TYPE_CHECKING:
-    from rlplace.comm.weights.device_sync import DevicePush, LoadedParts
+    from rlplace.comm.weights.device_push import DevicePush
+    from rlplace.comm.weights.device_sync import LoadedParts
     from rlplace.workers.launch.devices import Device
 
 WEIGHTS, KV_CACHE = "engine weights", "KV cache"  # labels of the device's account

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlplace.comm.weights.device_sync import DevicePush, LoadedParts, PartTaker
+from rlplace.comm.weights.device_push import DevicePush
+from rlplace.comm.weights.device_sync import LoadedParts, PartTaker
 from rlplace.errors import RlplaceError
 from rlplace.models.checkpoint import as_stored
 from rlplace.workers.engines.weights import SharedBucket, in_buckets

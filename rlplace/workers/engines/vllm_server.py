@@ -183,7 +183,9 @@ class VllmServer:
         """Raises EngineError where the weights are no longer called what this engine called them."""
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
-            why = f"its weights are called {found!r}, and were called {self._called!r} from here: another run or rollout"
+            why = (
+                f"its weights are called {found!r}, and were called {self._called!r} from here: another run or rollout"
+            )
             why += " rank sends it weights, or it was started anew"
             fix = "a server for each run and rollout rank, which nothing starts anew or sends weights meanwhile"
             raise self._failed("is not this engine's alone", why, fix)

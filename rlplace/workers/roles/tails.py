@@ -40,7 +40,9 @@ class Tails:
             instead = instead | self.left
         else:
             ahead = self._ahead(iteration)
-            places |= {self._prompts + group: number for group, number in zip(self._early(iteration), ahead, strict=True)}
+            places |= {
+                self._prompts + group: number for group, number in zip(self._early(iteration), ahead, strict=True)
+            }
         return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
@@ -50,7 +52,9 @@ class Tails:
     def leave(self, iteration: int, numbers: list[int]) -> None:
         """Keep prompts for the next round that waits: as many as `more` said."""
         first = iteration * self._prompts  # those before it are not asked again
-        self._before, self.left = ({n: m for n, m in known.items() if n >= first} for known in (self._before, self.left))
+        self._before, self.left = (
+            {n: m for n, m in known.items() if n >= first} for known in (self._before, self.left)
+        )
         self.left |= dict(zip(self._ahead(iteration), numbers, strict=True))
 
     def _round(self, iteration: int) -> int:

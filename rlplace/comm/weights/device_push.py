@@ -1,0 +1,165 @@
+"""What a device sync sends, and in which order: whole tensors by windows, cut into buckets that all members know.
+
+::
+
+    actor rank 0   packs its assembly, once ─▶ DevicePush, of every sync ─▶ all members unpack and cut it, once
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from rlplace.comm.codec import unpack
+from rlplace.comm.weights.rendezvous import StoreAddress
+from rlplace.comm.weights.shards import Assembly, Layout, Piece, Shard, write_piece
+from rlplace.comm.weights.version import Push
+from rlplace.placement.flow import DeviceDelivery
+
+SHARED = 2  # buckets that are shared at a time: one is filled while the other is copied
+_ALIGNMENT = 16
+_SUM_BYTES = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBucket:
+    """Pieces of one actor rank as one tensor; all members know what is in it.
+
+    ::
+
+        │ piece │ piece │ ... │ sum │     pieces begin at multiples of 16 bytes, for any dtype
+    """
+
+    owner: int  # actor rank
+    pieces: tuple[Piece, ...]
+    layout: Layout = dataclasses.field(repr=False)
+    content_bytes: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, owner: int, pieces: tuple[Piece, ...], layout: Layout) -> DeviceBucket:
+        each = [layout.count_bytes([piece]) for piece in pieces]
+        size_bytes = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in each) + _SUM_BYTES
+        return cls(owner=owner, pieces=pieces, layout=layout, content_bytes=sum(each), size_bytes=size_bytes)
+
+    def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
+        """Write this rank's pieces, in the types they travel in, and their sum."""
+        if checked:
+            bucket.zero_()  # the gaps count in the sum
+        for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
+            write_piece(bucket[run], shards[piece.tensor], self.owner, piece)
+        if checked:
+            _sum_of(bucket).copy_(_summed(bucket))
+
+    def copy_into(self, copy: Tensor, bucket: Tensor, first: int = 0) -> None:
+        """Put the pieces where they lie in a copy, which begins at byte `first` of a whole one."""
+        for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
+            whole = self.layout.bytes_of(piece)
+            copy[whole.start - first : whole.stop - first].copy_(bucket[run])
+
+    @staticmethod
+    def is_whole(bucket: Tensor) -> bool:
+        """Compare the sum of a checked bucket. Waits for the device."""
+        return bool((_sum_of(bucket) == _summed(bucket)).item())
+
+
+def _sum_of(bucket: Tensor) -> Tensor:
+    return bucket[-_SUM_BYTES:].view(torch.int64)
+
+
+def _summed(bucket: Tensor) -> Tensor:
+    """Sum to 64 bits, which every flipped bit changes."""
+    return bucket[:-_SUM_BYTES].view(torch.int64).sum(dtype=torch.int64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Neighbouring whole tensors, and the buckets that bring them; they begin at byte `first` of a whole copy."""
+
+    layout: Layout
+    first: int
+    buckets: tuple[DeviceBucket, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePush:
+    """Announces a device sync to its readers, over the weights channel.
+
+    At 128 actor ranks an assembly has some hundred thousand pieces. It is packed once, not for each reader and push,
+    and each process unpacks and cuts it once.
+    """
+
+    push: Push
+    round: int
+    packed: bytes  # an Assembly
+    bucket_bytes: int
+    window_bytes: int
+    store: StoreAddress
+
+    @property
+    def assembly(self) -> Assembly:
+        return _unpacked(self.packed)
+
+    @property
+    def delivery(self) -> DeviceDelivery:
+        assert isinstance(self.assembly.delivery, DeviceDelivery), "others are not announced like this"
+        return self.assembly.delivery
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """All windows, in the order in which every member handles their buckets; one where no reader cuts."""
+        return _windows(self.packed, self.bucket_bytes, self.window_bytes)
+
+    @property
+    def buckets(self) -> Iterator[DeviceBucket]:
+        """All buckets of the push, in the order in which every member handles them."""
+        return itertools.chain.from_iterable(window.buckets for window in self.windows)
+
+    def slots(self, device: torch.device) -> Sequence[Tensor]:
+        """Make memory for any two neighbouring buckets: bucket n lies at the beginning of slot n modulo 2."""
+        largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
+        return [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(SHARED)]
+
+
+@functools.lru_cache(maxsize=2)
+def _unpacked(packed: bytes) -> Assembly:
+    assembly: Assembly = unpack(packed)
+    return assembly
+
+
+@functools.lru_cache(maxsize=2)
+def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Window, ...]:
+    assembly = _unpacked(packed)
+    layout, first, windows = assembly.layout, 0, list[Window]()
+    begun = [0] * len(assembly.pieces)  # pieces of earlier windows, by actor rank; they are in order
+    for stop in _ends(assembly, window_bytes):
+        cut, buckets = Layout.of(layout.tensors[first:stop]), list[DeviceBucket]()
+        for owner, held in enumerate(assembly.pieces):
+            end = bisect_left(held, stop, begun[owner], key=attrgetter("tensor"))
+            for pieces in layout.buckets(held[begun[owner] : end], bucket_bytes):
+                buckets.append(DeviceBucket.of(owner, pieces, layout))
+            begun[owner] = end
+        offset = layout.offsets[first] if cut.tensors else 0
+        windows.append(Window(layout=cut, first=offset, buckets=tuple(buckets)))
+        first = stop
+    return tuple(windows)
+
+
+def _ends(assembly: Assembly, window_bytes: int) -> Iterator[int]:
+    """Yield the number of tensors before the end of each window, none larger than the largest tensor has to be."""
+    tensors, size = assembly.layout.tensors, 0
+    cuts = isinstance(assembly.delivery, DeviceDelivery) and assembly.delivery.cut
+    most = max([window_bytes, *(tensor.size_bytes for tensor in tensors)])
+    for number, tensor in enumerate(tensors):
+        if size and size + tensor.size_bytes > most and cuts:
+            yield number
+            size = 0
+        size += tensor.size_bytes
+    yield len(tensors)

@@ -325,6 +325,7 @@ def _sampling_problems(config: Config) -> Iterator[Problem]:
             off = 1.0 if name == "repetition_penalty" else 0
             fix = f"algorithm.tis_cap: 2.0        (or {name}: {off})"
             yield _wrong("cut-distribution", f"rollout.{name}", what, f"{name}: {value}", why, fix)
+    yield from _correction_problems(algorithm)
     if rollout.min_tokens > algorithm.max_new_tokens:
         got, why = f"min_tokens: {rollout.min_tokens}", "an answer may not end before it, and has to end there"
         what, fix = "longer than the longest answer", f"min_tokens: {algorithm.max_new_tokens}"
@@ -332,6 +333,23 @@ def _sampling_problems(config: Config) -> Iterator[Problem]:
     if "" in rollout.stop:
         what, got, why = "a text that ends answers has no characters", "''", "it would end each answer at once"
         yield _wrong("stop-text", "rollout.stop", what, got, why, "stop: []        (or a text)")
+
+
+def _correction_problems(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    cap, floor = algorithm.tis_cap, algorithm.tis_floor
+    usual = {"tis_level": "token", "tis_above": "cap", "tis_floor": None}
+    set_here = [name for name, value in usual.items() if getattr(algorithm, name) != value]
+    if cap is None and set_here:
+        what, got = "corrects nothing where there is no cap", f"{set_here[0]}: {getattr(algorithm, set_here[0])}"
+        why = "tis_cap is null: tokens are not weighed"
+        yield _wrong("roles-contradict", f"algorithm.{set_here[0]}", what, got, why, "algorithm.tis_cap: 2.0")
+    if cap is not None and floor is not None and floor >= cap:
+        what, why = "leaves no weight to learn from", f"weights are above tis_floor and at most tis_cap, {cap:g}"
+        yield _wrong("roles-contradict", "algorithm.tis_floor", what, f"{floor:g}", why, f"tis_floor: {cap / 4:g}")
+    if algorithm.surrogate == "cispo" and algorithm.dual_clip is not None:
+        what, got = "bounds nothing of this loss", f"dual_clip: {algorithm.dual_clip:g}"
+        why = "it bounds the loss of clipped ratios; with cispo weights are clipped on both sides"
+        yield _wrong("roles-contradict", "algorithm.dual_clip", what, got, why, "dual_clip: null")
 
 
 def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str) -> Problem:

@@ -92,6 +92,10 @@ def grpo_step(
     loss: str = "token",
     temperature: float = 1.0,
     tis_cap: float | None = None,
+    tis_level: str = "token",
+    tis_above: str = "cap",
+    tis_floor: float = 0.0,
+    surrogate: str = "clip",
 ) -> tuple[float, float]:
     """One optimizer step on all `samples`; the loss, and the norm of the gradient before clipping.
 
@@ -101,8 +105,17 @@ def grpo_step(
     mask, engine, advantages = targets(samples)
     logprobs = token_logprobs(model, samples, temperature)
     old = engine if tis_cap is None else logprobs.detach()
-    correction = 1.0 if tis_cap is None else torch.exp(old - engine).clamp(max=tis_cap)
-    objective = surrogate(logprobs, old, advantages[:, None], mask, rules) * correction * mask
+    correction = torch.ones_like(mask)
+    if tis_cap is not None:
+        apart = (old - engine) * mask
+        correction = torch.exp(apart.sum(1, keepdim=True).expand_as(apart) if tis_level == "sequence" else apart)
+        kept = (correction >= tis_floor) & ((correction <= tis_cap) | (tis_above == "cap"))
+        correction = correction.clamp(max=tis_cap) * kept
+    if surrogate == "cispo":
+        weight = torch.exp(logprobs - old).detach().clamp(1 - rules.clip_low, 1 + rules.clip_high)
+        objective = weight * advantages[:, None] * logprobs * correction * mask
+    else:
+        objective = clipped(logprobs, old, advantages[:, None], mask, rules) * correction * mask
     total = objective.sum() / mask.sum() if loss == "token" else (objective.sum(1) / mask.sum(1)).mean()
     return -total.item(), step(optimizer, -total, rules)
 
@@ -157,13 +170,13 @@ def clipped_value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Te
     return (0.5 * worse * mask).sum() / mask.sum()
 
 
-def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules) -> Tensor:
+def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules) -> Tensor:
     ratio = torch.exp((logprobs - old) * mask)
     return torch.minimum(ratio * advantages, ratio.clamp(1 - rules.clip_low, 1 + rules.clip_high) * advantages)
 
 
 def clipped_policy_loss(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules) -> Tensor:
-    return -(surrogate(logprobs, old, advantages, mask, rules) * mask).sum() / mask.sum()
+    return -(clipped(logprobs, old, advantages, mask, rules) * mask).sum() / mask.sum()
 
 
 def token_logprobs(model: torch.nn.Module, samples: Sequence[Sample], temperature: float = 1.0) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,29 +53,58 @@ def next_kl_coef(kl_coef: float, kl: float, samples: int, target: float, horizon
 # Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
 
 
-@torch.no_grad()
-def importance_weights(trainer_logprobs: Tensor, engine_logprobs: Tensor, cap: float) -> Tensor:
-    """Return [N] min(p_trainer / p_engine, cap), without gradient: truncated importance sampling (TIS).
+class Correction(NamedTuple):
+    """What importance weights correct: p_trainer / p_engine of each token, or of whole sequences, the product of these.
 
-    Both are of the policy version that sampled, before the first step on these tokens. The factor stands before the
-    clipped surrogate, whose own ratio is then new / old of the trainer alone.
+    Sequences above the cap are left out in TRL's `sequence_mask`, tokens outside of both bounds in IcePop (Ling team
+    2025, "Every Step Evolves", arXiv:2510.18855).
     """
-    return (trainer_logprobs - engine_logprobs).exp().clamp(max=cap)
+
+    cap: float
+    level: str = "token"  # token | sequence
+    above: str = "cap"  # what is above the cap: cap, it weighs as much as the cap | drop, nothing is learned from it
+    floor: float | None = None  # nothing is learned from what is below
+
+
+class Corrected(NamedTuple):
+    weights: Tensor  # [N]
+    cut: Tensor  # [N] bool, above the cap or below the floor
 
 
 @torch.no_grad()
-def mismatch_metrics(
-    trainer_logprobs: Tensor, engine_logprobs: Tensor, on_policy: Tensor, cap: float | None
-) -> Metrics:
+def importance_weights(
+    trainer_logprobs: Tensor, engine_logprobs: Tensor, lengths: Tensor, correction: Correction
+) -> Corrected:
+    """Return min(p_trainer / p_engine, cap), without gradient: truncated importance sampling (TIS).
+
+    Both [N] are of the policy version that sampled, before the first step on these tokens; `lengths` [s] are those of
+    the sequences. The factor stands before the clipped surrogate, whose own ratio is then new / old of the trainer
+    alone. What is left out still counts in means.
+    """
+    log_ratio = trainer_logprobs - engine_logprobs
+    if correction.level == "sequence":
+        sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
+        log_ratio = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)[sequence]
+    above = log_ratio > math.log(correction.cap)
+    weights = log_ratio.exp().clamp(max=correction.cap)
+    left_out = above if correction.above == "drop" else torch.zeros_like(above)
+    if correction.floor is not None:
+        below = log_ratio < math.log(correction.floor)
+        above, left_out = above | below, left_out | below
+    return Corrected(weights.masked_fill(left_out, 0.0), above)
+
+
+@torch.no_grad()
+def mismatch_metrics(trainer_logprobs: Tensor, engine_logprobs: Tensor, on_policy: Tensor, cut: Tensor) -> Metrics:
     """Compare the log-probabilities [N] of this rank's response tokens in an iteration, possibly none.
 
     `on_policy` [N], bool: tokens that were sampled under the version that the trainer has. Only these show how far
     engine and trainer are apart by the same weights; in an iteration without any, that is not a metric. The KL is
-    KL(engine || trainer) by the estimator k3, since the engine drew the tokens. `cap` None: no correction is used.
+    KL(engine || trainer) by the estimator k3, since the engine drew the tokens. `cut` [N], bool: tokens whose weight
+    the correction bounds or drops.
     """
     log_ratio = (trainer_logprobs - engine_logprobs).double()
-    capped = log_ratio > (math.inf if cap is None else math.log(cap))
-    share = float(capped.sum()) / max(1, len(capped))
+    share = float(cut.sum()) / max(1, len(cut))
     same = log_ratio[on_policy]
     tokens, apart = len(same), same.abs()
     mean, kl = (torch.stack([apart.sum(), kl_k3(same).sum()]) / max(1, tokens)).tolist()
@@ -82,5 +112,5 @@ def mismatch_metrics(
         "actor/mismatch": Metric(mean, weight=tokens),  # |log p_trainer - log p_engine|
         "actor/mismatch_max": Metric(float(apart.max()) if tokens else 0.0, "max", weight=tokens),
         "actor/mismatch_kl": Metric(kl, weight=tokens),
-        "actor/mismatch_capped": Metric(share, weight=len(capped)),  # of all tokens: what the cap has cut
+        "actor/mismatch_capped": Metric(share, weight=len(cut)),  # of all tokens
     }

@@ -40,6 +40,21 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
     return torch.where(advantages < 0, torch.minimum(surrogate, clip.dual * losses), surrogate)
 
 
+def cispo(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """Return [N] to be minimised: -clip(r, 1 - low, 1 + high) * A * log p, where the clipped ratio has no gradient.
+
+    Every token pushes, with a weight that is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL,
+    arXiv:2510.13786). `clip.dual` is not used.
+    """
+    return -log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high) * advantages * logprobs
+
+
+def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+    """Return [N] bool each, of ratios below and above the clip."""
+    ratio = log_ratio.exp()
+    return ratio < 1.0 - clip.low, ratio > 1.0 + clip.high
+
+
 def _without_slope(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
     """Return [N] bool each, of tokens that push no more: bad ones of a low ratio, others of a high one."""
     ratio = log_ratio.exp()
@@ -188,8 +203,10 @@ class LmTerms(NamedTuple):
     policy_loss: Tensor
     entropy: Tensor
     approx_kl: Tensor  # of the old policy from the new; no gradient
-    clipped_low: Tensor  # 1.0 where a bad token was already unlikely enough to push no more; no gradient
-    clipped_high: Tensor  # 1.0 where a good one was already likely enough, a bad one above the dual clip; no gradient
+    # 1.0 where a bad token was already unlikely enough to push no more; with cispo where its weight was raised. As the
+    # next, without gradient.
+    clipped_low: Tensor
+    clipped_high: Tensor  # 1.0 where a good one was likely enough, a bad one above the dual clip; or weight was cut
 
     def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
         """Return [] this micro-batch's share of the step's loss, to differentiate; without tokens a 0 that still is."""
@@ -208,21 +225,24 @@ def lm_terms(
     lengths: Tensor,
     clip: Clip,
     ratio: str = "token",
+    surrogate: str = "clip",
     importance: Tensor | None = None,
 ) -> LmTerms:
     """All tensors are [N], `lengths` [s]; only `logprobs` and `entropies` carry a gradient.
 
     `old_logprobs` are those of the policy before the first step on these tokens. `ratio`: token, each token's own as in
-    PPO, GRPO and DAPO, or sequence. `importance` weighs each token's surrogate (`kl.importance_weights`); None: alike.
+    PPO, GRPO and DAPO, or sequence. `surrogate`: clip, of the ratio, or cispo, of a weight. `importance` weighs each
+    token's surrogate (`kl.importance_weights`); None: alike.
     """
     log_ratio = logprobs - old_logprobs
     limited = sequence_ratio(log_ratio, lengths) if ratio == "sequence" else log_ratio
-    surrogate = clipped_surrogate(limited, advantages, clip)
+    weighed = surrogate == "cispo"
+    each = cispo(limited, logprobs, advantages, clip) if weighed else clipped_surrogate(limited, advantages, clip)
     with torch.no_grad():
-        low, high = _without_slope(limited, advantages, clip)
+        low, high = _outside(limited, clip) if weighed else _without_slope(limited, advantages, clip)
         approx_kl = kl_k3(log_ratio)
     return LmTerms(
-        policy_loss=surrogate if importance is None else importance * surrogate,
+        policy_loss=each if importance is None else importance * each,
         entropy=entropies,
         approx_kl=approx_kl,
         clipped_low=low.to(logprobs.dtype),

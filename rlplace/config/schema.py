@@ -274,9 +274,17 @@ class AlgorithmConfig:
     clip_ratio_low: float = knob("how far below 1 the policy ratio may go", 0.2, above=0, below=1)
     clip_ratio_high: float | None = knob("how far above 1; null: as low, with dapo 0.28", None, above=0)
     ratio: Literal["token", "sequence"] = lm_knob("whose is clipped: each token's or (GSPO) the sequence's", "token")
+    surrogate: Literal["clip", "cispo"] = lm_knob(
+        "clip: outside of the clip a token pushes no more | cispo: all push, with a weight that is clipped", "clip"
+    )
     loss: Mean | None = lm_knob("whose mean the loss is; null: as the algorithm has it", None)
     entropy_coef: float = knob("weight of the entropy bonus", 0.0, minimum=0)
     tis_cap: float | None = lm_knob("cap of the weights that correct the engine's rounding; null: none", 2.0, above=0)
+    tis_level: Literal["token", "sequence"] = lm_knob(
+        "whose probabilities they compare: each token's, or the whole answer's", "token"
+    )
+    tis_above: Literal["cap", "drop"] = lm_knob("above the cap: weigh as the cap, or learn nothing from it", "cap")
+    tis_floor: float | None = lm_knob("nothing is learned from weights below this; null: from all", None, above=0)
     dual_clip: float | None = lm_knob(
         "a bad token's loss is at most this many times its weight; null: free", None, above=1
     )
@@ -365,6 +373,16 @@ class RunnerConfig:
     eval_prompts: int = lm_knob("held-out prompts of one pass", 64, minimum=1)
     eval_samples: int = lm_knob(
         "answers to each of them: 1, greedily; or more, drawn as in training", 1, minimum=1, maximum=MOST_SAMPLES
+    )
+    eval_temperature: float | None = lm_knob(
+        "draw them, also one, at this temperature; 0: greedily; null: as eval_samples says", None, minimum=0
+    )
+    eval_top_p: float | None = lm_knob(
+        "draw them from the likeliest tokens that together have this probability; null: as rollout.top_p",
+        None,
+        above=0,
+        maximum=1,
+        unit="share",
     )
     samples: int = lm_knob("samples of each iteration that are kept as text to be read; 0: none", 4, minimum=0)
     seed: int = knob("seed of everything random; engines have rollout.seed", 0, minimum=0)

@@ -231,6 +231,10 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
             draft.derive(f"algorithm.{ours}", value, key)
     if draft.value(_VERL_MODE) == "gspo":
         draft.implied("there, the loss of gspo has no dual clip", f"{_VERL}actor.clip_ratio_c")
+    elif draft.value(_VERL_MODE) == "cispo":
+        draft.set("algorithm.surrogate", "cispo")
+        draft.becomes(_VERL_MODE, "algorithm.surrogate")
+        draft.implied("there, the loss of cispo has no dual clip", f"{_VERL}actor.clip_ratio_c")
     draft.apply_rules()
     _set_verl_loss(draft)
     sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))

@@ -15,7 +15,10 @@ from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation, place_by_size
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
-_EVALUATED = 4  # answers to each prompt of an evaluation
+_EVALUATED = (  # of an evaluation: our key, the default there, and its name there
+    ("eval_samples", 4, "n_samples_per_prompt"),
+    ("eval_temperature", 0.6, "temperature"),
+)
 _COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that want several answers to each prompt
 
 
@@ -41,9 +44,10 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
     _set_passes(draft)
     draft.apply_rules()
-    if draft.at("runner.eval_every") and draft.at("runner.eval_samples") is None:
-        draft.set("runner.eval_samples", _EVALUATED)
-        draft.assume(f"runner.eval_samples: {_EVALUATED}", "the default of eval.n_samples_per_prompt there")
+    for ours, usual, theirs in _EVALUATED:
+        if draft.at("runner.eval_every") and draft.at(f"runner.{ours}") is None:
+            draft.set(f"runner.{ours}", usual)
+            draft.assume(f"runner.{ours}: {usual}", f"the default of eval.{theirs} there")
     gspo = draft.value("actor.policy_loss_type") == "gspo"
     draft.set("algorithm.loss", "sequence" if gspo else "token")
     draft.assume(
@@ -217,6 +221,12 @@ def _set_clips(draft: Draft) -> None:
     given = old[-1] if isinstance(old, tuple) and old else old
     cap = (_two(draft, threshold, None) or (0.0, given if isinstance(given, int | float) else 2.0))[1]
     draft.derive("algorithm.tis_cap", float(cap), enabled, threshold, "vllm_is_truncated_threshold")
+    kind = "algo.advantage.is_correction_type"
+    if draft.value(kind) == "icepop":
+        floor = (_two(draft, threshold, None) or (0.5, 0.0))[0]
+        draft.set("algorithm.tis_above", "drop")
+        draft.set("algorithm.tis_floor", floor)
+        draft.becomes(kind, "algorithm.tis_above", "algorithm.tis_floor")
 
 
 def _set_schedule(draft: Draft) -> None:

@@ -59,7 +59,18 @@ def logprobs(model: torch.nn.Module) -> Tensor:
 # ── the update ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("rules", [{}, {"loss": "sequence"}, {"tis_cap": 1.1}, {"clip_ratio_high": 0.3}], ids=str)
+RULES: list[dict[str, Any]] = [
+    {},
+    {"loss": "sequence"},
+    {"tis_cap": 1.1},
+    {"clip_ratio_high": 0.3},
+    {"tis_cap": 1.1, "tis_level": "sequence"},
+    {"tis_cap": 1.1, "tis_above": "drop", "tis_floor": 0.7},
+    {"surrogate": "cispo"},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("kind", ["qwen", "llama"])
 def test_the_update_is_that_of_plain_grpo(
     actor_of: MakeActor, request: pytest.FixtureRequest, kind: str, rules: dict[str, Any]

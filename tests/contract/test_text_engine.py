@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def sampling_of(stops: tuple[int, ...] = STOPS, **rollout: Any) -> Sampling:
 
 # An engine is built for one sampling, which takes seconds: tests of the same one stand together.
 PLAIN = sampling_of()
-COLD = sampling_of(temperature=0.25)
+COLD = dataclasses.replace(sampling_of(temperature=0.25), held_out=sampling_of(temperature=0.0).rollout)
 NARROW = sampling_of(temperature=1.5, top_k=9, top_p=0.8)
 GREEDY = sampling_of(temperature=0.0)
 PENALISED = sampling_of(
@@ -178,7 +178,7 @@ def run(engine: TextEngine, *requests: Request) -> list[Completion]:
     raise AssertionError("an engine without an end")
 
 
-def by_number(completions: Sequence[Completion]) -> Mapping[tuple[int, int], list[int]]:
+def by_number(completions: Iterable[Completion]) -> Mapping[tuple[int, int], list[int]]:
     return {(c.group, c.sample): c.tokens.tolist() for c in completions}
 
 
@@ -402,6 +402,16 @@ def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:
     seen = np.mean([answer.tokens[0] == int(token) for answer in answers])
     assert float(share) > 0.05
     assert abs(seen - float(share)) < 4 * (float(share * (1 - share)) / len(answers)) ** 0.5
+
+
+def test_held_out_answers_are_drawn_as_evaluation_says(bench: Bench) -> None:
+    engine = bench.ready(COLD)
+    alone = by_number(run(engine, request_of(1, samples=3)))
+    held_out = request_of(3, samples=2, held_out=True)
+    answers = run(engine, request_of(1, samples=3), held_out)
+    assert by_number(a for a in answers if not a.held_out) == alone
+    for answer in (a for a in answers if a.held_out):
+        check_greedy(bench, held_out, answer)
 
 
 def test_temperature_zero_is_greedy(bench: Bench) -> None:

@@ -31,6 +31,7 @@ from tests.contract.test_text_engine import (  # noqa: F401  # they are tests he
     test_an_answer_ends_with_the_token_that_completes_a_text,
     test_dropped_answers_never_come_and_leave_their_room,
     test_factors_are_added_in_loading_to_weights_that_stay_as_they_are,
+    test_held_out_answers_are_drawn_as_evaluation_says,
     test_loaded_weights_are_those_of_the_model,
     test_loading_copies,
     test_logprobs_are_those_of_the_distribution_that_was_drawn_from,

@@ -217,6 +217,7 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 sequence_length=length,
                 sync=DeviceSync.receiving(plan.deliveries, config.actor.compute),
                 answers=-(-answers // plan.placement.world_size(component)) or None,
+                cut=(config.runner.eval_top_p or 1.0) < 1,
             )
         case TrainedConfig() as trained if config.kind == "mlp":
             samples, minibatch = _learned(plan, config.algorithm) if policy.weights else (0, 0)

@@ -442,6 +442,7 @@ class EngineDemand:
     sequence_length: int  # the longest; the cache must hold at least one such
     sync: DeviceSync = DeviceSync()
     answers: int | None = None  # of an iteration, on the rank with the most; a vLLM engine prepares for any number
+    cut: bool = False  # answers of an evaluation are drawn from the likeliest tokens alone
 
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
@@ -452,7 +453,7 @@ class EngineDemand:
         simple = block.engine == "transformers"
         workspace = formulas.engine_workspace(model, block.step_tokens, block.step_sequences, number, parallel)
         if simple:
-            cut, most = bool(block.top_k or block.penalties) or block.top_p < 1, block.step_sequences
+            cut, most = bool(block.top_k or block.penalties) or block.top_p < 1 or self.cut, block.step_sequences
             answers = min(most, self.answers or most)
             workspace = formulas.generation(model, answers, self.sequence_length, number, cut)
         if block.own and block.workspace_memory is not None:

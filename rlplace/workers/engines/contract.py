@@ -95,6 +95,7 @@ class EngineSettings:
     """How one text engine is built. The transformers engine ignores the config's keys of steps, graphs and sleep."""
 
     rollout: TextRolloutConfig  # without a seed, draws are not reproducible; with one see `answer_seed`
+    held_out: TextRolloutConfig | None = None  # the same with the temperature and top_p of evaluation; None: as rollout
     model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
     context: int  # longest prompt and answer together, in tokens
     stop_token_ids: tuple[int, ...] = ()  # any of these ends an answer and is its last token
@@ -102,6 +103,10 @@ class EngineSettings:
     emulated_memory: int = 0  # bytes of an emulated accelerator: on a CPU, gpu_memory_utilization is a share of them
     tensor_parallel: int = 1
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)  # limits of images
+
+    def drawn(self, request: Request) -> TextRolloutConfig:
+        """Return the temperature, and so on, by which answers to this request are drawn."""
+        return self.held_out if request.held_out and self.held_out is not None else self.rollout
 
     @property
     def share(self) -> float:

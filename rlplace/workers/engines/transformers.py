@@ -230,11 +230,18 @@ class TransformersEngine(ModuleEngine):
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
         """Add a token to each answer; `logits` [B, V]."""
         assert self.version is not None
-        always = self._sampling.temperature == 0
-        uniforms = [None if always or a.request.greedy else a.numbers.random() for a in answers]
+        drawn = [self._settings.drawn(answer.request) for answer in answers]
         made = [(answer.request.tokens, answer.tokens) for answer in answers]
         allowed = penalised(logits, self._sampling, made, self._settings.stop_token_ids)
-        tokens, logprobs = choose(allowed, self._sampling, uniforms)
+        uniforms = [
+            None if kind.temperature == 0 or answer.request.greedy else answer.numbers.random()
+            for answer, kind in zip(answers, drawn, strict=True)
+        ]
+        tokens, logprobs = choose(allowed, drawn[0], uniforms)
+        others = [row for row, kind in enumerate(drawn) if kind is not drawn[0]]
+        if others:
+            found = choose(allowed[others], drawn[others[0]], [uniforms[row] for row in others])
+            tokens[others], logprobs[others] = found
         for answer, token, logprob in zip(answers, tokens.tolist(), logprobs.tolist(), strict=True):
             answer.tokens.append(token)
             answer.logprobs.append(logprob)

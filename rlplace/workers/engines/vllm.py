@@ -167,7 +167,7 @@ class VllmEngine:
     def submit(self, request: Request) -> None:
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        drawn, tokens = self._settings.rollout, request.tokens.tolist()
+        drawn, tokens = self._settings.drawn(request), request.tokens.tolist()
         for sample in range(request.first_sample, request.first_sample + request.samples):
             name = self._add(
                 tokens,

@@ -213,7 +213,7 @@ class VllmServer:
     def submit(self, request: Request) -> None:
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        drawn, tokens = self._settings.rollout, request.tokens.tolist()
+        drawn, tokens = self._settings.drawn(request), request.tokens.tolist()
         for sample in range(request.first_sample, request.first_sample + request.samples):
             asked = {
                 "temperature": 0.0 if request.greedy else drawn.temperature,

@@ -12,6 +12,7 @@ Where the actor learns while answers are in flight, the rest of an answer is sam
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -324,8 +325,16 @@ class TextRolloutWorker(RolloutWorker):
         """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
         job, context = self.config, self.context
         stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(job.config.text_rollout.stop)
+        rollout, runner = job.config.text_rollout, job.config.runner
+        temperature, top_p = runner.eval_temperature, runner.eval_top_p
+        held_out = dataclasses.replace(
+            rollout,
+            temperature=rollout.temperature if temperature is None else temperature,
+            top_p=top_p or rollout.top_p,
+        )
         settings = EngineSettings(
-            rollout=job.config.text_rollout,
+            rollout=rollout,
+            held_out=None if held_out == rollout else held_out,
             model=job.model,
             context=job.config.algorithm.longest,
             stop_token_ids=stop_token_ids,

@@ -164,8 +164,11 @@ class TextEnvWorker(EnvWorker):
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer held-out prompts, beside `generate(iteration)` of rollout: once greedily, or as often as is drawn."""
-        each = self.config.config.runner.eval_samples
-        samples, watch = self.answered(iteration, greedy=each == 1, each=each)
+        runner = self.config.config.runner
+        each, greedy = runner.eval_samples, not runner.eval_temperature
+        if runner.eval_temperature is None:
+            greedy = each == 1
+        samples, watch = self.answered(iteration, greedy=greedy, each=each)
         metrics = {**_metrics("eval", samples, self.rewards, watch), **self.failures.metrics("eval")}
         sets = sorted({str(s.transcript.facts["data_set"]) for s in samples if "data_set" in s.transcript.facts})
         for name in sets:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics
+from rlplace.algo.kl import KL_ESTIMATORS, Corrected, Correction, importance_weights, mismatch_metrics
 from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
 from rlplace.algo.packing import MicroBatch, Packing, SampleSizes, pack, pack_steps
 from rlplace.algo.variants import TokenSamples
@@ -176,8 +176,9 @@ class LmLearner:
         )
 
 
-# Of response tokens [N]: log-probabilities by the trainer before its first step, by the engine, and what sampled them.
-_Sampled = tuple[Tensor, Tensor, Tensor]
+# Of response tokens [N]: log-probabilities by the trainer before its first step, by the engine, what sampled them, and
+# whether the correction of the engine's has cut their weight.
+_Sampled = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclasses.dataclass(slots=True)
@@ -201,6 +202,10 @@ class ActorLearner(LmLearner):
         super().__init__(config, lm, trainer, ranks, again, config.actor.token_budget)
         algorithm = self._algorithm
         self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high, dual=algorithm.dual_clip)
+        cap = algorithm.tis_cap
+        self._correction = (
+            None if cap is None else Correction(cap, algorithm.tis_level, algorithm.tis_above, algorithm.tis_floor)
+        )
         self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
@@ -239,11 +244,11 @@ class ActorLearner(LmLearner):
         if self._algorithm.accumulate_early:
             self.accumulate(shard)
             return self._step(iteration)
-        algorithm = self._algorithm
-        plan, cap = self.plan(shard.lengths, iteration), algorithm.tis_cap
+        algorithm, corrects = self._algorithm, self._correction is not None
+        plan = self.plan(shard.lengths, iteration)
         batch, copy = Batch(shard, self._lm.device), self._ranks.copy
         old = None
-        if cap is not None and len(plan) > 1 and "old" not in shard.targets:
+        if corrects and len(plan) > 1 and "old" not in shard.targets:
             epoch = plan[: len(plan) // algorithm.epochs]
             micro_batches = [picks for packing in epoch for picks in packing.ranks[copy]]
             old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
@@ -253,15 +258,15 @@ class ActorLearner(LmLearner):
         def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
-            if len(sampled) < in_first_step:
-                sampled.append((trainer, engine, batch.versions(picks)))
             if "old" in shard.targets:
                 behaviour = batch.target("old", picks)
-            elif cap is not None:
+            elif corrects:
                 behaviour = trainer if old is None else old[batch.places(picks)]
             else:
                 behaviour = engine
-            importance = None if cap is None else importance_weights(behaviour, engine, cap)
+            importance, cut = self._corrected(behaviour, engine, batch.lengths(picks))
+            if len(sampled) < in_first_step:
+                sampled.append((trainer, engine, batch.versions(picks), cut))
             return self._loss(batch, picks, totals, scores, behaviour, importance)
 
         update = self._learn(shard.lengths, plan, iteration, differentiate)
@@ -269,8 +274,14 @@ class ActorLearner(LmLearner):
 
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
         """Compare engine and trainer; an iteration is learned by the policy version of its number."""
-        by_trainer, by_engine, versions = (torch.cat(parts) for parts in zip(*sampled, strict=True))
-        return mismatch_metrics(by_trainer, by_engine, versions == iteration, self._algorithm.tis_cap)
+        by_trainer, by_engine, versions, cut = (torch.cat(parts) for parts in zip(*sampled, strict=True))
+        return mismatch_metrics(by_trainer, by_engine, versions == iteration, cut)
+
+    def _corrected(self, behaviour: Tensor, engine: Tensor, lengths: Tensor) -> Corrected | tuple[None, Tensor]:
+        """Weigh tokens [N] by how much likelier the actor finds them than the engine did; None: all alike."""
+        if self._correction is None:
+            return None, torch.zeros_like(engine, dtype=torch.bool)
+        return importance_weights(behaviour, engine, lengths, self._correction)
 
     def accumulate(self, shard: SampleShard) -> None:
         """Add the gradients of samples to those of the iteration's step, which `learn` makes. A collective.
@@ -278,7 +289,7 @@ class ActorLearner(LmLearner):
         How many tokens the step has is known at its end only, so these are divided by the most there can be. Keeps the
         gradients: until `learn` or `drop`, nothing else may be computed that drops them.
         """
-        lengths, cap = shard.lengths, self._algorithm.tis_cap
+        lengths = shard.lengths
         held = self._accumulated = self._accumulated or _Accumulated()
         watch, batch, packing = Stopwatch(), Batch(shard, self._lm.device), self.inference_plan(lengths)
         held.samples += len(lengths.tokens)
@@ -288,9 +299,9 @@ class ActorLearner(LmLearner):
         for picks in packing.ranks[self._ranks.copy] if any(lengths.responses) else ():
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
-            held.sampled.append((trainer, engine, batch.versions(picks)))
-            behaviour = engine if cap is None else trainer
-            importance = None if cap is None else importance_weights(behaviour, engine, cap)
+            behaviour = engine if self._correction is None else trainer
+            importance, cut = self._corrected(behaviour, engine, batch.lengths(picks))
+            held.sampled.append((trainer, engine, batch.versions(picks), cut))
             loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
             loss.backward()
             watch.lap(self._part("micro_batch"), batch.size(picks))
@@ -353,6 +364,7 @@ class ActorLearner(LmLearner):
             lengths=lengths,
             clip=self._clip,
             ratio=algorithm.ratio,
+            surrogate=algorithm.surrogate,
             importance=importance,
         )
         more: dict[str, Tensor] = {}

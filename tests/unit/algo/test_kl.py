@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlplace.algo.kl import KL_ESTIMATORS, importance_weights, mismatch_metrics, next_kl_coef
+from rlplace.algo.kl import KL_ESTIMATORS, Correction, importance_weights, mismatch_metrics, next_kl_coef
 from rlplace.metrics import reduce_metrics
 
 
@@ -58,16 +58,47 @@ def test_one_step_by_hand(kl: float, factor: float) -> None:
 TRAINER = torch.tensor([0.4, 0.1, 0.9]).log()
 ENGINE = torch.tensor([0.2, 0.2, 0.9]).log()  # ratios 2, 0.5, 1
 ALL = torch.ones(3, dtype=torch.bool)
+CUT = torch.tensor([True, False, False])
 
 
 def test_importance_is_capped_from_above_only() -> None:
-    weights = importance_weights(TRAINER.clone().requires_grad_(), ENGINE, cap=1.5)
+    weights, cut = importance_weights(TRAINER.clone().requires_grad_(), ENGINE, torch.tensor([3]), Correction(1.5))
     assert weights.tolist() == pytest.approx([1.5, 0.5, 1.0])
     assert not weights.requires_grad
+    assert cut.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights", "cut"),
+    [  # of sequences of 1, 0 and 3 tokens; ratios of tokens 2, 0.5, 1, 4, of sequences 2 and 2
+        (Correction(1.5), [1.5, 0.5, 1.0, 1.5], [1, 0, 0, 1]),
+        (Correction(1.5, above="drop"), [0.0, 0.5, 1.0, 0.0], [1, 0, 0, 1]),
+        (Correction(3.0, above="drop", floor=0.6), [2.0, 0.0, 1.0, 0.0], [0, 1, 0, 1]),  # IcePop
+        (Correction(3.0, floor=0.6), [2.0, 0.0, 1.0, 3.0], [0, 1, 0, 1]),
+        (Correction(3.0, "sequence"), [2.0, 2.0, 2.0, 2.0], [0, 0, 0, 0]),
+        (Correction(1.5, "sequence"), [1.5, 1.5, 1.5, 1.5], [1, 1, 1, 1]),
+        (Correction(1.5, "sequence", "drop"), [0.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]),
+    ],
+)
+def test_tokens_and_sequences_are_capped_or_left_out(
+    correction: Correction, weights: list[float], cut: list[int]
+) -> None:
+    engine = torch.tensor([0.2, 0.2, 0.9, 0.1]).log()
+    trainer = torch.tensor([0.4, 0.1, 0.9, 0.4]).log()
+    found = importance_weights(trainer, engine, torch.tensor([1, 0, 3]), correction)
+    assert found.weights.tolist() == pytest.approx(weights)
+    assert found.cut.int().tolist() == cut
+
+
+def test_a_long_answer_that_the_engine_hardly_finds_has_a_weight() -> None:
+    apart = torch.full((4000,), 0.5)
+    for correction, weight in ((Correction(2.0, "sequence"), 2.0), (Correction(2.0, "sequence", "drop"), 0.0)):
+        found = importance_weights(apart, apart * 0, torch.tensor([4000]), correction)
+        assert found.weights.unique().tolist() == [weight]
 
 
 def test_statistics_by_hand() -> None:
-    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ALL, cap=1.5)]) == {
+    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ALL, CUT)]) == {
         "actor/mismatch": pytest.approx(2 * math.log(2) / 3),
         "actor/mismatch_kl": pytest.approx((1 - math.log(2) - 0.5 + math.log(2)) / 3),
         "actor/mismatch_capped": pytest.approx(1 / 3),
@@ -76,20 +107,20 @@ def test_statistics_by_hand() -> None:
 
 
 def test_ranks_reduce_to_the_whole() -> None:
-    assert mismatch_metrics(TRAINER, ENGINE, ALL, cap=None)["actor/mismatch_capped"].value == 0.0
-    whole = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ALL, cap=1.5)])
+    assert mismatch_metrics(TRAINER, ENGINE, ALL, ~ALL)["actor/mismatch_capped"].value == 0.0
+    whole = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ALL, CUT)])
     parts = (slice(0, 1), slice(1, 3), slice(3, 3))
-    by_rank = [mismatch_metrics(TRAINER[part], ENGINE[part], ALL[part], cap=1.5) for part in parts]
+    by_rank = [mismatch_metrics(TRAINER[part], ENGINE[part], ALL[part], CUT[part]) for part in parts]
     assert reduce_metrics(by_rank) == pytest.approx(whole)
 
 
 def test_tokens_of_other_weights_say_nothing_about_the_engine() -> None:
     old = torch.tensor([False, True, True])
-    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, old, cap=1.5)]) == {
+    assert reduce_metrics([mismatch_metrics(TRAINER, ENGINE, old, CUT)]) == {
         "actor/mismatch": pytest.approx(math.log(2) / 2),
         "actor/mismatch_kl": pytest.approx((math.log(2) - 0.5) / 2),
         "actor/mismatch_capped": pytest.approx(1 / 3),  # what the cap cuts counts all the same
         "actor/mismatch_max": pytest.approx(math.log(2)),
     }
-    none = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ~ALL, cap=1.5)])
+    none = reduce_metrics([mismatch_metrics(TRAINER, ENGINE, ~ALL, CUT)])
     assert none == {"actor/mismatch_capped": pytest.approx(1 / 3)}

@@ -167,6 +167,21 @@ def terms_of(logprobs: Tensor, advantages: Sequence[float], lengths: Sequence[in
     return lm_terms(logprobs=logprobs, lengths=torch.tensor(lengths, dtype=torch.int64), clip=CLIP, **columns)
 
 
+def test_with_cispo_every_token_pushes_with_a_clipped_weight() -> None:
+    logprobs = torch.tensor([1.5, 0.5, 1.0, 0.4]).log().requires_grad_()  # ratios; CLIP has 0.8 and 1.3
+    terms = terms_of(logprobs, [1.0, -1.0, 2.0, 1.0], [1, 3], surrogate="cispo")
+    terms.policy_loss.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-1.3, 0.8, -2.0, -0.8])
+    assert terms.policy_loss.tolist() == pytest.approx(
+        [-1.3 * math.log(1.5), 0.8 * math.log(0.5), 0.0, -0.8 * math.log(0.4)]
+    )
+    assert (terms.clipped_low.tolist(), terms.clipped_high.tolist()) == ([0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
+    shorter = terms_of(torch.tensor([1.5, 0.5]).log(), [1.0, 1.0], [2], surrogate="cispo", ratio="sequence")
+    ratio = math.sqrt(0.75)  # of the sequence: inside the clip
+    assert shorter.policy_loss.tolist() == pytest.approx([-ratio * math.log(1.5), -ratio * math.log(0.5)])
+
+
 def test_terms_by_hand() -> None:
     # Ratios 1.5 (good: clipped at 1.3), 0.5 (bad: clipped at 0.8), 1 (with half the importance).
     columns = {"entropies": torch.tensor([0.1, 0.2, 0.3]), "importance": torch.tensor([1.0, 1.0, 0.5])}

@@ -214,7 +214,9 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ),
         ("verl", VERL + "actor_rollout_ref.rollout.val_kwargs.n=8", {"runner.eval_samples": 8}),
         ("openrlhf", ENGINES + "--eval_steps 20 --eval_n_samples_per_prompt 2", {"runner.eval_samples": 2}),
-        ("openrlhf", ENGINES + "--eval_steps 20", {"runner.eval_every": 20, "runner.eval_samples": 4}),
+        ("openrlhf", ENGINES + "--eval_steps 20", {"runner.eval_samples": 4, "runner.eval_temperature": 0.6}),
+        ("openrlhf", ENGINES + "--eval_steps 20 --eval_temperature 1", {"runner.eval_temperature": 1}),
+        ("verl", VERL + "actor_rollout_ref.rollout.val_kwargs.top_p=0.7", {"runner.eval_top_p": 0.7}),
         ("openrlhf", ENGINES + "--eval_steps -1", {"runner.eval_samples": {}}),
         ("slime", SLIME + "--n-samples-per-eval-prompt 4 --eval-interval 5", {"runner.eval_samples": 4}),
         ("roll", ROLL + " validation.generating_args.num_return_sequences=3", {"runner.eval_samples": 3}),
@@ -551,6 +553,20 @@ def test_the_dual_clip_is_that_of_the_loss_there() -> None:
     assert at(import_words("verl", ["algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == 3.0
     for words in ([gspo], [gspo, written]):
         assert at(import_words("verl", [*words, "algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == {}
+
+
+def test_corrections_of_the_engines_probabilities_are_those_there() -> None:
+    verl = "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=3.0"
+    imported = import_words("verl", [f"algorithm.adv_estimator=grpo {verl}"], 8)
+    assert (at(imported, "algorithm.tis_level"), at(imported, "algorithm.tis_cap")) == ("sequence", 3.0)
+    cispo = import_words(
+        "verl", ["actor_rollout_ref.actor.policy_loss.loss_mode=cispo algorithm.adv_estimator=grpo"], 8
+    )
+    assert (at(cispo, "algorithm.surrogate"), at(cispo, "algorithm.dual_clip")) == ("cispo", {})
+    icepop = "--algo.advantage.is_correction_type icepop --algo.advantage.is_correction_threshold 0.25 4"
+    imported = import_words("openrlhf", [f"--algo.advantage.is_correction_enable {icepop}"], 8)
+    found = [at(imported, f"algorithm.tis_{name}") for name in ("cap", "above", "floor")]
+    assert found == [4.0, "drop", 0.25]
 
 
 def test_a_mean_that_is_none_of_ours_is_named() -> None:

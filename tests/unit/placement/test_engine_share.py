@@ -64,6 +64,15 @@ def test_a_run_gets_the_number_of_its_plan() -> None:
     assert dataclasses.replace(filled.rollout, gpu_memory_utilization="auto") == asked.rollout
 
 
+def test_how_evaluation_draws_is_in_the_proof_and_not_in_training() -> None:
+    placed = {"actor": "0-1", "env": "2", "rollout": "1"}
+    plain = config(placed, rollout={"engine": "transformers"} | LEAVING["rollout"], actor=LEAVING["actor"])
+    asked = dataclasses.replace(plain, runner=dataclasses.replace(plain.runner, eval_top_p=0.9))
+    greedily, drawn = (memory_case(layout(each), each) for each in (plain, asked))
+    assert with_share(asked, drawn).text_rollout.top_p == 1.0
+    assert [getattr(case.demands["rollout"], "cut", None) for case in (greedily, drawn)] == [False, True]
+
+
 def test_a_cache_of_a_given_size_needs_no_share() -> None:
     asked = config({"actor": "0", "env": "2", "rollout": "1"}, rollout=AUTO | {"kv_cache_memory": "4MiB"})
     case = memory_case(layout(asked), asked)

@@ -610,6 +610,17 @@ class OfSet(Counted):
         return {**super().facts(), "data_set": self._of}
 
 
+@pytest.mark.parametrize(("temperature", "samples", "greedy"), [(0.6, 1, False), (0.0, 3, True), (0.6, 3, False)])
+def test_held_out_prompts_are_drawn_at_a_temperature_of_their_own(
+    folder: Path, temperature: float, samples: int, greedy: bool
+) -> None:
+    runner = {"eval_every": 1, "eval_prompts": 2, "eval_samples": samples, "eval_temperature": temperature}
+    with TextStage(folder, says, env=COUNTING, runner=runner, algorithm=LONG) as stage:
+        stage.evaluate()
+        asked = stage.puppet.asked
+    assert {(request.greedy, request.samples) for request in asked if request.turn == 0} == {(greedy, samples)}
+
+
 def test_held_out_prompts_are_answered_several_times_by_set(folder: Path) -> None:
     """Of 4 prompts, those of even numbers are answered by 0, 0, 1, those of odd ones by 0, 0, 0."""
     runner = {"eval_every": 1, "eval_prompts": 4, "eval_samples": 3}

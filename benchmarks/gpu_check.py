@@ -2,16 +2,15 @@
 
     scripts/gpu_check [--emulated] [check ...]
 
-A check that fails, hangs or crashes does not keep the others from running; those that are not begun after eight minutes
-are left out. With `--emulated`, on a machine without a GPU, a CPU stands in for it: nothing is learned about GPUs, but
-every line of the checks runs that needs none. Exit codes: 0 nothing failed, 1 something did, 2 there is no GPU, or no
-such check.
+A check that fails, hangs or crashes does not keep the others from running. After eight minutes, set-up aside, the last
+one is ended, and those that are not begun are left out. With `--emulated`, on a machine without a GPU, a CPU stands in
+for it: nothing is learned about GPUs, but every line of the checks runs that needs none. Exit codes: 0 nothing failed,
+1 something did, 2 there is no GPU, or no such check.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import signal
@@ -29,8 +28,9 @@ from rlplace.workers.launch.machines import visible_gpus
 
 FINE, FAILED, WRONG = 0, 1, 2
 NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
-BUDGET_S = 480.0  # of all checks
 GRACE_S = 30.0  # for what is past its deadline, to end what it has started
+BUDGET_S = 480.0 - GRACE_S  # of all checks
+_LOOK_S = 0.05
 _LAST_LINES, _WIDEST = 15, 110
 
 
@@ -71,6 +71,7 @@ CHECKS = (
     _tried("ipc", "a tensor lent to another process of the GPU", 120.0),
     _tried("weight-sync", "weights lent to a rank on the same GPU", 180.0),
     _tried("nccl", "a broadcast between two GPUs", 180.0),
+    _tried("ranks", "two GPUs learn together: sharded, by heads, by tokens, with the optimizer on the host"),
     _tried("cut-sync", "weights of two actor ranks into an engine over their two GPUs"),
     _tried("offload", "offload and onload against a pinned copy", 120.0),
     _tried("attention", "packed attention against one sequence at a time", 120.0),
@@ -79,7 +80,7 @@ CHECKS = (
     Check(
         name="tests",
         what="tests that need a GPU",
-        command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"),
+        command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "-p", "no:cacheprovider"),
         words=("--collect-only",),
     ),
 )
@@ -113,19 +114,24 @@ def main(
             continue
         print(f"{check.name}: {check.what} ...", flush=True)
         command = [*check.command, *(check.words if asked.emulated else ())]
-        outcomes.append(run(dataclasses.replace(check, command=command)))
+        limit_s = check.deadline_s if asked.emulated else min(check.deadline_s, left_s)
+        outcomes.append(run(dataclasses.replace(check, command=command), limit_s))
     print(render(outcomes))
     return FAILED if any(outcome.result == "failed" for outcome in outcomes) else FINE
 
 
-def run(check: Check) -> Outcome:
-    """Blocks until its process has ended, at most the deadline and GRACE_S. Nothing it started stays in its group."""
+def run(check: Check, limit_s: float | None = None) -> Outcome:
+    """Blocks until its process has ended, at most the deadline and GRACE_S. Nothing it started stays in its group.
+
+    `limit_s`: what is left of the time of all checks, if that is less than its deadline.
+    """
     began = time.perf_counter()
+    limit_s = check.deadline_s if limit_s is None else limit_s
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         # Files, since whoever a check leaves behind would keep the end of a pipe open.
         process = subprocess.Popen(check.command, stdout=out, stderr=err, start_new_session=True)
         try:
-            code = process.wait(check.deadline_s)
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -137,6 +143,9 @@ def run(check: Check) -> Outcome:
     if code in (FINE, NOT_HERE):
         result: Literal["ok", "not here"] = "ok" if code == FINE else "not here"
         return Outcome(check=check, result=result, figure=_last(told), seconds=seconds, measured=measured)
+    if code is None and limit_s < check.deadline_s:
+        why = f"not done when the time of all was over        (scripts/gpu_check {check.name})"
+        return Outcome(check=check, result="no time", figure=why, seconds=seconds, measured=measured)
     why = f"not done after {check.deadline_s:g} s" if code is None else _last(errors) or _last(told) or f"exit {code}"
     lines = (errors or told).rstrip().splitlines()[-_LAST_LINES:]
     errors = "\n".join(lines)
@@ -168,18 +177,24 @@ def no_gpu() -> ClusterError:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """First asked, then forced; whatever is left of its group too."""
+    """Ask all of its group, such as a run that has others to end; then force whatever is left of it."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+        until = time.monotonic() + GRACE_S
+        while _signal(process, 0) and time.monotonic() < until:
+            process.poll()
+            time.sleep(_LOOK_S)
     _signal(process, signal.SIGKILL)
     process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of them have ended
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send it to the group, 0 to nobody; return whether there is one."""
+    try:
         os.killpg(process.pid, number)
+    except ProcessLookupError:  # all of them have ended
+        return False
+    return True
 
 
 def _text(file: IO[bytes]) -> str:

@@ -10,6 +10,7 @@ CUDA itself; what is measured is then printed without being compared.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -23,10 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.gpu_check import NOT_HERE
@@ -41,6 +43,10 @@ from rlplace.workers.launch.devices import CudaDevice, Device
 from rlplace.workers.launch.gpu_sharing import obstacle
 from rlplace.workers.offload import Offloadable
 from tests.contract.device_sync import Mixture, Weights, held_by, serve
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Rendezvous
+    from tests.lm_ranks import LmScenario, Outcome
 
 EMULATED = "--emulated"
 ON_CPU = EMULATED in sys.argv
@@ -69,12 +75,16 @@ def environment() -> str:
     """Whether libraries and this machine are what everything else needs."""
     from importlib import metadata
 
+    from rlplace.doctor import lacks_to_compile
     from rlplace.workers.engines.contract import vllm_problem
 
     if problem := vllm_problem("emulated" if ON_CPU else "gpu"):
         sys.exit(problem.render())
     if not ON_CPU and not torch.cuda.is_available():
-        sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build for CPUs, or the driver is too old")
+        built = f"for CUDA {torch.version.cuda}, which needs a newer driver" if torch.version.cuda else "for CPUs"
+        sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build {built}        (rlplace doctor)")
+    if not ON_CPU and (lacking := lacks_to_compile()):
+        sys.exit(f"{lacking}, and kernels are compiled on first use        (sudo apt-get install gcc g++ python3-dev)")
     shm = os.statvfs("/dev/shm")
     expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
     if why := obstacle("cpu" if ON_CPU else "cuda:0"):
@@ -274,6 +284,54 @@ def _broadcast(rank: int, port: int) -> tuple[float, float]:
     return tensor.double().sum().item(), seconds
 
 
+def ranks() -> str:
+    """Two ranks learn a tiny model together, in each way of sharing it, beside one that learns alone."""
+    from tests.lm_ranks import ADAM, LmScenario
+    from tests.tiny_lm import tiny_model
+
+    _needs_two_gpus()
+    on_host = {"optimizer": {**ADAM, "on_host": True}, "activation_offload": True}
+    ways: Mapping[str, Mapping[str, Any]] = {
+        "sharded": {},
+        "optimizer and inputs of layers on the host": {"trained": on_host},
+        "tensor_parallel_size 2": {"tensor_parallel": 2},
+        "context_parallel_size 2": {"context_parallel": 2},
+    }
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        alone = LmScenario(model=tiny_model(Path(folder), "qwen3"), iterations=2)
+        expected = _learned(alone)
+        for way, words in ways.items():
+            found = _learned(dataclasses.replace(alone, ranks=2, **words))
+            apart = max(float(np.abs(found[name] - weight).max()) for name, weight in expected.items())
+            expect(f"weights after two steps, {way}, from those of one rank", apart, most=0.05 * float(ADAM["lr"]))
+        in_bf16 = {"compute": "bf16", "weights": "bf16", "optimizer": {**ADAM, "kind": "adamw_master"}}
+        rounded = _learned(dataclasses.replace(alone, ranks=2, trained=in_bf16))
+    if not all(np.isfinite(weight).all() for weight in rounded.values()):
+        sys.exit("in bfloat16, weights are not finite after two steps")
+    return f"{len(ways) + 1} ways of two ranks in {time.perf_counter() - began:.0f} s"
+
+
+def _learned(scenario: LmScenario) -> Mapping[str, NDArray[np.float32]]:
+    """The weights that all ranks have in the end, as they push them."""
+    from tests.worker_ranks import in_processes, spec_of
+
+    found = in_processes(_learning, scenario, scenario.ranks, channels=(spec_of("weights"),))
+    if len({outcome.digest for outcome in found}) != 1:
+        sys.exit("ranks that have learned together have different weights")
+    return found[0].weights
+
+
+def _learning(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> Outcome:
+    from tests.lm_ranks import follow, make_lm_worker
+
+    worker = make_lm_worker(scenario, rank, rendezvous, folder=folder, device=None if ON_CPU else CudaDevice(rank))
+    try:
+        return follow(scenario, worker)
+    finally:
+        worker.close()
+
+
 def offload() -> str:
     """Both ways, as shares of a copy between the GPU and pinned memory that is already there."""
     tensor = torch.randn(SIZE // 4, device=DEVICE)
@@ -401,6 +459,7 @@ TRIES: Mapping[str, Callable[[], str]] = {
     "ipc": ipc,
     "weight-sync": weight_sync,
     "nccl": nccl,
+    "ranks": ranks,
     "cut-sync": cut_sync,
     "offload": offload,
     "attention": attention,

@@ -15,6 +15,7 @@ import re
 import resource
 import shutil
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ FORMATS = ("text", "json")
 DRIVER = Path("/proc/driver/nvidia/version")
 _REASON = ("code", "key", "what", "got", "why", "fix")  # of a Problem, in JSON
 _NOT_OF_RUNS = {"dev", "docs", "peers"}  # extras
+_LEAST_DRIVERS = {"12": 525, "13": 580}  # by version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # what torch brings it in
 _LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
@@ -93,8 +95,9 @@ def machine() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": show_bytes(memory),
         "GPUs": _gpus(),
-        "driver": _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER) or "none found",
+        "driver": _driver(),
         "CUDA of torch": _cuda(),
+        "for kernels": lacks_to_compile() or "a C compiler, and Python's headers",
         "NCCL of torch": _nccl(),
         str(SHARED_MEMORY): "missing",
     }
@@ -120,6 +123,23 @@ def _first(pattern: str, file: Path) -> str:
     """Return what first matches in a file; empty where nothing does or the file is not there."""
     match = re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
     return match[0] if match else ""
+
+
+def _driver() -> str:
+    """Return its version, with a line about one that is too old for the CUDA of torch."""
+    found, cuda = _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER), _cuda()
+    least = _LEAST_DRIVERS.get(cuda.partition(".")[0], 0)
+    if not found or int(found.partition(".")[0]) >= least:
+        return found or "none found"
+    return f"{found}\nwarning: CUDA {cuda} of torch needs {least} or later"
+
+
+def lacks_to_compile() -> str:
+    """Say what is absent of what Triton compiles kernels with, as it looks for that; "" where nothing is."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    lacking = (("a C compiler", compiler is not None), ("Python's headers", headers.is_file()))
+    return " and ".join(f"no {what}" for what, there in lacking if not there)
 
 
 def _cuda() -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, main, run
+from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, _end, main, run
 from benchmarks.gpu_tries import TRIES, grpo_words
 from rlplace.config.compose import with_hydra
 from rlplace.prepare import prepare_composed
@@ -60,6 +63,32 @@ def test_what_was_measured_stands_below_its_check_and_what_missed_says_so(capsys
 def test_checks_for_which_no_time_is_left_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([], [FINE], count=lambda: 1, budget_s=0.0) == 0
     assert "no time" in capsys.readouterr().out
+
+
+def test_the_last_check_ends_with_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is cut short by the others has not failed."""
+    hanging = check("hanging", "import threading; threading.Event().wait()", deadline_s=300.0)
+    assert main([], [hanging, FINE], count=lambda: 1, budget_s=0.5) == 0
+    cells = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "no time" in line}
+    assert [*cells] == ["hanging", "fine"]
+    assert "scripts/gpu_check hanging" in cells["hanging"]
+
+
+def test_who_a_late_check_has_started_has_time_to_end(tmp_path: Path) -> None:
+    """As a run does, whose own processes are in other groups: it ends them when it is asked to."""
+    ended, ready = tmp_path / "ended", tmp_path / "ready"
+    child = (
+        "import pathlib, signal, threading, time; over = threading.Event(); "
+        "signal.signal(signal.SIGTERM, lambda *_: over.set()); "
+        f"pathlib.Path({str(ready)!r}).touch(); over.wait(); time.sleep(0.3); pathlib.Path({str(ended)!r}).touch()"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    while not ready.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    _end(process)
+    assert ended.exists()
 
 
 def test_without_a_gpu_the_checks_themselves_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:

@@ -331,6 +331,7 @@ class TrainingDemand:
             shared=shared,
             kept_gathered=block.zero_stage < 3,
             by_sequence=placed.kind != "cuda" or block.compute == "fp32",  # else by one kernel
+            repeated=placed.kind == "cuda" and block.compute == "fp32",
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
@@ -413,6 +414,7 @@ class ScoringDemand:
             exchanged=placed.context_parallel,
             copied=shards > 1 or block.on_host,
             shared=shards > 1,
+            repeated=placed.kind == "cuda" and block.dtype == "fp32",
         )
         forward = _parts(work.forward())
         host: dict[Residency, HostBytes]

@@ -42,13 +42,14 @@ class Pass:
     kept_gathered: bool = False  # layers stay gathered from the forward to the backward pass
     exchanged: int = 1  # ranks that exchange tokens for heads around attention
     by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
+    repeated: bool = False  # keys and values are repeated for it, for every query head
 
     def forward(self) -> Moment:
         """Without gradients: at the head, when all layers are over, or in the largest layer."""
         gathered, states = self._gathered(), self._states(1) + self._beside
         last = gathered if self.kept_gathered or not self.shared else gathered - self.number * self._layer
         head = Moment(last, states, formulas.tile_scores(self.model, self.tokens, self.parallel))
-        layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
+        layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel) + self._repeats
         moments = [self._arriving(), head, Moment(gathered, max(layer, self._exchange()) + self._beside)]
         if (tower := self.model.tower) is not None:
             moments.append(Moment(gathered, tower.layer(self.tokens, self.number) + self._beside))
@@ -75,6 +76,7 @@ class Pass:
         # What attention has saved is another tensor than what comes out, and of each key head it may have several.
         joined = self.by_sequence or self.exchanged > 1
         more = joined * formulas.attended(model, self.tokens, number, self.parallel) + self._copied_keys
+        more += self._repeats
         one = formulas.one_layer(model, self.tokens, number, self.parallel) + more
         saved = formulas.checkpoints(model, self.tokens, number, self.parallel)
         if not checkpointing:
@@ -150,6 +152,13 @@ class Pass:
 
     def _states(self, times: int) -> int:
         return times * self.tokens * self.model.hidden * self.number
+
+    @property
+    def _repeats(self) -> int:
+        if not self.repeated:
+            return 0
+        attention = self.model.attention
+        return 2 * (attention.query - attention.keys) // self.parallel * self.tokens * self.number
 
     @property
     def _beside(self) -> int:

@@ -313,6 +313,19 @@ def test_without_checkpoints_every_layer_is_kept() -> None:
     assert recomputed == 8192 * (30 * 4096 * 2 + 200_840 + flow * 2 + 512)
 
 
+def test_float32_on_a_gpu_repeats_keys_and_values_for_every_query_head() -> None:
+    """32 query heads, 8 of keys, each of 128 numbers."""
+    for checkpointing, layers in ((False, 32), (True, 1)):
+        trained = demand(checkpointing=checkpointing, compute="fp32")
+        here, emulated = (
+            trained.footprint(Placed(ranks=8, accelerators_per_rank=1, memory_bytes=80 * GIB, kind=kind)).working[
+                "learn"
+            ][Part.ACTIVATIONS]
+            for kind in ("cuda", "emulated")
+        )
+        assert here - emulated == 8192 * layers * 2 * (32 - 8) * 128 * 4
+
+
 def test_ranks_that_exchange_tokens_for_heads_keep_what_attention_made_and_what_they_got() -> None:
     placed = Placed(ranks=8, accelerators_per_rank=1, context_parallel=2, memory_bytes=80 * GIB, kind="cuda")
     kept, recomputed = (

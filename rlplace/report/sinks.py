@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import json
@@ -133,8 +134,10 @@ class WholeAppends:
             raise OutputError.of(path, error) from error
 
     def append(self, piece: bytes) -> None:
-        """Raises OutputError, with the file as it was before."""
+        """Raises OutputError, with the file as it was before; also where it is no longer at its path."""
         try:
+            if not self._is_there():
+                raise FileNotFoundError(errno.ENOENT, "it was removed or moved while the run wrote to it")
             before = os.fstat(self._fd).st_size
             try:
                 done = os.write(self._fd, piece)  # all of it, as a rule
@@ -146,6 +149,12 @@ class WholeAppends:
                 raise
         except OSError as error:
             raise OutputError.of(self._path, error) from error
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
     def cut(self, size: int) -> None:
         """Drop what follows the first `size` bytes. Raises OutputError."""

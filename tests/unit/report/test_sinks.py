@@ -143,6 +143,21 @@ def test_a_device_that_is_full_is_named_so() -> None:
     assert caught.value.code == "disk-full"
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_is_removed_takes_no_more_lines_that_nobody_would_find(tmp_path: Path, again: bool) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    with contextlib.closing(WholeAppends(path)) as file:
+        file.append(b"1\n")
+        path.unlink()
+        path.parent.rmdir()
+        if again:
+            path.parent.mkdir()
+            path.touch()
+        with pytest.raises(OutputError, match="removed or moved while the run wrote to it") as caught:
+            file.append(b"2\n")
+    assert (caught.value.code, caught.value.problem.got) == ("cannot-write", str(path))
+
+
 def test_a_sink_that_cannot_be_made_closes_those_before_it(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("not a folder")
     before = os.listdir("/proc/self/fd")

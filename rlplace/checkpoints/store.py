@@ -95,7 +95,8 @@ class Store:
                     why = f"{component} has {ranks} ranks, and not all have written within {timeout_s:g} s"
                     raise _not_written(part, "ranks are late", why)
                 if cancelled.wait(_POLL_S):
-                    raise _not_written(part, "the run ended before it was whole", None)
+                    why = "the run ended, or a rank that was to write its part was lost"
+                    raise _not_written(part, "it was given up before it was whole", why)
             files |= {f"{component}/{name}": record for name, record in found.items()}
         for name, record in files.items():
             if (size := (part / name).stat().st_size) != record.bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import random
@@ -286,6 +287,25 @@ def find_task(name: str) -> Callable[..., TextTask]:
 
 def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
     """Make the task of one split. Raises ConfigError: unknown, wrong arguments, a broken or empty data set."""
+    try:
+        return _make_task(config, seed, split)
+    except ConfigError as error:
+        if split == "train" or not config.eval_kwargs:
+            raise
+        raise ConfigError([_of_held_out(problem, config.eval_kwargs) for problem in error.problems]) from error
+
+
+def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
+    """Return the problem by the key of what held-out prompts have of their own."""
+    leaf = problem.key.removeprefix("env.kwargs").removeprefix(".")
+    if not problem.key.startswith("env.kwargs") or (leaf and leaf.partition(".")[0] not in given):
+        return problem
+    key = problem.key.replace("env.kwargs", "env.eval_kwargs", 1)
+    fix = problem.fix and re.sub(r"\b(env\.)?kwargs\b", r"\1eval_kwargs", problem.fix)
+    return dataclasses.replace(problem, key=key, fix=fix)
+
+
+def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
     name = config.task
     assert name is not None, "a run has a task"
     kind = find_task(name)

@@ -104,7 +104,7 @@ class Prompts:
     def _too_long(self, got: str, enough: int, place: Source | None = None) -> ConfigError:
         what = f"prompts are longer than {self._longest} tokens"
         why = "a cut prompt asks something else, so none is cut"
-        fix = f"max_prompt_length: {enough}        (or leave them out: env.long_prompts: drop)"
+        fix = f"max_prompt_length: {enough}" + "        (or leave them out: env.long_prompts: drop)" * (not self._drop)
         return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix, source=place)
 
 

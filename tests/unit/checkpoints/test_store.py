@@ -136,7 +136,7 @@ def test_saving_goes_on_behind_the_run_and_says_how_it_ended(run: Path) -> None:
     given_up = saver.finish(0.1)  # no rank writes
     assert given_up is not None
     assert given_up.checkpoint is None
-    assert "the run ended before it was whole" in str(given_up.error)
+    assert "it was given up before it was whole" in str(given_up.error)
     assert kept(run) == ["000001", "latest"]
 
 

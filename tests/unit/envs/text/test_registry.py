@@ -99,6 +99,24 @@ def test_an_empty_file_is_an_empty_data_set(tmp_path: Path) -> None:
     assert problems(config) == [("empty-dataset", "env.kwargs")]
 
 
+def test_what_is_wrong_with_held_out_prompts_is_told_by_their_own_key(tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("whole", "empty", "bad", "nowhere")}
+    for name, text in {"whole": '{"prompt": "1 + 1?", "answer": "2"}', "empty": "", "bad": "{}"}.items():
+        paths[name].write_text(text)
+    for name, found in {
+        "empty": ("empty-dataset", "env.eval_kwargs"),
+        "bad": ("bad-row", "env.eval_kwargs.path"),
+        "nowhere": ("no-dataset", "env.eval_kwargs.path"),
+    }.items():
+        own = {"path": str(paths[name])}
+        config = TextEnvConfig(task="prompts", kwargs={"path": str(paths["whole"])}, eval_kwargs=own)
+        (problem,) = check_task(config, seed=0, evaluated=True)
+        assert (problem.code, problem.key) == found
+        assert "env.kwargs" not in str(problem.fix)
+    twice = TextEnvConfig(task="prompts", kwargs={"path": str(paths["bad"])}, eval_kwargs={"rows": [0, 1]})
+    assert [p.key for p in check_task(twice, seed=0, evaluated=True)] == ["env.kwargs.path"]
+
+
 def test_a_task_with_an_end_says_what_is_held_out() -> None:
     assert problems(block(size=3), evaluated=True) == [("nothing-held-out", "env.eval_kwargs")]
     config = TextEnvConfig(

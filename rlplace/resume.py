@@ -42,7 +42,7 @@ _SAFE = (
     *("reward.*on_host", "reward.*sharded", "*.activation_offload", "algorithm.share_prompts"),
 )
 _SHAPES = (  # the saved state has no other shape: not to be allowed either
-    *("actor.model", "actor.model.*", "critic.model", "critic.model.*", "critic.on_actor", "*.optimizer.kind"),
+    *("actor.model", "actor.model.*", "critic.model", "critic.model.*", "critic.on_actor"),
     *("*.lora_rank", "*.lora_targets", "env.id", "env.total_num_envs", "algorithm.normalize_observations"),
 )
 _EXPERIMENT = (

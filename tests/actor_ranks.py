@@ -233,8 +233,12 @@ def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
 
 def state_digest(actor: TrainedWorker) -> str:
     """Of the whole weights and of this rank's optimizer state."""
-    states = {f"{i}/{key}": value for i, s in enumerate(actor._trainer.optimizer.state()) for key, value in s.items()}
-    return digest([*actor._model.whole_weights(), *states.items()])
+    states = ((str(at), tensor) for at, tensor in enumerate(optimizer_tensors(actor)))
+    return digest([*actor._model.whole_weights(), *states])
+
+
+def optimizer_tensors(actor: TrainedWorker) -> list[torch.Tensor]:
+    return [tensor for there in (False, True) for tensor in actor._trainer.optimizer.tensors(on_host=there)]
 
 
 def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: PolicyNetwork, version: int) -> None:

@@ -31,6 +31,7 @@ SinkName = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow", "swanla
 ModelKeys = Mapping[str, object]  # of a language model: path and keys of its config.json
 
 # Larger numbers are typing mistakes; a plan of as many takes a second at most.
+MOMENT_BLOCK = 256  # numbers of 8-bit moments that share a scale
 MOST_GROUPS, MOST_PROMPTS, MOST_SAMPLES = 1_024, 10**8, 10**4
 
 _Block = TypeVar("_Block")
@@ -120,10 +121,10 @@ class TorchRolloutConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, or another optimizer in a plan."""
+    """AdamW."""
 
-    kind: Literal["adamw", "adamw_master", "adamw_8bit", "sgd"] = lm_knob(
-        "adamw | adamw_master: float32 copies of the weights | adamw_8bit, sgd: planned only", "adamw"
+    kind: Literal["adamw", "adamw_master", "adamw_8bit"] = lm_knob(
+        "adamw | adamw_master: float32 copies of the weights | adamw_8bit: moments of 8 bits", "adamw"
     )
     lr: float = knob("learning rate after the warm-up", 1e-6, above=0, mlp=3e-4)
     schedule: Literal["constant", "linear", "cosine"] = knob("the others fall to 0 at the end of the run", "constant")

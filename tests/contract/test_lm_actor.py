@@ -294,7 +294,6 @@ def test_after_the_first_sync_only_trained_weights_may_travel(actor_of: MakeActo
 @pytest.mark.parametrize(
     ("actor", "key", "fix"),
     [
-        ({"optimizer": {"kind": "sgd"}}, "actor.optimizer.kind", "kind: adamw or kind: adamw_master"),
         ({"weights": "fp16"}, "actor.weights", "weights: fp32 or weights: bf16"),
         ({"compute": "fp16"}, "actor.compute", "compute: fp32 or compute: bf16"),
         ({"zero_stage": 1}, "actor.zero_stage", "zero_stage: 2 or zero_stage: 3"),

@@ -223,10 +223,10 @@ def test_a_saved_critic_loads_in_transformers_and_can_be_trained_on(
 def test_a_folder_that_is_no_value_model_is_refused(critic_of: MakeCritic, qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((qwen / "config.json").read_bytes())
     weights = load_file(qwen / "model.safetensors")
-    trained = {"model": {"path": str(tmp_path)}, "optimizer": {"kind": "sgd"}}
+    trained = {"model": {"path": str(tmp_path)}, "zero_stage": 1}
     save_file(weights | {"score.weight": torch.zeros(3, HIDDEN)}, tmp_path / "model.safetensors")
     plan_only, head = critic_problems(scenario(qwen, trained=trained).job.config)
-    assert (plan_only.code, plan_only.key) == ("plan-only", "critic.optimizer.kind")
+    assert (plan_only.code, plan_only.key) == ("plan-only", "critic.zero_stage")
     assert (head.code, head.key) == ("value-head", "critic.model.path")
     with pytest.raises(ConfigError) as caught:
         critic_of(qwen, trained=trained)

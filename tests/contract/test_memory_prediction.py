@@ -83,13 +83,15 @@ def _moves(scenario: Scenario, rank: int, rendezvous: Rendezvous, _: Path) -> Si
         {"lora_rank": 3},
         {"weights": "bf16", "compute": "bf16"},
         {"weights": "bf16", "compute": "bf16", "optimizer": {"on_host": True}},
+        {"optimizer": {"kind": "adamw_8bit"}},
     ],
     ids=lambda trained: " ".join(trained),
 )
 def test_a_copy_for_a_checkpoint_is_what_was_predicted(trained: dict[str, object], qwen: Path) -> None:
     scenario = LmScenario(model=qwen, trained=trained)
     actor = make_lm_worker(scenario, 0, rendezvous_at(listen()))
-    copied = sum(own(tensor).nbytes for tensor in actor._state().values())
+    moments = actor._trainer.optimizer.moments.read(actor._where)
+    copied = sum(own(tensor).nbytes for tensor in actor._state(moments).values())
     actor.close()
     model = read_model(json.loads((qwen / "config.json").read_text()))
     demand = TrainingDemand(model=model, block=scenario.job.config.actor, sequence_length=8, copied=True)

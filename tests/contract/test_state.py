@@ -78,6 +78,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "factors": LORA,
     "average": {"trained": {"ema_decay": 0.9}},
     "moments on the host": {"trained": {"optimizer": ADAM | {"on_host": True}}},
+    "moments of 8 bits": {"trained": {"optimizer": ADAM | {"kind": "adamw_8bit"}}},
     "16-bit weights": {"trained": {"weights": "bf16", "compute": "bf16"}},
     "16-bit weights, float32 copies": {
         "trained": {"weights": "bf16", "compute": "bf16", "optimizer": ADAM | {"kind": "adamw_master"}}
@@ -157,10 +158,15 @@ def test_what_is_frozen_is_left_to_the_folder_of_the_model(qwen: Path, tmp_path:
 
 @pytest.mark.parametrize(
     "kind",
-    ["factors", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("16-bit weights, float32 copies", "critic"))],
+    [
+        "factors",
+        "moments of 8 bits",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("16-bit weights, float32 copies", "critic")),
+    ],
 )
 def test_ranks_of_a_language_model_go_on_from_those_of_other_numbers(kind: str, llama: Path, tmp_path: Path) -> None:
-    scenario, atol = LmScenario(model=llama, iterations=2, **KINDS[kind]), 1e-2 if "16" in kind else 2e-5
+    scenario = LmScenario(model=llama, iterations=2, **KINDS[kind])
+    atol = {"1": 1e-2, "m": 0.1 * ADAM["lr"]}.get(kind[0], 2e-5)  # other blocks are packed: a tenth of a step at most
     session = Session(save=new(tmp_path / "3"), save_after=1)
     expected = run_lm_ranks(dataclasses.replace(scenario, ranks=3, session=session))[0]
     again = Session(first=1, load=session.save)

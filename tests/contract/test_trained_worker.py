@@ -14,7 +14,7 @@ import torch
 from rlplace.errors import AcceleratorOutOfMemory, DivergedError, NotResident, OutputError
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice, Device
-from tests.actor_ranks import Scenario, first_iteration, learn, make_actor, state_digest
+from tests.actor_ranks import Scenario, first_iteration, learn, make_actor, optimizer_tensors, state_digest
 from tests.lm_ranks import ADAM, LmScenario, give, iterate, made_up_samples, make_lm_worker
 from tests.worker_ranks import CAPACITY_BYTES, listen, rendezvous_at
 
@@ -162,10 +162,7 @@ def test_a_few_such_steps_may_be_skipped_and_change_nothing(trained: Make) -> No
     worker, component = made.worker, made.worker.context.slot.component
     made.iterate()
     worker._trainer._may_skip = 10
-    state = [
-        *worker._model.trained_shards(),
-        *(tensor for of in worker._trainer.optimizer.state() for tensor in of.values()),
-    ]
+    state = [*worker._model.trained_shards(), *optimizer_tensors(worker)]
     before = [tensor.clone() for tensor in state]
     metrics = made.diverge()
     skipped = metrics[f"{component}/skipped_steps"]

@@ -291,7 +291,7 @@ def test_a_library_that_code_of_ones_own_imports_is_named_where_it_is_missing(
     assert "could not be checked" in out
 
 
-@pytest.mark.parametrize("words", [[*TEXT, PARALLEL], [*TEXT, "actor.optimizer.kind=sgd"], ["rlhf_ppo_colocated"]])
+@pytest.mark.parametrize("words", [[*TEXT, PARALLEL], [*TEXT, "actor.zero_stage=1"], ["rlhf_ppo_colocated"]])
 def test_what_can_be_planned_and_not_run_is_said_by_both(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config-name", *words] if len(words) == 1 else words
     assert plan.main(words) == 0

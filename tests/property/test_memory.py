@@ -54,7 +54,7 @@ TRAINING = st.builds(
     weights=st.sampled_from(["fp32", "bf16"]),
     compute=st.sampled_from(["fp32", "bf16"]),
     optimizer=st.builds(
-        OptimizerConfig, kind=st.sampled_from(["adamw", "adamw_master", "adamw_8bit", "sgd"]), on_host=st.booleans()
+        OptimizerConfig, kind=st.sampled_from(["adamw", "adamw_master", "adamw_8bit"]), on_host=st.booleans()
     ),
     zero_stage=st.sampled_from([0, 1, 2, 3]),
     checkpointing=st.booleans(),

@@ -155,7 +155,9 @@ ROLLOUT = "cluster.component_placement.rollout"
         ({"algorithm": {"sequence_length": 20}}, "context-too-short", "algorithm.sequence_length"),
         ({"cluster": LINE, "rollout": {"engine": "vllm"}}, "tensor-parallel-heads", ROLLOUT),
         ({"cluster": LINE}, "plan-only", ROLLOUT),
-        ({"actor": {"optimizer": {"kind": "sgd"}}}, "plan-only", "actor.optimizer.kind"),
+        ({"actor": {"zero_stage": 1}}, "plan-only", "actor.zero_stage"),
+        ({"actor": {"optimizer": {"kind": "adamw_8bit"}}}, None, None),
+        ({"actor": {"weights": "bf16", "optimizer": {"kind": "adamw_8bit"}}}, "rounded-away", "actor.weights"),
         ({"actor": {"weights": "bf16"}}, "rounded-away", "actor.weights"),
         (
             {"actor": {"activation_offload": True, "checkpointing": False}},
@@ -187,7 +189,8 @@ def test_what_no_machine_could_run(
     actor = {"actor": {"model": KEYS | heads | {"path": str(tmp_path / "nowhere")}} | blocks.get("actor", {})}
     found = problems(config(tmp_path, **(blocks | actor)), without_machine)
     assert [(p.code, p.key) for p in found] == ([] if code is None else [(code, key)])
-    assert code != "rounded-away" or found[0].fix == "actor.optimizer.kind=adamw_master"
+    fix = "actor.optimizer.kind=adamw_master" if "optimizer" not in actor["actor"] else "actor.weights=fp32"
+    assert code != "rounded-away" or found[0].fix == fix
     assert code != "unknown-task" or str(found[0].source) == "mine.yaml:9"
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
-from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
+from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.model import ModelShape
 from rlplace.placement.memory.passes import Moment, Pass
 from rlplace.placement.memory.policies import PolicyShape
@@ -24,7 +24,7 @@ from rlplace.placement.schedule import Residency
 _OFF, _WEIGHTS, _FULL = Residency
 _GRADIENTS, _OPTIMIZER = 2, 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
 _FLOAT32, _FLOAT64, _INT64 = 4, 8, 8
-_MOMENTS = 2  # of Adam, beside a float32 copy of the weights where it keeps one
+_MOMENTS = 2  # of Adam
 
 
 class Part(enum.Enum):
@@ -267,12 +267,8 @@ class TrainingDemand:
         shards = placed.copies if block.zero_stage >= _GRADIENTS else 1
         frozen = [] if block.lora_rank is None else _sized(self.model.parts(parallel, shards), number)
         weights = _sized(trained, DTYPE_BYTES[block.weights]) + frozen
-        tensors, each = OPTIMIZER_STATE[block.optimizer.kind]
-        if block.optimizer.on_host:
-            tensors, each = OPTIMIZER_STATE["adamw_master"]
-        elif block.optimizer.kind == "adamw":  # moments are of the type of the weights
-            each = DTYPE_BYTES[block.weights]
-        state = [(n * each, times * tensors) for n, times in self._trained(placed, _OPTIMIZER)]
+        masters, moments, unpacked = self._optimizer(placed)
+        state = masters + moments
         here, there = ([], state) if block.optimizer.on_host else (state, [])
         process = self.sync.beside(placed.process(placed.groups))
         resident = {**process, Part.PARAMETERS: total(weights)}
@@ -295,8 +291,9 @@ class TrainingDemand:
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
         if self.copied is not None:  # of the weights, the copies that the optimizer steps
-            stepped = [] if tensors > _MOMENTS else _sized(trained, DTYPE_BYTES[block.weights])
-            kept[HostPart.CHECKPOINT] = saved_copy(stepped + state + average, self.copied)
+            stepped = masters or _sized(trained, DTYPE_BYTES[block.weights])
+            kept[HostPart.CHECKPOINT] = saved_copy(stepped + (unpacked or moments) + average, self.copied)
+            kept[HostPart.CHECKPOINT] += 0 if self.copied else total(unpacked)
         copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
         host = {at: {**copied, **kept} for at, copied in copies.items()}
         saved = DTYPE_BYTES[block.weights if block.lora_rank is None else block.compute]
@@ -320,6 +317,19 @@ class TrainingDemand:
             host=host,
         )
 
+    def _optimizer(self, placed: Placed) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+        """Float32 copies of the weights, Adam's moments, and the moments that checkpoints unpack."""
+        trained, packed = self._trained(placed, _OPTIMIZER), self.block.optimizer.kind == "adamw_8bit"
+        masters = _sized(trained, _FLOAT32) if self._masters else []
+        each = _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]  # moments are of the type of what is stepped
+        moments = [(size, _MOMENTS * times) for n, times in trained for size in formulas.moments(n, each, packed)]
+        return masters, moments, [(n * _FLOAT32, _MOMENTS * times) for n, times in trained] if packed else []
+
+    @property
+    def _masters(self) -> bool:
+        """Whether the optimizer steps float32 copies of the weights."""
+        return self.block.optimizer.on_host or self.block.optimizer.kind == "adamw_master"
+
     def _pass(self, placed: Placed) -> Pass:
         block, shared = self.block, self.block.zero_stage >= _GRADIENTS and placed.copies > 1
         return Pass(
@@ -342,7 +352,7 @@ class TrainingDemand:
         elements, outside = total(self._trained(placed, _GRADIENTS)), 0
         if block.lora_rank is None:
             outside = sum(w.part(parallel, shards) for w in self.model.root)
-        rounded = block.weights != "fp32" and block.optimizer.kind == "adamw" and not block.optimizer.on_host
+        rounded = block.weights != "fp32" and not self._masters
         each = -(-self.samples // max(1, placed.copies // placed.context_parallel))
         return work.learning(
             trained=(elements - outside, outside),

@@ -10,25 +10,28 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from rlplace.checkpoints import MODEL_FILE_BYTES, STATE_FILE_BYTES
-from rlplace.config.schema import FrozenConfig, TrainedConfig
+from rlplace.config.schema import MOMENT_BLOCK, FrozenConfig, TrainedConfig
 from rlplace.placement.flow import CUT_BUCKET_BYTES, DEVICE_BUCKET_BYTES, SUMMED_AT_ONCE_BYTES, WINDOW_BYTES
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-# Tensors of optimizer state per trained tensor, and bytes of a number in them (Rajbhandari et al. 2020, section 3;
-# Dettmers et al. 2022, arXiv:2110.02861, for 8-bit). Exact, less a few scalars; 8-bit: 1 % more for block scales.
-OPTIMIZER_STATE: Mapping[str, tuple[int, int]] = {
-    "adamw": (2, 4),  # two moments; the float32 master weights are the shards themselves
-    "adamw_master": (3, 4),  # the same and master weights, where the shards are 16-bit
-    "adamw_8bit": (2, 1),  # block-wise quantised moments
-    "sgd": (0, 0),
-}
 # Models score their tokens in tiles of so many scores: large enough for fast products, small beside the model.
 _TILE_ELEMENTS, _TILE_TOKENS = 1 << 22, 1 << 11
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
 CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
 GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
 COPY_BYTES_PER_S = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
+
+
+def moments(elements: int, each: int, packed: bool) -> list[int]:
+    """Elements x bytes; `packed` elements x 1, in started blocks of n, and 4 for the scale of each.
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 3; Dettmers et al. 2022, arXiv:2110.02861, section 2.2.
+    Accuracy: exact, less a few scalars. Of one of Adam's two moments of a tensor, which may be of two tensors itself.
+    """
+    if not packed:
+        return [elements * each]
+    blocks = -(-elements // MOMENT_BLOCK)
+    return [blocks * MOMENT_BLOCK, blocks * 4]
 
 
 def parameters(model: ModelShape, each: int, parallel: int = 1, shards: int = 1) -> int:

@@ -308,13 +308,15 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
 
 
 def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """What changes the learning itself, and so comes last. 8-bit Adam is planned only."""
+    """What changes the learning itself, and so comes last."""
     demand = case.demands.get(component)
     if not isinstance(demand, TrainingDemand):
         return
-    if not demand.packed and demand.block.optimizer.kind != "adamw_8bit" and not demand.block.optimizer.on_host:
-        cost = "Adam's moments are kept in 8 bits each; planned, not run"
-        yield _change(case, component, "optimizer.kind", "adamw_8bit", cost)
+    if demand.block.optimizer.kind != "adamw_8bit" and not demand.block.optimizer.on_host:
+        values = {"optimizer.kind": "adamw_8bit"}
+        if not demand.block.optimizer.on_host and demand.block.weights != "fp32":  # whose steps were lost in rounding
+            values = {"weights": "fp32"} | values
+        yield _changed(case, component, values, "Adam's moments are rounded to 8 bits")
     if isinstance(demand.block, ActorConfig) and demand.block.lora_rank is None:
         yield _change(case, component, "lora_rank", LORA_RANK, "low-rank factors are trained, not all weights")
 
@@ -350,9 +352,14 @@ def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[R
 
 def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> Remedy:
     """Another value of one key of the component's block."""
-    path = f"{case.block(component)}.{key}"
-    changed = case.changed([component], **{key: value})
-    return Remedy(fix=f"{path}: {show(value)}", cost=cost, case=changed, lines={path: value})
+    return _changed(case, component, {key: value}, cost)
+
+
+def _changed(case: MemoryCase, component: str, values: Mapping[str, object], cost: str) -> Remedy:
+    """Other values of some of its keys."""
+    lines = {f"{case.block(component)}.{key}": value for key, value in values.items()}
+    fix = "\nand: ".join(f"{path}: {show(value)}" for path, value in lines.items())
+    return Remedy(fix=fix, cost=cost, case=case.changed([component], **values), lines=lines)
 
 
 def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:

@@ -162,20 +162,20 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
 def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
     """Report what can be planned but not run of a trained model; to be asked before launch."""
     fp16 = "float16 needs its losses scaled, which a run does not do"
-    wanted: Sequence[tuple[str, str, object, tuple[object, ...], str]] = (
-        ("optimizer.", "kind", trained.optimizer.kind, ("adamw", "adamw_master"), "a run steps with AdamW in float32"),
-        ("", "weights", trained.weights, ("fp32", "bf16"), fp16),
-        ("", "compute", trained.compute, ("fp32", "bf16"), fp16),
-        ("", "zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
+    wanted: Sequence[tuple[str, object, tuple[object, ...], str]] = (
+        ("weights", trained.weights, ("fp32", "bf16"), fp16),
+        ("compute", trained.compute, ("fp32", "bf16"), fp16),
+        ("zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
     )
-    rounded = trained.weights == "bf16" and trained.optimizer.kind == "adamw" and not trained.optimizer.on_host
+    kind = trained.optimizer.kind
+    rounded = trained.weights == "bf16" and kind != "adamw_master" and not trained.optimizer.on_host
     lost = Problem(
         code="rounded-away",
         key=f"{component}.weights",
         what="Adam's steps would be lost in rounding",
-        got=f"weights: {trained.weights}, optimizer.kind: adamw",
+        got=f"weights: {trained.weights}, optimizer.kind: {kind}",
         why="a 16-bit weight keeps 8 bits: a step below 1/256 of it, as nearly all are, leaves it where it is",
-        fix=f"{component}.optimizer.kind=adamw_master",
+        fix=f"{component}.optimizer.kind=adamw_master" if kind == "adamw" else f"{component}.weights=fp32",
     )
     nothing = Problem(
         code="nothing-to-offload",
@@ -191,13 +191,13 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
         + [
             Problem(
                 code="plan-only",
-                key=f"{component}.{block}{field}",
+                key=f"{component}.{field}",
                 what="is planned, not run",
                 got=f"{field}: {value}",
                 why=why,
                 fix=" or ".join(f"{field}: {choice}" for choice in choices),
             )
-            for block, field, value, choices, why in wanted
+            for field, value, choices, why in wanted
             if value not in choices
         ]
     )

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from rlplace.config.schema import OnPoison, OptimizerConfig
 from rlplace.errors import DivergedError
 from rlplace.metrics import Metrics
+from rlplace.workers.training.moments import ByteMoments, FloatMoments, Moments, Where
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedModel
 
@@ -47,47 +47,29 @@ class Adam:
             stepped = [s.to("cpu" if config.on_host else s.device, torch.float32, copy=True) for s in stepped]
         if config.on_host and any(shard.is_cuda for shard in shards):
             stepped = [master.pin_memory() for master in stepped]
-        self._stepped, self._config = stepped, config
-        self._moments = [[torch.zeros_like(tensor) for tensor in stepped] for _ in range(2)]
-        self._steps = [torch.zeros((), device=tensor.device) for tensor in stepped]
+        self.stepped: Sequence[Tensor] = stepped  # the shards, or the copies
+        make = ByteMoments if config.kind == "adamw_8bit" else FloatMoments
+        self.moments: Moments = make(stepped, config)
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
         """`gradients` are in the order of the shards; they may be changed."""
-        fitting = [g.to(device=t.device, dtype=t.dtype) for g, t in zip(gradients, self._stepped, strict=True)]
-        # What `torch.optim.AdamW` calls, without what it does around it: that takes longer than a small policy's step.
-        adamw(
-            self._stepped,
-            fitting,
-            self._moments[0],
-            self._moments[1],
-            [],
-            self._steps,
-            fused=True,
-            amsgrad=False,
-            beta1=self._config.beta1,
-            beta2=self._config.beta2,
-            lr=lr,
-            weight_decay=self._config.weight_decay,
-            eps=self._config.eps,
-            maximize=False,
-        )
-        if self._copied:
-            for shard, master in zip(self._shards, self._stepped, strict=True):
-                shard.copy_(master, non_blocking=True)
+        fitting = [g.to(device=t.device, dtype=t.dtype) for g, t in zip(gradients, self.stepped, strict=True)]
+        self.moments.step(self.stepped, fitting, lr)
+        self.follow(lambda tensor: tensor)
 
-    def state(self) -> list[dict[str, Tensor]]:
-        """Return the state by shard, in their order, not copied."""
-        of_shards = zip(self._steps, *self._moments, self._stepped, strict=True)
-        states = [{"step": s, "exp_avg": m, "exp_avg_sq": v, "master": p} for s, m, v, p in of_shards]
-        if not self._copied:
-            for state in states:
-                del state["master"]
-        return states
+    @torch.no_grad()
+    def follow(self, where: Where) -> None:
+        """Round the copies, if any, to the shards."""
+        if self._copied:
+            for shard, master in zip(self._shards, self.stepped, strict=True):
+                where(shard).copy_(where(master), non_blocking=True)
 
     def tensors(self, *, on_host: bool = False) -> list[Tensor]:
         """Return what it holds beside the shards, on the accelerator or the host."""
-        return [value for state in self.state() for value in state.values()] if on_host == self._on_host else []
+        if on_host != self._on_host:
+            return []
+        return [*self.moments.tensors(), *(self.stepped if self._copied else ())]
 
     @property
     def host_bytes(self) -> int:

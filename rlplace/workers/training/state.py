@@ -4,7 +4,7 @@ Names and shapes of the tensors are those of the whole model, so any number of r
 each its own rows, also from several files. Nothing in the files is executed::
 
     model.<parameter>             as the optimizer steps it: its float32 copy, where it keeps one
-    optimizer.exp_avg.<parameter>, optimizer.exp_avg_sq.<parameter>     the moments
+    optimizer.exp_avg.<parameter>, optimizer.exp_avg_sq.<parameter>     the moments, not packed
     average.<parameter>           the moving average, where there is one
     steps_made                    by the optimizer
     ...                           what a learner carries from one iteration to the next
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -30,40 +30,37 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from rlplace.checkpoints import STATE_FILE_BYTES
 from rlplace.models.sharding import beside, own
 from rlplace.workers.saving import FilesBehind, other_state, unreadable_state
+from rlplace.workers.training.moments import Values, Where
 from rlplace.workers.training.optimizer import Trainer
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedModel
 from rlplace.workers.worker import WorkerContext
 
 State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
-Where = Callable[[Tensor], Tensor]  # from a tensor to where its bytes are now
 
 
 # ── what a trained model's state is ──────────────────────────────────────────────────────────────────────────────────
 
 
-def trained_state(model: TrainedModel, trainer: Trainer, where: Where) -> dict[str, Tensor]:
-    """Return all but what a learner carries. Nothing is copied but the number of steps."""
+def trained_state(model: TrainedModel, trainer: Trainer, moments: Values, where: Where) -> dict[str, Tensor]:
+    """Return all but what a learner carries; `moments`: as the optimizer's are read. Only numbers are copied."""
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
-    moments, shards = trainer.optimizer.state(), model.trained_shards()
-    parts = {"model": [of.get("master", shard) for of, shard in zip(moments, shards, strict=True)]}
-    parts |= {f"optimizer.{moment}": [of[moment] for of in moments] for moment in ("exp_avg", "exp_avg_sq")}
-    for part, tensors in parts.items():
-        state |= {f"{part}.{name}": tensor for name, tensor in model.by_name([*map(where, tensors)])}
+    parts = {"model": [*map(where, trainer.optimizer.stepped)]}
+    parts |= {f"optimizer.{name}": moment for name, moment in moments.items()}
     if trainer.average is not None:
-        state |= {f"average.{name}": tensor for name, tensor in model.by_name(trainer.average.averages)}
+        parts["average"] = trainer.average.averages
+    for part, tensors in parts.items():
+        state |= {f"{part}.{name}": tensor for name, tensor in model.by_name(tensors)}
     return state
 
 
 @torch.no_grad()
-def take_over(state: State, model: TrainedModel, trainer: Trainer, where: Where) -> None:
-    """Make the rest follow from a state of `trained_state` that was filled with other numbers."""
+def take_over(state: State, trainer: Trainer, moments: Values, where: Where) -> None:
+    """Make the rest follow from a state of `trained_state` and its `moments` that were filled with other numbers."""
     trainer.steps_made = int(state["steps_made"])
-    for shard, moments in zip(model.trained_shards(), trainer.optimizer.state(), strict=True):
-        where(moments["step"]).fill_(trainer.steps_made)
-        if "master" in moments:
-            where(shard).copy_(where(moments["master"]))
+    trainer.optimizer.moments.take_over(moments, trainer.steps_made, where)
+    trainer.optimizer.follow(where)
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -80,13 +77,14 @@ class StateFiles:
         # Both are right here: a single rank saves by itself, and every rank reads its own rows by itself.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
-    def save(self, folder: Path, state: State) -> None:
+    def save(self, folder: Path, state: State, new: Collection[str] = ()) -> None:
         """Copy to the host, and write into `folder` behind; first wait for the save before. A collective.
 
-        Without room for a copy, return when the state itself is written.
+        Without room for a copy, return when the state itself is written. `new`: tensors that are such copies already.
         """
         self._behind.wait()
-        there = {name: _copied(tensor) if self._copies else _at_least_1d(tensor) for name, tensor in state.items()}
+        copied = state.keys() - new if self._copies else ()
+        there = {name: _copied(tensor) if name in copied else _at_least_1d(tensor) for name, tensor in state.items()}
         self._behind.start(folder, lambda: self._write(folder, there))
         if not self._copies:
             self._behind.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.config.schema import OptimizerConfig, TrainedConfig
     from rlplace.models.causal_lm import LmSpec
     from rlplace.workers.offload import Offloadable
+    from rlplace.workers.training.moments import Values
     from rlplace.workers.training.optimizer import Trainer
     from rlplace.workers.training.ranks import Ranks
     from rlplace.workers.training.state import State, StateFiles
@@ -74,10 +75,10 @@ class JoinedWorker(RoleWorker):
             tensor = part.where(tensor)
         return tensor
 
-    def _save(self, folder: str, state: State) -> Metrics:
-        """Copy the state, to be written into `folder` behind what follows. A collective."""
+    def _save(self, folder: str, state: State, new: Collection[str] = ()) -> Metrics:
+        """Copy the state, to be written into `folder` behind what follows. `new` is not copied. A collective."""
         began = time.perf_counter()
-        self._state_files().save(Path(folder), state)
+        self._state_files().save(Path(folder), state, new)
         return {f"{self.context.slot.component}/save_copy_s": Metric(time.perf_counter() - began, "max")}
 
     def _state_files(self) -> StateFiles:
@@ -153,23 +154,28 @@ class TrainedWorker(JoinedWorker):
 
         `checkpoints.written` tells when it is, `checkpoints.failed` why it is not. Waits for the save before.
         """
-        return self._save(folder, self._state() | self._carried())
+        moments = self._trainer.optimizer.moments
+        state = self._state(moments.read(self._where))
+        unpacked = [name for name in state if moments.packed and name.startswith("optimizer.")]
+        return self._save(folder, state | self._carried(), unpacked)
 
     def load_state(self, folder: str) -> Metrics:
         """Go on from what ranks of any number have saved. Raises ConfigError for the state of something else."""
         from rlplace.workers.training.state import take_over
 
         began, carried = time.perf_counter(), self._carried()
-        state = self._state() | carried
+        moments = self._trainer.optimizer.moments.read(self._where)
+        state = self._state(moments) | carried
         self._state_files().load(Path(folder), state)
-        take_over(state, self._model, self._trainer, self._where)
+        take_over(state, self._trainer, moments, self._where)
         self._take_over(carried)
         return {f"{self.context.slot.component}/load_s": Metric(time.perf_counter() - began, "max")}
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(self, moments: Values) -> dict[str, Tensor]:
+        """`moments`: as the optimizer's are read."""
         from rlplace.workers.training.state import trained_state
 
-        return trained_state(self._model, self._trainer, self._where)
+        return trained_state(self._model, self._trainer, moments, self._where)
 
     def _carried(self) -> dict[str, Tensor]:
         """Return what a learner carries from one iteration to the next, equal on all ranks, in new tensors."""

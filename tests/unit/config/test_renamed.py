@@ -48,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, object]]] = {
     "actor.optimizer": (LANGUAGE, {"actor": MASTER}, {"actor.optimizer.kind": "adamw_master"}),
     "actor.optimizer_on_host": (LANGUAGE, {"actor": MASTER}, {"actor.optimizer.on_host": True}),
     "critic.adam": (LANGUAGE, {"critic": MASTER}, {"critic.optimizer.lr": 5.0e-6}),
-    "critic.optimizer": (LANGUAGE, {"critic": {"optimizer": "sgd"}}, {"critic.optimizer.kind": "sgd"}),
+    "critic.optimizer": (LANGUAGE, {"critic": {"optimizer": "adamw_8bit"}}, {"critic.optimizer.kind": "adamw_8bit"}),
     "critic.optimizer_on_host": (LANGUAGE, {"critic": {"optimizer_on_host": True}}, {"critic.optimizer.on_host": True}),
     "model": (
         {key: block for key, block in LANGUAGE.items() if key != "actor"},

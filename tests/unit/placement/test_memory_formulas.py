@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from rlplace.config.schema import OptimizerConfig, TrainedConfig
 from rlplace.placement.memory import formulas
-from rlplace.placement.memory.formulas import DTYPE_BYTES, OPTIMIZER_STATE
+from rlplace.placement.memory.demands import Part, Placed, TrainingDemand
+from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.layers import Block, KvLayers, Saved, Weight
 from rlplace.placement.memory.model import Attention, ModelShape, read_model
+from rlplace.placement.schedule import Residency
 
 # 2 layers of 10 + 2 numbers each, 30 in the root; 2 key heads of 4.
 TINY = ModelShape(
@@ -129,6 +133,18 @@ def test_low_rank_factors_are_sharded_by_their_own_rows() -> None:
 
 def test_bytes_a_parameter_however_they_are_split() -> None:
     """Rajbhandari et al. 2020: 16 with Adam, whether the shards or master weights beside them are float32."""
-    state = {name: tensors * each for name, (tensors, each) in OPTIMIZER_STATE.items()}
-    assert state == {"adamw": 8, "adamw_master": 12, "adamw_8bit": 2, "sgd": 0}
-    assert DTYPE_BYTES["fp32"] * 2 + state["adamw"] == DTYPE_BYTES["bf16"] * 2 + state["adamw_master"] == 16
+    assert DTYPE_BYTES["fp32"] * 2 + optimizer_state("adamw") == 16
+    assert DTYPE_BYTES["bf16"] * 2 + optimizer_state("adamw_master", weights="bf16") == 16
+
+
+def optimizer_state(kind: str, **block: Any) -> float:
+    """Bytes of it a parameter, less what is rounded up to blocks."""
+    trained = TrainedConfig(optimizer=OptimizerConfig(kind=kind), **block)
+    demand = TrainingDemand(model=OPT_13B, block=trained, sequence_length=1)
+    one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="cuda")
+    return demand.footprint(one).held[Residency.FULL][Part.OPTIMIZER] / formulas.parameters(OPT_13B, 1)
+
+
+def test_moments_of_8_bits_have_a_scale_for_each_block_of_256() -> None:
+    assert [formulas.moments(size, 4, True) for size in (0, 1, 256, 257)] == [[0, 0], [256, 4], [256, 4], [512, 8]]
+    assert optimizer_state("adamw_8bit") == pytest.approx(2 * (1 + 4 / 256), rel=1e-4)

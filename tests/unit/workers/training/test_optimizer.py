@@ -14,6 +14,8 @@ from rlplace.workers.training.optimizer import Adam, MovingAverage, learning_rat
 CONFIG = OptimizerConfig(lr=1.0, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
 MASTERS = dataclasses.replace(CONFIG, kind="adamw_master")
 ON_HOST = dataclasses.replace(CONFIG, on_host=True)
+BYTES = dataclasses.replace(CONFIG, kind="adamw_8bit")
+BYTES_ON_HOST = dataclasses.replace(BYTES, on_host=True)
 RATES = (1e-2, 3e-2, 0.0, 1e-2)
 
 
@@ -64,6 +66,81 @@ def test_what_it_holds_is_known_before_the_first_step(config: OptimizerConfig, n
     elements, steps = 17, 4 * 3  # a step count per shard
     assert sum(tensor.nbytes for tensor in optimizer.tensors()) == (numbers * 4 * elements + steps if numbers else 0)
     assert optimizer.host_bytes == (on_host * 4 * elements + steps if on_host else 0)
+
+
+# ── moments of 8 bits ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def large(seed: int = 1) -> list[Tensor]:
+    """More than a block, not a whole number of them; numbers over many decades."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) ** 3 for shape in ((40, 30), (257,), (3,), (0, 4))]
+
+
+@pytest.mark.parametrize("config", [BYTES, BYTES_ON_HOST], ids=["in place", "on the host"])
+def test_steps_by_8_bits_stay_near_those_of_torch(config: OptimizerConfig) -> None:
+    """Each step of a number is as long as the rate; the first is exact, for nothing was rounded before it."""
+    shards, exact = large(), large()
+    rounded, whole = Adam(shards, config), Adam(exact, dataclasses.replace(config, kind="adamw"))
+    for step in range(20):
+        slopes = large(100 + step % 3)
+        rounded.step([slope.clone() for slope in slopes], 1e-3)
+        whole.step(slopes, 1e-3)
+        if step == 0:
+            torch.testing.assert_close(shards, exact, rtol=0.0, atol=0.0)
+    apart = torch.cat([(a - b).abs().flatten() for a, b in zip(shards, exact, strict=True)])
+    assert apart.mean() < 0.02 * 20e-3
+    assert apart.max() < 0.3 * 20e-3
+
+
+def test_a_number_whose_gradients_are_small_beside_those_of_its_block_is_not_thrown_far() -> None:
+    """Its second moment would round to zero, and what is left of its first be divided by eps."""
+    shards = [torch.zeros(256)]
+    optimizer = Adam(shards, BYTES)
+    slopes = torch.full((256,), 1e-6)
+    slopes[0] = 1.0
+    for step in range(30):
+        optimizer.step([slopes * (step < 10)], 1e-3)
+    assert shards[0].abs().max() < 30 * 1e-3 * 3
+
+
+def test_packing_again_changes_no_bit() -> None:
+    optimizer = Adam(large(), BYTES)
+    for step in range(3):
+        optimizer.step(large(step), 1e-3)
+    before = [tensor.clone() for tensor in optimizer.moments.tensors()]
+    moments = optimizer.moments.read(lambda tensor: tensor)
+    optimizer.moments.take_over(moments, 3, lambda tensor: tensor)
+    assert all(map(torch.equal, before, optimizer.moments.tensors()))
+
+
+@pytest.mark.parametrize("kinds", [(BYTES, BYTES), (CONFIG, BYTES), (BYTES, CONFIG)], ids=lambda k: str(k))
+def test_another_optimizer_goes_on_from_what_is_read(kinds: tuple[OptimizerConfig, OptimizerConfig]) -> None:
+    first, second = kinds
+    shards, whole = large(), large()
+    optimizer, undisturbed = Adam(shards, first), Adam(whole, CONFIG)
+    for step in range(3):
+        optimizer.step(large(step), 1e-3)
+        undisturbed.step(large(step), 1e-3)
+    other = Adam(shards, second)
+    read, there = (each.moments.read(lambda tensor: tensor) for each in (optimizer, other))
+    for name, moments in there.items():
+        for moment, value in zip(moments, read[name], strict=True):
+            moment.copy_(value)
+    other.moments.take_over(there, 3, lambda tensor: tensor)
+    if first == second:
+        assert all(map(torch.equal, optimizer.moments.tensors(), other.moments.tensors()))
+    other.step(large(3), 1e-3)
+    undisturbed.step(large(3), 1e-3)
+    torch.testing.assert_close(shards, whole, rtol=0.0, atol=2e-3)
+
+
+@pytest.mark.parametrize(("config", "masters", "on_host"), [(BYTES, 0, False), (BYTES_ON_HOST, 4, True)])
+def test_8_bits_are_what_is_held(config: OptimizerConfig, masters: int, on_host: bool) -> None:
+    optimizer, elements, blocks = Adam(large(), config), 1200 + 257 + 3, 5 + 2 + 1
+    held = 2 * blocks * (256 + 4) + masters * elements
+    assert sum(tensor.nbytes for tensor in optimizer.tensors()) == (0 if on_host else held)
+    assert optimizer.host_bytes == (held if on_host else 0)
 
 
 def test_the_rate_warms_up_and_falls() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from rlplace.config.compose import with_hydra
+from rlplace.config.read import try_config
 from rlplace.imports import Imported, import_words
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "coming_from.md"
@@ -40,7 +45,29 @@ def imported_with(library: str, words: str) -> Imported:
     return import_words(library.lower(), [BASE[library] + words])
 
 
-@pytest.mark.parametrize(("library", "theirs", "ours"), list(rows()))
+@functools.cache
+def a_run() -> dict[str, Any]:
+    return with_hydra(["--config-name", "grpo_qwen3_8b"])[0].mapping
+
+
+@pytest.mark.parametrize("ours", [ours for library, _, ours in rows() if library == "TRL"])
+def test_a_key_for_what_is_a_program_there_is_one_that_a_run_takes(ours: str) -> None:
+    if ours.startswith("nothing: "):
+        return
+    promised = re.fullmatch(r"`([\w.]+): (.+)`", ours)
+    assert promised is not None
+    mapping = copy.deepcopy(a_run())
+    *path, name = promised[1].split(".")
+    block = mapping
+    for key in path:
+        block = block.setdefault(key, {})
+    block[name] = yaml.safe_load(promised[2])
+    found, problems = try_config(mapping, {})
+    assert found is not None
+    assert not problems
+
+
+@pytest.mark.parametrize(("library", "theirs", "ours"), [row for row in rows() if row[0] != "TRL"])
 def test_row(library: str, theirs: str, ours: str) -> None:
     imported = imported_with(library, theirs)
     if promised := re.fullmatch(r"`([\w.]+): (.+)`", ours):
@@ -57,4 +84,4 @@ def test_row(library: str, theirs: str, ours: str) -> None:
 
 def test_the_guide_has_rows_for_three_libraries() -> None:
     assert len(list(rows())) > 50
-    assert {library for library, _, _ in rows()} == {*BASE}
+    assert {library for library, _, _ in rows()} == {*BASE, "TRL"}

@@ -33,6 +33,7 @@ PARTNERS = {"reference": "actor", "reward": "critic"}  # role -> the role whose 
 
 def check_job(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
     """Check a job against its placement, as far as its components are placed. `active`: its needs in sub-stages."""
+    yield from _check_joined(config, placement)
     if config.kind == "mlp":
         yield from _check_rows(config, placement)
         yield from _check_sequences(config)
@@ -49,6 +50,29 @@ def check_job(config: Config, placement: HybridComponentPlacement, active: Needs
         yield from _check_overlap(config, placement, active)
         yield from _check_accumulation(config, placement, active)
         yield from _check_tails(config)
+
+
+def _check_joined(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Report ranks that compute together and share a GPU: NCCL takes one of a group there."""
+    nodes = placement.topology.nodes
+    for component in placement.components:
+        role, places = role_of(component), placement.locations(component)
+        joined = role in ("actor", "critic", "reference") or (
+            role == "reward" and config.reward_of(component).kind == "model"
+        )
+        on = [first for node, first in zip(places.node, places.first, strict=True) if nodes[node].kind == "cuda"]
+        on = [first for first in on if first >= 0]
+        if not joined or len(set(on)) == len(on):
+            continue
+        spec, most = placement.spec(component), max(map(on.count, set(on)))
+        fix = (
+            f"{component}: {placement.accelerators(component)}        (or emulated: cluster.accelerator.kind=emulated)"
+        )
+        what, why = (
+            f"{most} of its ranks are on one GPU",
+            "its ranks compute together, by NCCL, which takes one on each",
+        )
+        yield _placed(spec, "ranks-share-gpu", what, why, fix)
 
 
 def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:

@@ -121,19 +121,21 @@ def test_a_whole_copy_of_a_frozen_model_can_be_sharded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actor", "fix"),
+    ("actor", "fix", "kind"),
     [
-        ("0-1", "all"),
-        ({"placement": "0-3", "tensor_parallel_size": 2}, "{placement: all, tensor_parallel_size: 2}"),
-        ("0-7", None),
-        ({"placement": "0-1", "ranks_per_accelerator": 2}, None),
+        ("0-1", "all", "cuda"),
+        ({"placement": "0-3", "tensor_parallel_size": 2}, "{placement: all, tensor_parallel_size: 2}", "cuda"),
+        ("0-7", None, "cuda"),
+        ({"placement": "0-1", "ranks_per_accelerator": 2}, None, "emulated"),
     ],
 )
-def test_an_actor_may_have_all_accelerators_unless_its_ranks_share_them(actor: object, fix: str | None) -> None:
+def test_an_actor_may_have_all_accelerators_unless_its_ranks_share_them(
+    actor: object, fix: str | None, kind: str
+) -> None:
     model = {"micro_batch": 1, "enable_offload": True, "optimizer": {"kind": "adamw_master"}, "model": llama_3("8b")}
     blocks = {"cluster": {"component_placement": {"actor": actor, "rollout": "0-7"}}, "actor": model}
     config = read_config(blocks | {"rollout": {"enable_offload": True}, "algorithm": {"sequence_length": 2048}})
-    plan = make_plan(config, Topology.uniform(1, 8, "cuda", 24 * GIB))
+    plan = make_plan(config, Topology.uniform(1, 8, kind, 24 * GIB))
     wider = [r for r in find_remedies(memory_case(plan, config)) if "component_placement.actor" in r.fix]
     assert [r.fix for r in wider] == ([f"cluster.component_placement.actor: {fix}"] if fix else [])
     for remedy in wider:

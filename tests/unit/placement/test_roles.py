@@ -95,6 +95,19 @@ def test_contradictions_are_refused(placement: dict[str, Any], blocks: dict[str,
     assert found[key].fix
 
 
+@pytest.mark.parametrize("line", ["0-1:0-3", {"placement": "0-1", "ranks_per_accelerator": 2}], ids=str)
+@pytest.mark.parametrize("component", ["actor", "critic", "reference", "reward"])
+def test_ranks_that_compute_together_have_a_gpu_each(component: str, line: object) -> None:
+    """On emulated accelerators they are processes of the host, and so are all others on GPUs."""
+    asked = config(ALL | {component: line})
+    layout(asked)
+    with pytest.raises(PlacementError) as caught:
+        make_plan(asked, Topology.uniform(1, 4, "cuda", GIB))
+    assert [(p.code, p.key) for p in caught.value.problems] == [("ranks-share-gpu", f"{PLACES}.{component}")]
+    assert (caught.value.problems[0].fix or "").startswith(f"{component}: 0-1 ")
+    make_plan(config(ALL | {component: "0-1", "env": "0-1:0-3"}), Topology.uniform(1, 4, "cuda", GIB))
+
+
 def test_rewards_that_share_a_block_stay_by_its_key() -> None:
     """The key of a fix exists: for `reward.math`, it is that of the block that it shares with others."""
     placement = WITHOUT_CRITIC | {"critic": "0-3", "reward.math": "0-3", "reward.safety": "0-1"}

@@ -29,8 +29,13 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
-    """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number."""
+    """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number.
+
+    None, too, where its files are not whole, which is an error of another kind.
+    """
     shapes, names = weight_shapes(folder), stored_heads(head)
+    if any(folder.glob("*.safetensors")) and unread_weights(folder) is not None:
+        return None
     why, named = _unfit_head(shapes, names, "score"), "model"
     fix = "model: {path: <a folder of sequence classification with one label, num_labels=1>}"
     if shapes.keys().isdisjoint(names):

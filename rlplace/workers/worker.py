@@ -181,11 +181,12 @@ def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMis
 
 
 def score_not_finite(component: str, score: Scores) -> RewardError:
+    computes = "compute" if component == "critic" else "dtype"
     return RewardError.about(
         "score-not-finite",
         component,
         f"its score of sample {score.sample} of group {score.group} is not a finite number",
         got=str(score.values[:8].tolist()) + (" ..." if len(score.values) > 8 else ""),
         why="nothing can be learned from nan or infinity; its weights are damaged, or overflow in its dtype",
-        fix=f"{component}.dtype: fp32, or another model",
+        fix=f"{component}.{computes}=fp32        (or another model)",
     )

@@ -14,7 +14,7 @@ import pytest
 from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import AlgorithmConfig, Config
 from rlplace.errors import ConfigError, Problem, Source
-from rlplace.models.heads import value_head_problem
+from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
 from rlplace.prepare import check_env, check_launch, check_plan, model_problems
@@ -218,6 +218,7 @@ def test_a_critic_is_checked_where_one_is_placed(folder: Path, tmp_path_factory:
 def test_a_file_that_is_cut_short_has_no_head(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert value_head_problem(tmp_path) is None
+    assert reward_head_problem(tmp_path, "reward") is None
 
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:

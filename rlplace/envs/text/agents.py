@@ -373,4 +373,8 @@ def _message(message: Any) -> Message:
         content = "".join(str(part.get("text", "")) for part in content)
     if role not in ("system", "user", "assistant") or not isinstance(content, str):
         raise ValueError("a message has a role (system, user, assistant) and a text as its content")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a message has half of a character, at {error.start} of its content") from None
     return Message(cast("Any", role), content)

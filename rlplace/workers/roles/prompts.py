@@ -11,6 +11,7 @@ from pathlib import Path
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
+from rlplace.envs.text.contract import NoPrompt
 from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
@@ -63,9 +64,9 @@ class Prompts:
         prompt = episodes[0].prompt
         try:
             tokens: Tokens = self.conversation.first(prompt)
-        except ConfigError as error:  # of the template
+        except ConfigError as error:  # of the template, or half of a character
             asked = [replace(p, got=f"prompt {row}: {p.got}", source=self._place(row)) for p in error.problems]
-            raise ConfigError(asked) from error
+            raise NoPrompt(asked) from error
         images: Files = ()
         shown = [] if isinstance(prompt, str) else [image for message in prompt for image in message.images]
         if self._sight is not None:

@@ -747,6 +747,27 @@ def test_a_prompt_that_the_template_refuses_is_named_by_its_line(folder: Path, t
     assert str(problem.source) == f"{tmp_path / 'rows.jsonl'}:3"
 
 
+class Halves(Counting):
+    """One prompt is of bytes that were decoded as they should not be."""
+
+    def episode(self, number: int) -> TextEpisode:
+        return Counted(b"\xff".decode(errors="surrogateescape") if number == 1 else f"{number}", 1)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_prompt_that_is_no_text_gives_way_to_another_where_errors_are_skipped(folder: Path, on_error: str) -> None:
+    task, faults = {"task": f"{__name__}:Halves"}, {"on_error": on_error}
+    with TextStage(folder, lambda r, s: f"{r.group}{s}<eos>", env=task, prompts=2, faults=faults) as stage:
+        if on_error == "stop":
+            with pytest.raises(ConfigError, match=r"no-text(.|\n)*prompt 1: "):
+                stage.run()
+            return
+        metrics = stage.run()[0]
+        groups = stage.groups()
+    assert value(metrics, "env/failures") == 1
+    assert sorted(group[0].group for group in groups) == [0, 1]
+
+
 def test_a_model_that_does_not_chat(tmp_path: Path) -> None:
     folder = tiny_tokenizer(tmp_path / "model", chat=None)
     with pytest.raises(ConfigError) as caught, TextStage(folder, says, env={"task": "arithmetic"}):

@@ -39,12 +39,15 @@ from rlplace.comm.weights.device_group import device_group, open_shared, share
 from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.placement.memory.formulas import GRAPHS_BYTES
 from rlplace.placement.schedule import Residency
+from rlplace.tokens import Completion, Request
+from rlplace.workers.engines.weights import EMBEDDING
 from rlplace.workers.launch.devices import CudaDevice, Device
 from rlplace.workers.launch.gpu_sharing import obstacle
 from rlplace.workers.offload import Offloadable
 from tests.contract.device_sync import Mixture, Weights, held_by, serve
 
 if TYPE_CHECKING:
+    from rlplace.workers.engines.vllm import VllmEngine
     from rlplace.workers.worker import Rendezvous
     from tests.lm_ranks import LmScenario, Outcome
 
@@ -133,12 +136,39 @@ def sleep(level: Literal[1, 2]) -> str:
 
         woke_s = _seconds(wake)
         error = float(np.abs(np.array(engine.logprobs(TOKENS)) - before).max())
+        strayed = _changed_in_flight(engine, stored_weights(folder))
         engine.close()
     if not error < 1e-3:
         sys.exit(f"log-probabilities differ by {error:.2g} after waking")
+    if not strayed < 0.2:
+        sys.exit(f"an answer over two versions has other log-probabilities than its tokens', by {strayed:.2g}")
     expect("freed of the KV cache", (asleep - awake) / cache, least=0.9)
     expect("residue of the sleep", (free - asleep) / GIB, most=GRAPHS_BYTES / GIB, unit=" GiB")
     return f"freed {_gib(asleep - awake)} in {slept_s:.3f} s, awake again in {woke_s:.3f} s; {_gib(free - asleep)} stay"
+
+
+def _changed_in_flight(engine: VllmEngine, weights: Mapping[str, Tensor]) -> float:
+    """The largest difference of an answer's log-probabilities from those of its tokens by the weights they came from.
+
+    Halfway through, it gets weights that say something else; `weights` are those it has.
+    """
+    first, others = engine.version, {**weights, EMBEDDING: 8 * weights[EMBEDDING]}  # it is the head as well
+    assert first is not None, "it has weights"
+    whose: dict[str, Any] = {"env_rank": 0, "iteration": 0, "group": 0, "turn": 0, "first_sample": 0, "samples": 1}
+    engine.submit(Request(**whose, tokens=np.array(TOKENS, np.int32), max_new_tokens=24))
+    for _ in range(12):
+        engine.step()
+    engine.load(others, first + 1)
+    answers: list[Completion] = []
+    while not answers:
+        answers += engine.step()
+    tokens, versions = answers[0].tokens.tolist(), answers[0].versions
+    by_others = engine.logprobs([*TOKENS, *tokens])[-len(tokens) :]
+    engine.load(weights, first + 2)
+    by_these = engine.logprobs([*TOKENS, *tokens])[-len(tokens) :]
+    if set(versions.tolist()) != {first, first + 1}:
+        sys.exit(f"an answer over versions {first} and {first + 1} says it has {sorted({*versions.tolist()})}")
+    return float(np.abs(np.where(versions == first, by_these, by_others) - answers[0].logprobs).max())
 
 
 def ipc() -> str:

@@ -128,14 +128,15 @@ def test_at_level_1_weights_outlive_a_sleep(build: Build, weights: Mapping[str, 
     assert (engine.move(OFF), engine.host_bytes, device.held) == (0, 0, {})
     assert engine.move(FULL) == size + CACHE_BYTES
     engine.load(weights, 5)
-    before = answer(engine)
+    asked = dataclasses.replace(GREEDY, tokens=np.array(TOKENS + TOKENS[:10], np.int32))  # a block, which is cached
+    before = answer(engine, asked)
     assert engine.move(OFF) == 0
     assert (engine.host_bytes, device.held, engine.version) == (size, {}, 5)
     assert engine.move(WEIGHTS_ONLY) == size
     assert (engine.host_bytes, device.held) == (0, {WEIGHTS: size})
     engine.move(FULL)
     assert difference(engine, expected) < 1e-3
-    assert answer(engine) == before
+    assert answer(engine, asked) == before
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -225,7 +226,7 @@ def test_it_is_built_on_the_gpus_of_its_rank_and_computes_in_its_dtype(
     monkeypatch.setattr(LLMEngine, "from_engine_args", lambda arguments: arguments)
 
     def built(at: int, tensor_parallel: int, dtype: Any) -> tuple[list[int] | None, str | None]:
-        monkeypatch.setattr(os, "environ", dict(os.environ))
+        monkeypatch.setattr(os, "environ", {n: v for n, v in os.environ.items() if n != "TRITON_F32_DEFAULT"})
         rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=CACHE_BYTES)
         settings = EngineSettings(rollout=rollout, model=folder, context=64, tensor_parallel=tensor_parallel)
         arguments = _build(settings, ExpectedWeights.of_folder(folder), torch.device("cuda", at))

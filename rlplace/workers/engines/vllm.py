@@ -270,7 +270,8 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.de
     on_cpu = device.type == "cpu"
     os.environ.update(_FORCED)
     rollout = settings.rollout
-    exact = {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" else {}  # attention would round to 10 bits
+    # Attention on a GPU would round its fp32 numbers to 10 bits.
+    exact = {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" and not on_cpu else {}
     for name, value in {**_UNLESS_SET, **exact}.items():
         os.environ.setdefault(name, value)
     others: dict[str, Any] = {**_memory_arguments(settings, expected, on_cpu), **rollout.engine_args}
@@ -408,6 +409,7 @@ class CpuMemory(EngineMemory):
     _asleep_1 = False
 
     def drop_cache(self) -> None:
+        self._engine.reset_prefix_cache()  # which would find blocks that are gone
         self._engine.collective_rpc(_resize_cache, args=(False,))
 
     def wake_cache(self) -> None:

@@ -48,6 +48,11 @@ class Device:
         """Return what this worker holds on each of its accelerators, whose tensors there take `counted`."""
         return counted
 
+    @contextlib.contextmanager
+    def alone(self, folder: Path | None) -> Iterator[None]:
+        """Let no other worker into such a block that has one of these accelerators. `folder`: of the job, if any."""
+        yield
+
     def worker_ended(self) -> None:
         """Take everything out of the account, also what an earlier worker of that name has left in it."""
 
@@ -332,6 +337,17 @@ class CudaDevice(Device):
 
     def measured_bytes(self, counted: int) -> int:
         return max(counted, self.held_bytes())  # with what torch's allocator keeps
+
+    @contextlib.contextmanager
+    def alone(self, folder: Path | None) -> Iterator[None]:
+        """Wait as long as the others take: the driver ends a start that takes too long."""
+        with contextlib.ExitStack() as locked:
+            places = [] if folder is None else [folder / f"alone-{number}" for number in sorted(self._numbers)]
+            for place in places:
+                file = locked.enter_context(place.open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                locked.callback(fcntl.flock, file, fcntl.LOCK_UN)
+            yield
 
     def measure_here(self) -> Room:
         """Measure as torch of this process knows it."""

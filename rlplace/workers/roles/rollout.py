@@ -314,7 +314,8 @@ class TextRolloutWorker(RolloutWorker):
         answers = asked_at_once(self.config.prompts, algorithm.short_rounds) * algorithm.samples_per_prompt
         self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
-        self._open(self._engine())
+        with self.context.device.alone(self.context.folder):  # vLLM takes for its own what comes or goes on its GPU
+            self._open(self._engine())
         if self.context.folder is not None and len(self.context.slot.accelerators) > 1:
             import psutil
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -179,3 +180,25 @@ def test_a_gpu_is_touched_by_who_has_memory_there_and_gets_cached_memory_back_wi
     assert (used.held_bytes(), used.measured_bytes(7), used.measured_bytes(70)) == (30, 30, 70)
     used.release("weights")
     assert returned == ["cache"]
+
+
+def test_engines_that_share_a_gpu_are_built_one_after_the_other(tmp_path: Path) -> None:
+    """While it is built, vLLM measures the whole GPU. Emulated ones keep accounts, and build at the same time."""
+
+    def on(*accelerators: int) -> CudaDevice:
+        return CudaDevice(0, dataclasses.replace(slot_of("rollout"), accelerators=accelerators))
+
+    def is_free(number: int) -> bool:
+        with (tmp_path / f"alone-{number}").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    with on(2, 3).alone(tmp_path), on(4).alone(tmp_path), on(4).alone(None):
+        assert [is_free(number) for number in range(5)] == [True, True, False, False, False]
+    assert all(is_free(number) for number in range(5))
+    emulated = device(MemoryAccount([100]), "rollout", 0)
+    with emulated.alone(tmp_path), emulated.alone(tmp_path):
+        pass

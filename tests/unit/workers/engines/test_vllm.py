@@ -216,6 +216,9 @@ class Cpu(FakeVllm):
         runner = types.SimpleNamespace(kv_caches=self.caches, get_model=lambda: self.model)
         self.worker = types.SimpleNamespace(model_runner=runner)
 
+    def reset_prefix_cache(self) -> bool:
+        return True
+
     def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
         return [method(self.worker, *args)]
 

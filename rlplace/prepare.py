@@ -501,6 +501,11 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     except ConfigError as error:
         yield from error.problems
         return
+    if config.text_env.max_turns > 1 and not any(tokenizer.stops(config.text_rollout.stop)):
+        what, got = "no answer is followed by another turn", f"max_turns: {config.text_env.max_turns}"
+        why = "answers end at an eos_token, which no file of the model names; one that is cut ends its episode"
+        fix = "rollout.stop=['<a text>']        (or name the eos_token in tokenizer_config.json; or env.max_turns=1)"
+        yield _wrong("nothing-ends", "env.max_turns", what, got, why, fix)
     for text in config.text_rollout.stop:
         if (special := tokenizer.special_within(text)) is not None:
             what, why = (

@@ -138,6 +138,17 @@ def test_a_tokenizer_that_belongs_to_another_model_is_noticed(folder: Path) -> N
     assert (problem.code, problem.what) == ("not-a-model", "the tokenizer knows 2 tokens, the model 1")
 
 
+def test_something_ends_the_answers_of_a_conversation(folder: Path) -> None:
+    turns = {"env": {"max_turns": 2}}
+    assert problems(config(folder, **turns)) == []
+    write(folder / "config.json", KEYS)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    write(folder / "tokenizer_config.json", {n: value for n, value in settings.items() if n != "eos_token"})
+    assert [(p.code, p.key) for p in problems(config(folder, **turns))] == [("nothing-ends", "env.max_turns")]
+    assert problems(config(folder)) == []
+    assert problems(config(folder, **turns, rollout={"stop": ["\n"]})) == []
+
+
 def test_a_chat_needs_a_template(folder: Path) -> None:
     write(folder / "tokenizer_config.json", {"eos_token": "<eos>"})
     assert [p.code for p in problems(config(folder))] == ["no-chat-template"]

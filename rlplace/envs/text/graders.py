@@ -146,6 +146,9 @@ class ProcessGrader:
 
     def _assign(self) -> None:
         while self._waiting:
+            for dead in [w for w in self._processes if w.case is None and w.popen.poll() is not None]:
+                dead.close()  # it was killed while it had nothing to do: no function is to blame
+                self._processes.remove(dead)
             worker = next((worker for worker in self._processes if worker.case is None), None)
             if worker is None:
                 if len(self._processes) == self._most:

@@ -138,6 +138,15 @@ def test_a_reward_function_that_hangs_is_killed() -> None:
         assert process.popen.returncode == -9
 
 
+def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced() -> None:
+    with closing(in_process(reward("length"))) as grader:
+        for sample in range(2):
+            grader.submit(case(sample=sample))
+            assert all_of(grader, 1) == {sample: {"length": 3.0}}
+            grader._processes[0].popen.kill()
+            grader._processes[0].popen.wait()
+
+
 def test_a_reward_function_that_eats_memory_is_stopped() -> None:
     problem = failure(in_process(reward("eats_memory"), memory_bytes=1 << 30))
     assert (problem.code, (problem.why or "").split("\n")[0]) == ("reward-raised", "MemoryError")

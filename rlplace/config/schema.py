@@ -127,7 +127,8 @@ class OptimizerConfig:
         "adamw | adamw_master: float32 copies of the weights | adamw_8bit: moments of 8 bits", "adamw"
     )
     lr: float = knob("learning rate after the warm-up", 1e-6, above=0, mlp=3e-4)
-    schedule: Literal["constant", "linear", "cosine"] = knob("the others fall to 0 at the end of the run", "constant")
+    schedule: Literal["constant", "linear", "cosine"] = knob("the others fall to the end of the run", "constant")
+    min_lr_ratio: float = knob("share of lr that they fall to", 0.0, minimum=0, maximum=1)
     warmup_steps: int = lm_knob("optimizer steps over which the rate rises from 0", 0, minimum=0)
     beta1: float = knob("Adam's first-moment decay", 0.9, minimum=0, below=1)
     beta2: float = knob("Adam's second-moment decay", 0.999, minimum=0, below=1)

@@ -15,6 +15,7 @@ from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation, place_by_size
 
 _FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
+_SCHEDULE = "cosine_with_min_lr"  # the default of both models that learn
 _EVALUATED = (  # of an evaluation: our key, the default there, and its name there
     ("eval_samples", 4, "n_samples_per_prompt"),
     ("eval_temperature", 0.6, "temperature"),
@@ -44,6 +45,11 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
     _set_passes(draft)
     draft.apply_rules()
+    for model in (m for m in ("actor", "critic") if m in draft.placed):
+        if draft.at(f"{model}.optimizer.schedule") == "cosine":
+            own = draft.value(f"{model}.lr_scheduler", draft.value("actor.lr_scheduler", _SCHEDULE))
+            least = draft.number(f"{model}.min_lr_ratio", 0.1) if own == _SCHEDULE else 0.0
+            draft.derive(f"{model}.optimizer.min_lr_ratio", least, f"{model}.min_lr_ratio")
     for ours, usual, theirs in _EVALUATED:
         if draft.at("runner.eval_every") and draft.at(f"runner.{ours}") is None:
             draft.set(f"runner.{ours}", usual)

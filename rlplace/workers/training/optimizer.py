@@ -28,7 +28,8 @@ def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> 
     """Return the rate of the next step; `progress` is the share of iterations that are over."""
     warmth = min(1.0, (steps_made + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-    return config.lr * warmth * max(0.0, left[config.schedule])
+    least = config.min_lr_ratio
+    return config.lr * warmth * (least + (1.0 - least) * max(0.0, left[config.schedule]))
 
 
 class Adam:

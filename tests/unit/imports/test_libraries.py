@@ -182,11 +182,25 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
             "--param_dtype fp16 --lora_rank 0 --max_len 4096 --prompt_max_len 9 --adam_offload",
             {
                 "actor.weights": "fp16",
-                "actor.optimizer": {"kind": "adamw_master", "beta2": 0.95, "on_host": True},
+                "actor.optimizer": {
+                    "kind": "adamw_master",
+                    "beta2": 0.95,
+                    "schedule": "cosine",
+                    "min_lr_ratio": 0.1,
+                    "on_host": True,
+                },
                 "actor.lora_rank": {},
                 "algorithm.sequence_length": 4096,
                 "algorithm.max_prompt_length": 3072,
             },
+        ),
+        ("openrlhf", "--lr_scheduler cosine", {"actor.optimizer.min_lr_ratio": {}}),
+        ("openrlhf", "--actor.min_lr_ratio 0.3", {"actor.optimizer.min_lr_ratio": 0.3}),
+        (
+            "verl",
+            VERL
+            + "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine actor_rollout_ref.actor.optim.min_lr_ratio=0.2",
+            {"actor.optimizer.schedule": "cosine", "actor.optimizer.min_lr_ratio": 0.2},
         ),
         (  # FSDP states stay unless offload is switched on; only the engines sleep by themselves
             "verl",

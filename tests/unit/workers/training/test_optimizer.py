@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
 from rlplace.config.schema import OptimizerConfig
 from rlplace.workers.training.optimizer import Adam, MovingAverage, learning_rate
@@ -144,8 +145,8 @@ def test_8_bits_are_what_is_held(config: OptimizerConfig, masters: int, on_host:
 
 
 def test_the_rate_warms_up_and_falls() -> None:
-    def rates(schedule: str, warmup: int = 0) -> list[float]:
-        config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
+    def rates(schedule: str, warmup: int = 0, least: float = 0.0) -> list[float]:
+        config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup, min_lr_ratio=least)
         return [learning_rate(config, steps_made, steps_made / 4) for steps_made in range(5)]
 
     assert rates("constant") == [1.0] * 5
@@ -153,6 +154,18 @@ def test_the_rate_warms_up_and_falls() -> None:
     assert rates("linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert rates("cosine") == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
     assert rates("linear", warmup=2) == [0.5, 0.75, 0.5, 0.25, 0.0]
+    assert rates("constant", least=0.1) == [1.0] * 5
+    assert rates("linear", least=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_cosine_that_ends_above_0_is_that_of_transformers() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    reference = get_cosine_with_min_lr_schedule_with_warmup(optimizer, 0, 10, min_lr_rate=0.1)
+    config = OptimizerConfig(lr=0.5, schedule="cosine", min_lr_ratio=0.1)
+    for step in range(11):
+        assert learning_rate(config, step, step / 10) == pytest.approx(reference.get_last_lr()[0])
+        optimizer.step()
+        reference.step()
 
 
 def test_it_follows_the_weights_and_gives_them_back() -> None:

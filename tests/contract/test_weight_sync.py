@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import tracemalloc
 import weakref
@@ -37,7 +38,8 @@ from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.shards import Layout, assemble
 from rlplace.errors import ChannelTimeout, WeightSyncError
-from rlplace.placement.flow import Delivery, Transport
+from rlplace.placement.flow import BUCKET_BYTES, Delivery, Transport
+from rlplace.placement.memory.formulas import stream_buckets
 from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by, shards_of
 
 
@@ -68,7 +70,7 @@ class Far:
 
     def __init__(self, folder: Path, keys: Keys, **fields: Any) -> None:
         spec = ChannelSpec(name="weights", capacity_items=2, timeout_s=PATIENCE_S, **fields)
-        self.near, self.keys = SharedChannel.create(folder, spec), keys
+        self.near, self.keys, self.folder = SharedChannel.create(folder, spec), keys, folder
         self._server = ChannelServer(host="127.0.0.1", keys=keys)
         self._server.add("weights", self.near)
         self.endpoint = self._server.start()
@@ -331,16 +333,17 @@ def test_a_copy_for_another_node_is_never_in_memory_beside_what_is_on_its_way(tm
     deliveries = [Delivery(readers=(0,))]
     sender = WeightSender(channel, deliveries=deliveries, folder=tmp_path, bucket_bytes=bucket, delta_share=delta)
     receiver = CopyReceiver(channel, 0, folder=tmp_path)  # the copy itself is in a file
+    tracemalloc.start()  # once: what was kept of one version is there in the next
     with ThreadPoolExecutor(1) as pushing:
         for version in range(3):
-            tracemalloc.start()
+            tracemalloc.reset_peak()
             push = pushing.submit(sender.push, version, sent)
             with receiver.pull(version):
                 push.result(PATIENCE_S)
             held, most = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
             assert most < 5 * bucket + (size if delta else 0)
             assert held < bucket + (size if delta else 0)
+    tracemalloc.stop()
 
 
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -369,6 +372,68 @@ def test_between_nodes_at_most_two_buckets_are_there_beside_the_copy_and_none_in
     assert max(due) == 2
     assert most < 4 * bucket
     assert ends.channel.stats().bytes < bucket / 8
+
+
+class OwnMemory:
+    """The most that this process held of its own beyond what it had, looked at every half millisecond."""
+
+    def __enter__(self) -> OwnMemory:
+        self._before = self._most = self._now()
+        self._over = threading.Event()
+        self._looking = threading.Thread(target=self._look)
+        self._looking.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.0005):
+            self._most = max(self._most, self._now())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._looking.join()
+        self.grown = self._most - self._before
+
+    @staticmethod
+    def _now() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) << 10
+
+
+def push_and_measure(fars: Sequence[tuple[str, Keys]], folder: Path, size: int, results: Any) -> None:
+    """Actor rank 0 in a process of its own."""
+    sent = held_by(0, 1, {"w": torch.ones(size // 4)})
+    for endpoint, keys in fars:
+        channel = RemoteChannel(Connection(endpoint, keys), ChannelSpec(name="weights", capacity_items=2))
+        sender = WeightSender(channel.named("actor rank 0"), deliveries=(Delivery(readers=(4,)),), folder=folder)
+        with OwnMemory() as memory:
+            sender.push(1, sent)
+        results.put(memory.grown)
+
+
+def test_each_end_of_a_stream_holds_what_the_ledger_counts(tmp_path: Path) -> None:
+    """Of two processes, sockets included; the copy itself is in a file."""
+    size, fars = 6 * BUCKET_BYTES, list[Far]()
+    with contextlib.ExitStack() as opened:
+        for kind in (JobKeys, JobPassword):
+            (tmp_path / kind.__name__).mkdir()
+            fars.append(Far(tmp_path / kind.__name__, kind.create()))
+            opened.callback(fars[-1].close)
+        spawning = multiprocessing.get_context("spawn")
+        results = spawning.Queue()
+        arguments = ([(far.endpoint, far.keys) for far in fars], tmp_path, size, results)
+        actor = spawning.Process(target=push_and_measure, args=arguments)
+        actor.start()
+        for far in fars:
+            folder = far.folder
+            receiver = CopyReceiver(far.near.named("rollout rank 4"), 4, folder=folder)
+            with OwnMemory() as memory:
+                receiver.pull(1).release()
+            encrypted = isinstance(far.keys, JobKeys)
+            assert memory.grown < 1.1 * stream_buckets(size, sent=False, encrypted=encrypted)
+            assert results.get(timeout=PATIENCE_S) < 1.1 * stream_buckets(size, sent=True)
+            receiver.close()
+        actor.join(PATIENCE_S)
+        assert actor.exitcode == 0
 
 
 def push_and_die(endpoint: str, keys: Keys, folder: Path) -> None:

@@ -98,7 +98,7 @@ class WeightSender:
         self._held: object = None  # what `_planned` was planned for
         self._planned: tuple[Assembly, ...] = ()
         self._buffer: DoubleBuffer | None = None
-        self._streamed: dict[int, tuple[int | None, Sequence[Bytes]]] = {}  # by lead: version and buckets, for delta
+        self._streamed: dict[int, tuple[int | None, list[Bytes | None]]] = {}  # by lead: version and buckets, for delta
         self._pushes = 0
         self._newest = -1  # version that was sent
 
@@ -163,16 +163,17 @@ class WeightSender:
         """Send header and buckets to the lead reader. Returns the bytes that travelled."""
         lead, layout, source = assembly.delivery.lead, assembly.layout, self._rank
         buckets = layout.buckets(assembly.pieces[source], self._bucket_bytes)
-        base, before = self._streamed.pop(lead, (None, ()))
+        base, before = self._streamed.pop(lead, (None, []))
         if len(before) != len(buckets):
-            base, before = None, ()
+            base, before = None, [None] * len(buckets)
         sent, kept = [0] * len(buckets), dict[int, Bytes]()
 
         def make(index: int) -> Bucket:
             whole = np.empty(layout.count_bytes(buckets[index]), np.uint8)
             for piece, run in layout.runs(buckets[index]):
                 write_piece(whole[run], shards[piece.tensor], source, piece)
-            found = Changes.between(before[index], whole, largest_share=self._delta_share) if before else None
+            old, before[index] = before[index], None  # one that is asked for again goes whole
+            found = None if old is None else Changes.between(old, whole, largest_share=self._delta_share)
             data = whole if found is None else found
             sent[index] = data.nbytes
             if self._delta_share:

@@ -26,7 +26,7 @@ from rlplace.config.schema import (
 )
 from rlplace.errors import ConfigError, Problem, ProblemsError
 from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, asked_at_once, participants_of
-from rlplace.placement.flow import BUCKET_BYTES, DeviceDelivery, Route, deliver_through_host
+from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery, Route, deliver_through_host
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
     Demand,
@@ -39,7 +39,7 @@ from rlplace.placement.memory.demands import (
     SimulatorDemand,
     TrainingDemand,
 )
-from rlplace.placement.memory.formulas import DTYPE_BYTES, nccl_shared
+from rlplace.placement.memory.formulas import DTYPE_BYTES, nccl_shared, stream_buckets
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
 from rlplace.placement.memory.model import Head, ModelShape, read_model
 from rlplace.placement.memory.policies import (
@@ -211,11 +211,13 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 engine = dataclasses.replace(engine, gpu_memory_utilization=1.0)
             asked = asked_at_once(config.algorithm.prompts or 0, config.algorithm.short_rounds)
             answers = asked * config.algorithm.samples_per_prompt
+            sent = model.parameters * DTYPE_BYTES[config.actor.compute] if _streamed(plan) else 0
             return EngineDemand(
                 model=model,
                 block=engine,
                 sequence_length=length,
                 sync=DeviceSync.receiving(plan.deliveries, config.actor.compute),
+                taken=stream_buckets(sent, sent=False, encrypted=config.cluster.comm.security == "encrypted"),
                 answers=-(-answers // plan.placement.world_size(component)) or None,
                 cut=(config.runner.eval_top_p or 1.0) < 1,
             )
@@ -298,7 +300,14 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
     # Copies on other nodes, which a rank cannot write itself: of the rank with the most.
     far = max(sum(rank not in delivery.near for delivery in deliveries) for rank in ranks)
     sent = far if actor.sync.mode == "delta" else 0
-    return dataclasses.replace(trained, sync=DeviceSync.sending(deliveries), sent=sent)
+    streams = bool(_streamed(plan)) or trained.refreshes
+    return dataclasses.replace(trained, sync=DeviceSync.sending(deliveries), sent=sent, streams=streams)
+
+
+def _streamed(plan: Plan) -> list[Delivery]:
+    """Copies that some actor rank cannot write itself."""
+    ranks = plan.placement.world_size("actor")
+    return [delivery for delivery in deliver_through_host(plan.deliveries) if len(delivery.near) < ranks]
 
 
 def model_of(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:

@@ -62,6 +62,8 @@ class HostPart(enum.Enum):
     CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
     SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
     BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
+    STREAMED = "weights to other nodes"  # on their way there
+    TAKEN = "weights from other nodes"  # on their way here, to one engine of a node
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
     POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
     SIMULATOR = "simulator"
@@ -77,8 +79,11 @@ _PASSING = frozenset(  # not in what a worker reports
         HostPart.CHECKPOINT,
         HostPart.SAVED,
         HostPart.BUCKETS,
+        HostPart.STREAMED,
+        HostPart.TAKEN,
     }
 )
+ONCE = frozenset({HostPart.SAVED, HostPart.TAKEN})  # by one of the ranks on a host
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
 Tensors = Sequence[tuple[int, int]]  # size of a tensor on the fullest rank, and how many such there are
@@ -255,6 +260,7 @@ class TrainingDemand:
     packed: bool = False  # passes have the block's token_budget, instead of micro_batch sequences
     sync: DeviceSync = DeviceSync()
     samples: int = 0  # of one optimizer step over all ranks; 0: not known
+    streams: bool = False  # weights to other nodes, by way of its host
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
     copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
     refreshes: bool = False  # a reference, by its weights
@@ -290,6 +296,8 @@ class TrainingDemand:
                 kept[HostPart.AVERAGE] = total(average)
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
+        if self.streams:
+            kept[HostPart.STREAMED] = formulas.stream_buckets(whole, sent=True)
         if self.copied is not None:  # of the weights, the copies that the optimizer steps
             stepped = masters or _sized(trained, DTYPE_BYTES[block.weights])
             kept[HostPart.CHECKPOINT] = saved_copy(stepped + (unpacked or moments) + average, self.copied)
@@ -433,8 +441,10 @@ class ScoringDemand:
         else:
             host = host_copies(placed, HostPart.OFFLOADED, off=tensors)
         if self.refreshed is not None:
-            whole = {HostPart.RECEIVED: formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])}
-            host = {at: kept if at is _OFF else {**kept, **whole} for at, kept in host.items()}
+            whole = formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])
+            coming = formulas.stream_buckets(whole, sent=False, encrypted=True)  # as most of it, if it is streamed
+            received = {HostPart.RECEIVED: whole, HostPart.BUCKETS: coming}
+            host = {at: kept if at is _OFF else {**kept, **received} for at, kept in host.items()}
             copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy(tensors, self.copied)}
             host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
@@ -453,6 +463,7 @@ class EngineDemand:
     block: TextRolloutConfig
     sequence_length: int  # the longest; the cache must hold at least one such
     sync: DeviceSync = DeviceSync()
+    taken: int = 0  # bytes on a node's host, of weights that come from other nodes
     answers: int | None = None  # of an iteration, on the rank with the most; a vLLM engine prepares for any number
     cut: bool = False  # answers of an evaluation are drawn from the likeliest tokens alone
 
@@ -491,9 +502,10 @@ class EngineDemand:
         parts = model.parts(parallel) if block.sleep_level == 1 else []
         copies = [(part * number, layers * placed.accelerators_per_rank) for part, layers in parts]
         host = host_copies(placed, HostPart.SLEEP, off=copies)
+        way = {HostPart.TAKEN: self.taken}
         if placed.accelerators_per_rank > 1 and not self.sync.windows:
-            way = {HostPart.BUCKETS: formulas.cut_buckets(model)}
-            host = {at: kept if at is _OFF else {**kept, **way} for at, kept in host.items()}
+            way[HostPart.BUCKETS] = formulas.cut_buckets(model)
+        host = {at: kept if at is _OFF else {**kept, **way} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
             working={

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Ranges
-from rlplace.placement.memory.demands import Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
+from rlplace.placement.memory.demands import ONCE, Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
 
 Reserve = int | float | Literal["auto"]  # of `memory.reserve`: bytes, a share of each accelerator, or by its kind
@@ -413,7 +413,7 @@ def _count_hosts(
 
 def _add(holds: Holds, component: str, parts: Bytes | HostBytes, ranks: int = 1) -> None:
     for part, size in parts.items():
-        holds[component, part] += size if part is HostPart.SAVED else size * ranks
+        holds[component, part] += size if part in ONCE else size * ranks
 
 
 def _load(moment: Moment, holds: Holds) -> Load:

@@ -10,7 +10,7 @@ import pytest
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.placement import Topology
-from rlplace.placement.flow import Delivery, DeviceDelivery
+from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
@@ -123,3 +123,23 @@ def test_what_was_sent_to_another_node_is_kept_to_send_what_changed() -> None:
     weights = in_sync(ledger, 4, "rollout", Part.PARAMETERS)
     assert weights <= kept("1-5", "delta") <= 1.001 * weights, "of both ranks together, once the model"
     assert kept("1-3", "delta") == kept("1-5", "all") == 0
+
+
+@pytest.mark.parametrize(("security", "taken"), [("encrypted", 3), ("password", 2)])
+def test_buckets_on_their_way_to_another_node_are_on_both_hosts(security: str, taken: int) -> None:
+    """Two of each actor rank; of two engines of a node one takes them."""
+
+    def held(rollout: str, part: HostPart) -> list[int]:
+        job = config(rollout=rollout, sync={"mode": "trainable"}, lora_rank=8)
+        job = dataclasses.replace(
+            job, cluster=dataclasses.replace(job.cluster, comm=dataclasses.replace(job.cluster.comm, security=security))
+        )
+        _, ledger = planned(job, "emulated", nodes=2)
+        loads = [
+            next(at for at in a.loads if at.moment.stage == "sync" and not at.moment.entering) for a in ledger.hosts
+        ]
+        return [sum(hold.size_bytes for hold in load.holds if hold.part is part) for load in loads]
+
+    assert held("1-3", HostPart.STREAMED) == held("1-3", HostPart.TAKEN) == [0]
+    assert held("4-5", HostPart.STREAMED) == [2 * 2 * BUCKET_BYTES, 0]
+    assert held("4-5", HostPart.TAKEN) == [0, taken * BUCKET_BYTES]

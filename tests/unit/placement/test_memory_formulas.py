@@ -112,6 +112,11 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
         (lambda f: f(10, 0, 4, shared=False), 0),
         (lambda f: f(10, 7, 2, shared=True), 7 * (2 * 4 + 2 * 2)),
     ],
+    formulas.stream_buckets: [
+        (lambda f: f(1 << 30, sent=True, encrypted=True), 2 * (16 << 20)),
+        (lambda f: f(1 << 30, sent=False, encrypted=True), 3 * (16 << 20)),
+        (lambda f: f(5, sent=False), 2 * 5),
+    ],
     formulas.reloading: [(lambda f: f(TINY, 4), 30 * 4), (lambda f: f(TINY, 4, parallel=4), 8 * 4)],
     formulas.communicator: [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
     formulas.sync_buckets: [(lambda f: f(1 << 30), 128 << 20), (lambda f: f(30), 60)],

@@ -469,7 +469,8 @@ class EngineDemand:
 
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
-        process = self.sync.beside(placed.process(placed.groups))
+        # Engines exchange nothing with each other, and one of a single accelerator has no group.
+        process = self.sync.beside(placed.process(placed.groups if placed.tensor_parallel > 1 else 0))
         if not placed.emulated:
             process[Part.ASLEEP] = formulas.GRAPHS_BYTES
         weights, sent = (formulas.parameters(model, each, parallel) for each in (number, self.sync.number))

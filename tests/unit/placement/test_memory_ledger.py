@@ -400,3 +400,10 @@ def test_many_kinds_of_accelerator_are_cut_short() -> None:
     assert "and 4 more kinds of accelerator" in text
     assert "and 4 more kinds of node" in text
     assert "5 bytes" in text
+
+
+def test_an_engine_of_one_accelerator_has_no_group_and_one_that_cuts_its_model_has() -> None:
+    for cut, groups in ((1, 0), (4, 2)):
+        placed = Placed(ranks=8, accelerators_per_rank=cut, tensor_parallel=cut, memory_bytes=80 * GIB, kind="cuda")
+        held = rlhf_demands("8b")["rollout"].footprint(placed).held[OFF]
+        assert held[Part.COMMUNICATOR] == groups * (256 << 20)

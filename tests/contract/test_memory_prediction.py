@@ -15,12 +15,11 @@ from rlplace.placement.memory.demands import (
     Footprint,
     HostPart,
     Placed,
-    PolicyRolloutDemand,
-    PolicyTrainingDemand,
     TrainingDemand,
 )
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.policies import PolicyShape, policy_shape
+from rlplace.placement.memory.policy_demands import PolicyRolloutDemand, PolicyTrainingDemand
 from rlplace.placement.schedule import Residency
 from rlplace.workers.engines.torch import TorchEngine
 from rlplace.workers.launch.devices import EmulatedDevice, MemoryAccount

@@ -33,8 +33,6 @@ from rlplace.placement.memory.demands import (
     DeviceSync,
     EngineDemand,
     Part,
-    PolicyRolloutDemand,
-    PolicyTrainingDemand,
     ScoringDemand,
     SimulatorDemand,
     TrainingDemand,
@@ -49,6 +47,7 @@ from rlplace.placement.memory.policies import (
     observation_bytes,
     policy_shape,
 )
+from rlplace.placement.memory.policy_demands import PolicyRolloutDemand, PolicyTrainingDemand
 from rlplace.placement.memory.solve import fill_share
 from rlplace.placement.schedule import Residency
 

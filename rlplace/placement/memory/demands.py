@@ -1,8 +1,7 @@
 """What each role asks of memory, when, on each of its accelerators and on its host.
 
-One class per kind of work: models that train or only score, engines, simulators, and the MLP policies of PPO;
-`footprint` gives the bytes of one rank for a place. Formulas of the policies follow what the workers account: shards
-and optimizer state of the actor, the whole policy of a rollout rank, declared bytes of the rest.
+One class per kind of work: models that train or only score, engines, simulators, and in `policy_demands` the policies
+of these; `footprint` gives the bytes of one rank for a place.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.model import ModelShape
 from rlplace.placement.memory.passes import Moment, Pass
-from rlplace.placement.memory.policies import PolicyShape
 from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
 _GRADIENTS, _OPTIMIZER = 2, 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
-_FLOAT32, _FLOAT64, _INT64 = 4, 8, 8
+_FLOAT32 = 4
 _MOMENTS = 2  # of Adam
 
 
@@ -237,7 +235,7 @@ def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
     return [(elements * each, times) for elements, times in tensors]
 
 
-def _larger(*parts: Bytes) -> Bytes:
+def larger(*parts: Bytes) -> Bytes:
     return max(parts, key=lambda found: sum(found.values()))
 
 
@@ -311,9 +309,9 @@ class TrainingDemand:
         host[_FULL] = {**host[_FULL], **passing}
         saving = {Part.GATHERED: self._saving(shards * parallel, saved)}
         working = {
-            "sync": _larger(syncing, refreshing) if self.refreshes else syncing,
+            "sync": larger(syncing, refreshing) if self.refreshes else syncing,
             "infer": forward,
-            "learn": _larger(_parts(self._learning(placed, work)), saving),  # after the last of which it is saved
+            "learn": larger(_parts(self._learning(placed, work)), saving),  # after the last of which it is saved
             **dict.fromkeys(("save_model", "digest"), saving),
         }
         working |= {"refresh": refreshing} if self.refreshes else {}
@@ -532,73 +530,4 @@ class SimulatorDemand:
         return Footprint(
             held={_OFF: {}, _WEIGHTS: {}, _FULL: {Part.SIMULATOR: self.accelerator_bytes}},
             host=dict.fromkeys(Residency, host),
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTrainingDemand:
-    """The actor of simulators: on every rank all float32 weights in one tensor, and Adam's moments of it."""
-
-    policy: PolicyShape
-    sync: DeviceSync = DeviceSync()
-    compute: Dtype = "fp32"
-    samples: int = 0  # of an iteration, on the rank with the most
-    minibatch: int = 0  # of them at once
-    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
-
-    def footprint(self, placed: Placed) -> Footprint:
-        flat = self.policy.parameters_bytes
-        weights: Tensors = [(flat, 1), (self.policy.buffer_bytes, 1)]
-        state: Tensors = [(flat, _MOMENTS), (_FLOAT32 if flat else 0, 1)]  # and a step count; without a size, nothing
-        process = self.sync.beside(placed.process(groups=1))
-        there = process | {Part.PARAMETERS: total(weights)}
-        host = host_copies(placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state)
-        host[_FULL] = {**host[_FULL], HostPart.SAVED: 2 * self.policy.weights_bytes}  # and the content of the file
-        copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy([*weights, *state], self.copied)}
-        host = {at: {**kept, **copy} for at, kept in host.items()}
-        return Footprint(
-            held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
-            working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed)},
-            host=host,
-        )
-
-    def _learning(self, placed: Placed) -> Bytes:
-        """At the worst of: statistics of all samples, their order, a pass over a minibatch, the sum of its gradient."""
-        whole, number = self.policy.parameters_bytes, DTYPE_BYTES[self.compute]
-        samples, statistics = self.policy.samples_bytes(self.samples), self.policy.statistics_bytes(self.samples)
-        order = formulas.policy_order(self.samples, placed.ranks)
-        rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32  # weights and gradient
-        held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
-        epoch = 2 * samples + 2 * _INT64 * self.samples  # all, and those of an epoch in its order
-        epoch += self.policy.buffer_bytes  # the sums for the normaliser
-        activations = self.policy.pass_bytes(self.minibatch, number)
-        exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
-        return _larger(
-            {Part.ACTIVATIONS: samples, Part.WORKSPACE: statistics},
-            held | {Part.ACTIVATIONS: 2 * samples + max(samples, order)},
-            held | {Part.ACTIVATIONS: epoch + activations},
-            held | {Part.ACTIVATIONS: epoch, Part.GRADIENTS: whole + exchanged},
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRolloutDemand:
-    """A rollout rank of simulators: the whole policy, a pass of it, and the workspace that its config declares."""
-
-    policy: PolicyShape
-    workspace_bytes: int = 0
-    sync: DeviceSync = DeviceSync()
-    rows: int = 0  # that are answered together
-
-    def footprint(self, placed: Placed) -> Footprint:
-        process = self.sync.beside(placed.process(groups=0))
-        there = process | {Part.PARAMETERS: self.policy.weights_bytes}
-        answering, normalizer = self.policy.answer_bytes(self.rows), self.policy.normalizer_bytes
-        working = dict(self.sync.stages(self.policy.weights_bytes))
-        if self.policy.weights:
-            working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
-            working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
-        return Footprint(
-            held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
-            working=working,
         )

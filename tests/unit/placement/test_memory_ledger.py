@@ -17,12 +17,12 @@ from rlplace.placement.memory.demands import (
     HostPart,
     Part,
     Placed,
-    PolicyRolloutDemand,
     ScoringDemand,
     SimulatorDemand,
     TrainingDemand,
 )
 from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.memory.policy_demands import PolicyRolloutDemand
 from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger
 from rlplace.placement.schedule import Needs, Residency, text_needs
 from tests.unit.placement.memory_cases import (

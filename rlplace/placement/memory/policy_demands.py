@@ -1,0 +1,100 @@
+"""What policies of simulators ask of memory, when, on each of their accelerators and on their host.
+
+As the workers account it: weights and optimizer state of the actor, the whole policy of a rollout rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlplace.config.schema import Dtype
+from rlplace.placement.memory import formulas
+from rlplace.placement.memory.demands import (
+    Bytes,
+    DeviceSync,
+    Footprint,
+    HostPart,
+    Part,
+    Placed,
+    Tensors,
+    host_copies,
+    larger,
+    saved_copy,
+    total,
+)
+from rlplace.placement.memory.formulas import DTYPE_BYTES
+from rlplace.placement.memory.policies import PolicyShape
+from rlplace.placement.schedule import Residency
+
+_OFF, _WEIGHTS, _FULL = Residency
+_FLOAT32, _INT64 = 4, 8
+_MOMENTS = 2  # of Adam
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTrainingDemand:
+    """The actor of simulators: on every rank all float32 weights in one tensor, and Adam's moments of it."""
+
+    policy: PolicyShape
+    sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
+    compute: Dtype = "fp32"
+    samples: int = 0  # of an iteration, on the rank with the most
+    minibatch: int = 0  # of them at once
+    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
+
+    def footprint(self, placed: Placed) -> Footprint:
+        flat = self.policy.parameters_bytes
+        weights: Tensors = [(flat, 1), (self.policy.buffer_bytes, 1)]
+        state: Tensors = [(flat, _MOMENTS), (_FLOAT32 if flat else 0, 1)]  # and a step count; without a size, nothing
+        process = self.sync.beside(placed.process(groups=1))
+        there = process | {Part.PARAMETERS: total(weights)}
+        host = host_copies(placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state)
+        host[_FULL] = {**host[_FULL], HostPart.SAVED: 2 * self.policy.weights_bytes}  # and the content of the file
+        copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy([*weights, *state], self.copied)}
+        host = {at: {**kept, **copy} for at, kept in host.items()}
+        return Footprint(
+            held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
+            working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed)},
+            host=host,
+        )
+
+    def _learning(self, placed: Placed) -> Bytes:
+        """At the worst of: statistics of all samples, their order, a pass over a minibatch, the sum of its gradient."""
+        whole, number = self.policy.parameters_bytes, DTYPE_BYTES[self.compute]
+        samples, statistics = self.policy.samples_bytes(self.samples), self.policy.statistics_bytes(self.samples)
+        order = formulas.policy_order(self.samples, placed.ranks)
+        rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32  # weights and gradient
+        held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
+        epoch = 2 * samples + 2 * _INT64 * self.samples  # all, and those of an epoch in its order
+        epoch += self.policy.buffer_bytes  # the sums for the normaliser
+        activations = self.policy.pass_bytes(self.minibatch, number)
+        exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
+        return larger(
+            {Part.ACTIVATIONS: samples, Part.WORKSPACE: statistics},
+            held | {Part.ACTIVATIONS: 2 * samples + max(samples, order)},
+            held | {Part.ACTIVATIONS: epoch + activations},
+            held | {Part.ACTIVATIONS: epoch, Part.GRADIENTS: whole + exchanged},
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRolloutDemand:
+    """A rollout rank of simulators: the whole policy, a pass of it, and the workspace that its config declares."""
+
+    policy: PolicyShape
+    workspace_bytes: int = 0
+    sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
+    rows: int = 0  # that are answered together
+
+    def footprint(self, placed: Placed) -> Footprint:
+        process = self.sync.beside(placed.process(groups=0))
+        there = process | {Part.PARAMETERS: self.policy.weights_bytes}
+        answering, normalizer = self.policy.answer_bytes(self.rows), self.policy.normalizer_bytes
+        working = dict(self.sync.stages(self.policy.weights_bytes))
+        if self.policy.weights:
+            working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
+            working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
+        return Footprint(
+            held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
+            working=working,
+        )

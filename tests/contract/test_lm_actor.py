@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from rlplace.algo.packing import optimizer_steps
 from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.errors import OutputError
 from rlplace.placement.schedule import Residency
+from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.roles.checks import not_run
 from rlplace.workers.training.samples import sizes_of
+from rlplace.workers.training.trained_model import TrainedLm
 from tests.lm_ranks import ADAM, LmScenario, everything, give, iterate, made_up_samples
 from tests.reference_rlhf import (
     Rules,
@@ -57,6 +60,32 @@ def logprobs(model: torch.nn.Module) -> Tensor:
 
 
 # ── the update ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("rules", "laps"),
+    [
+        ({"tis_cap": 2.0, "epochs": 2}, {"score", "micro_batch", "step"}),
+        ({"accumulate_early": True}, {"micro_batch", "step"}),
+    ],
+    ids=["learn", "accumulate"],
+)
+def test_a_lap_ends_when_the_accelerator_has_done_what_it_was_given(
+    actor_of: MakeActor, qwen: Path, rules: dict[str, Any], laps: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is only given its work: without a wait, all of it would be in the lap that reads the first number."""
+    actor, log, lap = actor_of(qwen, algorithm=rules), list[str](), Stopwatch.lap
+    monkeypatch.setattr(TrainedLm, "settle", lambda self: log.append("settled"))
+
+    def noting(self: Stopwatch, part: str, size: float = 0.0) -> None:
+        log.append(part)
+        lap(self, part, size)
+
+    monkeypatch.setattr(Stopwatch, "lap", noting)
+    iterate(actor)
+    ended = [(before, part) for before, part in itertools.pairwise(log) if part in laps]
+    assert {part for _, part in ended} == laps
+    assert {before for before, _ in ended} == {"settled"}
 
 
 RULES: list[dict[str, Any]] = [

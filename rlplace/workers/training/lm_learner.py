@@ -119,9 +119,9 @@ class LmLearner:
         with torch.no_grad():
             for picks in micro_batches:
                 found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks)))) * self._ranks.counts
-                watch.lap(self._part("score"), batch.size(picks))
+                self._lap(watch, self._part("score"), batch.size(picks))
             summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
-        watch.lap("exchange", self._ranks.world_size)
+        self._lap(watch, "exchange", self._ranks.world_size)
         return summed.view(found.shape)
 
     def _value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
@@ -129,6 +129,11 @@ class LmLearner:
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
         return value_loss(values, old_values, returns, self._algorithm.value_clip)
+
+    def _lap(self, watch: Stopwatch, part: str, size: float = 0) -> None:
+        """End a lap when its work is over, which a GPU is only given: else the next that waits would have it all."""
+        self._lm.settle()
+        watch.lap(part, size)
 
     def _part(self, name: str) -> str:
         """Name a pass for a stopwatch: with several ranks, each pass exchanges weights."""
@@ -158,13 +163,13 @@ class LmLearner:
             for picks in packing.ranks[self._ranks.copy]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
-                watch.lap(self._part("micro_batch"), lengths.sizes.size(picks))
+                self._lap(watch, self._part("micro_batch"), lengths.sizes.size(picks))
                 shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
             numbers = self._trainer.sum_over_ranks([*shares], torch.stack([*shares.values()]), iteration)
             watch.lap("exchange", self._ranks.world_size)
             if numbers is not None:
                 self._trainer.step(numbers["grad_norm"], lr)
-                watch.lap("step")
+                self._lap(watch, "step")
                 steps.append(numbers)
         return Update(
             mean=mean_of(steps),
@@ -304,7 +309,7 @@ class ActorLearner(LmLearner):
             held.sampled.append((trainer, engine, batch.versions(picks), cut))
             loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
             loss.backward()
-            watch.lap(self._part("micro_batch"), batch.size(picks))
+            self._lap(watch, self._part("micro_batch"), batch.size(picks))
             held.shares = {name: held.shares.get(name, 0.0) + part for name, part in parts.items()}
 
     @property
@@ -329,7 +334,7 @@ class ActorLearner(LmLearner):
         watch.lap("exchange", self._ranks.world_size)
         if numbers is not None:
             self._trainer.step(numbers["grad_norm"], lr)
-            watch.lap("step")
+            self._lap(watch, "step")
         return Update(
             mean=numbers,
             steps=int(numbers is not None),

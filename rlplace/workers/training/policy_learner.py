@@ -192,6 +192,7 @@ class PolicyLearner:
         for _ in range(self._algorithm.epochs):
             for given, mine, count in self._minibatches(samples, sequences, sound, generator):
                 shares = self._differentiate(passes, given, mine, count)
+                self._policy.settle()
                 watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(names, shares, iteration)
                 watch.lap("exchange", self._ranks.world_size)
@@ -201,6 +202,7 @@ class PolicyLearner:
                 if target is not None and numbers["approx_kl"] > target:
                     return steps, True
                 self._trainer.step(numbers["grad_norm"], lr)
+                self._policy.settle()
                 watch.lap("step")
         return steps, False
 

@@ -67,6 +67,11 @@ class TrainedModel(abc.ABC):
         self._kept, self._lora_scale = kept, lora_scale
         self.device = torch.device(ranks.mesh.device_type)
 
+    def settle(self) -> None:
+        """Wait until the accelerator has done what it was given; on a host it has."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @abc.abstractmethod

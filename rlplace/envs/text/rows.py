@@ -99,18 +99,23 @@ def _json_lines(file: Path) -> list[Row]:
 def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
     shown = line.decode("utf-8", "replace").strip()
     try:
-        values = json.loads(line)
+        values = json.loads(line, object_pairs_hook=_of_pairs)
     except (ValueError, RecursionError) as error:  # of JSON or of UTF-8
         raise bad_row("a line is no row", shown, place, f"JSON: {error}") from error
     if not isinstance(values, dict):
         why = 'a line is one object: {"prompt": ..., "answer": ...}'
         raise bad_row("a line is no row", shown, place, why)
-    if any(line.count(b'"%s"' % key.encode("utf-8", "replace")) > 1 for key in values):  # deeper inside, it may be
-        pairs: list[tuple[str, Any]] = json.loads(line, object_pairs_hook=list)
-        if again := [key for key, often in Counter(key for key, _ in pairs).items() if often > 1]:
-            why = "JSON keeps the last value alone, and the others would be lost"
-            raise bad_row(f"a line has the column {again[0]!r} more than once", shown, place, why)
     return _of_text(values, line, place)
+
+
+def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        often = Counter(name for name, _ in pairs)
+        raise ValueError(
+            f"{max(values, key=often.__getitem__)!r} is there more than once, and all but the last are lost"
+        )
+    return values
 
 
 def _of_text(values: Mapping[str, Any], written: bytes, place: Source) -> Mapping[str, Any]:
@@ -126,7 +131,7 @@ def _of_text(values: Mapping[str, Any], written: bytes, place: Source) -> Mappin
 
 def _json_array(file: Path) -> list[Row]:
     try:
-        rows = json.loads(written := file.read_bytes())
+        rows = json.loads(written := file.read_bytes(), object_pairs_hook=_of_pairs)
     except (ValueError, RecursionError) as error:
         place = Source(file=str(file), line=getattr(error, "lineno", 1))
         raise bad_row("the file is no list of rows", str(file), place, f"JSON: {error}") from error
@@ -148,7 +153,7 @@ def _parquet(file: Path) -> list[Row]:
         table = parquet.read_table(file)
     except pyarrow.ArrowInvalid as error:
         why = f"pyarrow: {error}"
-        raise _no_data_set("the file is not Parquet", str(file), why) from error
+        raise _no_data_set("the file cannot be read as Parquet", str(file), why) from error
     return _numbered(table.to_pylist(), str(file))
 
 

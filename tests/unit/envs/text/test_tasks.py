@@ -204,7 +204,7 @@ def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
         ('{"prompt": "2 + 1?", "anwser": "3"}', "a row has no 'answer', did you mean 'anwser'?"),
         ('{"prompt": null, "answer": "3"}', "a row's 'prompt' is null"),
         ('{"prompt": "2 + 1?", "answer": NaN}', "a row's 'answer' is nan"),
-        ('{"prompt": "1 + 1?", "prompt": "2 + 1?", "answer": "3"}', "a line has the column 'prompt' more than once"),
+        ('{"prompt": "1 + 1?", "prompt": "2 + 1?", "answer": "3"}', "a line is no row"),
         (r'{"prompt": "\ud83d", "answer": "3"}', "a row has half of a character"),
         ('{"prompt": "?", "answer": ' + 99_999 * "[" + 99_999 * "]" + "}", "a line is no row"),
         ('{"prompt": 7, "answer": "3"}', "'prompt' is no prompt"),
@@ -353,7 +353,14 @@ def test_a_list_of_rows_in_a_json_file_is_read(tmp_path: Path) -> None:
     assert [values["prompt"] for values, _ in read_rows(str(file))] == ["a", "b"]
 
 
-@pytest.mark.parametrize(("content", "why"), [('[{"prompt": 1},', "JSON"), ("[1]", "a row is one object")])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('[{"prompt": 1},', "JSON"),
+        ('[{"prompt": "1", "prompt": "2"}]', "'prompt' is there more than once"),
+        ("[1]", "a row is one object"),
+    ],
+)
 def test_a_list_that_is_none_of_rows_names_the_file(tmp_path: Path, content: str, why: str) -> None:
     file = tmp_path / "rows.json"
     file.write_text(content, encoding="utf-8")

@@ -235,6 +235,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         draft.set("algorithm.surrogate", "cispo")
         draft.becomes(_VERL_MODE, "algorithm.surrogate")
         draft.implied("there, the loss of cispo has no dual clip", f"{_VERL}actor.clip_ratio_c")
+    _set_verl_prompts(draft)
     draft.apply_rules()
     _set_verl_loss(draft)
     sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))
@@ -248,6 +249,44 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         "rollout": sleeps,
     }
     return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where})
+
+
+def _set_verl_prompts(draft: Draft) -> None:
+    """The files become a task of one turn on the CPU, whose passes are counted in tokens."""
+    paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
+    files = {k: [*v] if isinstance(v, tuple | list) else v for k, v in paths.items() if v and "$" not in str(v)}
+    if "train" not in files:
+        return
+    draft.set(f"{PLACEMENT}.env", "cpu")
+    draft.assume(f"{PLACEMENT}.env: cpu", "a process that asks the prompts; it holds no accelerator")
+    asked = {"prompt": draft.value("data.prompt_key", "prompt"), "answer": "reward_model.ground_truth"}
+    draft.set("env", {"kind": "text", "task": "prompts", "kwargs": {"path": files["train"], **asked}})
+    draft.assume("env.kwargs.answer: reward_model.ground_truth", "where its data sets have what is right")
+    draft.becomes("data.train_files", "env.kwargs")
+    draft.becomes("data.prompt_key", "env.kwargs")
+    if "val" in files:
+        draft.set("env.eval_kwargs", {"path": files["val"]})
+        draft.becomes("data.val_files", "env.eval_kwargs")
+    modelled = any(c.partition(".")[0] == "reward" for c in draft.placed)
+    rewards: list[dict[str, object]] = [{"name": "unscored" if modelled else "math_answer"}]
+    why = "the reward model scores" if modelled else "stands for the function of each data_source there"
+    draft.assume(f"env.rewards: {rewards[0]['name']}", why)
+    buffer = "reward_model.overlong_buffer."
+    if draft.has(f"{buffer}enable"):
+        longest = draft.count("data.max_response_length", 512, 1)
+        limits = {"free_tokens": max(0, longest - draft.count(f"{buffer}len", 0)), "longest_tokens": longest}
+        weight = draft.number(f"{buffer}penalty_factor", 1.0)
+        rewards.append({"name": "length_penalty", "weight": weight, "kwargs": limits})
+        for key in ("enable", "len", "penalty_factor"):
+            draft.becomes(buffer + key, "env.rewards")
+    draft.set("env.rewards", rewards)
+    switch, tokens = f"{_VERL}actor.use_dynamic_bsz", f"{_VERL}actor.ppo_max_token_len_per_gpu"
+    if draft.has(switch):
+        ranks = max(draft.count(key, 1, 1) for key in _ulysses(f"{_VERL}actor."))  # that have a pass between them
+        for model in (m for m in ("actor", "reference") if m in draft.placed):
+            draft.set(f"{model}.token_budget", draft.count(tokens, 16384, 1) * ranks)
+        draft.becomes(switch, "actor.token_budget")
+        draft.becomes(tokens, "actor.token_budget")
 
 
 def _ulysses(block: str) -> tuple[str, ...]:

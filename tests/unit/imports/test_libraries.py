@@ -569,6 +569,32 @@ def test_the_dual_clip_is_that_of_the_loss_there() -> None:
         assert at(import_words("verl", [*words, "algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == {}
 
 
+def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> None:
+    files = "data.train_files=a.parquet data.val_files=b.parquet data.max_response_length=100 "
+    buffer = "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=20 "
+    passes = "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=500 "
+    shared = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+    imported = import_words("verl", [f"algorithm.adv_estimator=grpo {files}{buffer}{passes}{shared}"], 8)
+    columns = {"path": "a.parquet", "prompt": "prompt", "answer": "reward_model.ground_truth"}
+    limits = {"free_tokens": 80, "longest_tokens": 100}
+    assert at(imported, "env") == {
+        "kind": "text",
+        "task": "prompts",
+        "kwargs": columns,
+        "eval_kwargs": {"path": "b.parquet"},
+        "rewards": [{"name": "math_answer"}, {"name": "length_penalty", "weight": 1.0, "kwargs": limits}],
+    }
+    assert at(imported, "cluster.component_placement.env") == "cpu"
+    assert at(imported, "actor.token_budget") == 1000, (
+        "the ranks that share a sample's tokens have the pass between them"
+    )
+    assert {r.outcome for r in imported.results if "data." in str(r.setting)} == {"equal"}
+    unknown = import_words("verl", ["data.train_files=$HOME/a.parquet algorithm.adv_estimator=grpo"], 8)
+    assert at(unknown, "env") == {}
+    model = import_words("verl", [f"{files}reward_model.enable=true reward_model.model.path=some/rm"], 8)
+    assert at(model, "env.rewards") == [{"name": "unscored"}]
+
+
 def test_corrections_of_the_engines_probabilities_are_those_there() -> None:
     verl = "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=3.0"
     imported = import_words("verl", [f"algorithm.adv_estimator=grpo {verl}"], 8)

@@ -89,13 +89,15 @@ def _improper(found: re.Match[str]) -> str:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete \boxed{...}, with braces within it; None without one."""
-    for start in reversed([match.end() for match in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for place in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                return text[start:place]
-    return None
+    begins = {match.end() - 1 for match in re.finditer(r"\\boxed\s*\{", text)}
+    found, opened = (-1, 0), list[int]()
+    for brace in re.finditer(r"[{}]", text) if begins else ():  # once, however many are never closed
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened and (begin := opened.pop()) in begins:
+            found = max(found, (begin, brace.start()))
+    begin, end = found
+    return text[begin + 1 : end] if begin >= 0 else None
 
 
 def number(text: str) -> Decimal | None:

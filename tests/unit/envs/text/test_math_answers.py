@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlplace.envs.text import Transcript
 from rlplace.envs.text import rewards as v
-from rlplace.envs.text.math_answers import math_answer, math_verify, number
+from rlplace.envs.text.math_answers import last_boxed, math_answer, math_verify, number
 from rlplace.errors import ConfigError
 
 
@@ -122,3 +122,10 @@ def test_whatever_a_policy_says_it_gets_a_number(answer: str, right: str) -> Non
     told = transcript(answer, answer=right)
     for function in (math_answer, v.exact_match, v.contains, v.matches):
         assert function(told) in (0, 1)
+
+
+def test_an_answer_that_goes_round_in_circles_is_read_once() -> None:
+    """A policy that has lost its way writes one thing until its last token: of these, all are looked at together."""
+    assert last_boxed("\\boxed{7}" + "\\boxed{" * 50_000) == "7"
+    assert last_boxed("\\boxed{" * 50_000) is None
+    assert last_boxed("\\boxed{1}{\\boxed {2}} } \\boxed{\\boxed{3} {4}}") == "3"

@@ -416,6 +416,7 @@ _ROLL_ROLES = {
     "reward": "reward",
     "actor_infer": "rollout",
 }
+_ROLL_CONTEXT = ("strategy_args.strategy_config.context_parallel_size", "model_args.ulysses_size")  # Megatron, others
 _ROLL_BATCH = "actor_train.training_args.per_device_train_batch_size"
 _ROLL_STEPS = "actor_train.training_args.gradient_accumulation_steps"
 
@@ -431,8 +432,10 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
     tensor = draft.count(f"actor_train.{parallel}_model_parallel_size", 1, 1)
     pool.copies |= {"rollout": engine, "actor": tensor}
     pool.check_engines("actor_infer.num_gpus_per_worker", engine, len(pool.where.get("rollout", ())))
+    for theirs, component in _ROLL_ROLES.items():
+        pool.divide_tokens(component, *(f"{theirs}.{key}" for key in _ROLL_CONTEXT))
     topology = pool.write()
-    copies = len(pool.where.get("actor", ())) // tensor
+    copies = len(pool.where.get("actor", ())) // (tensor * pool.tokens.get("actor", 1))
     if _ROLL_BATCH in draft.given and copies:  # a step takes what each copy of the model accumulates
         batch = draft.count(_ROLL_BATCH, 1, 1)
         draft.set("actor.micro_batch", batch)
@@ -520,6 +523,7 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
             else:
                 pool.take(name, count, sizes.get("t", 1))
             leader, pool.copies[name] = leader or name, sizes.get("t", 1)
+            pool.tokens |= {name: sizes.get("c", 1)} if name != "rollout" else {}
     for component, key in (("critic", "critic"), ("reference", "ref")):
         written = any(s.key.startswith(f"{key}.") for s in draft.settings)
         if written and component not in pool.where and "actor" in pool.where:
@@ -527,6 +531,7 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
                 pool.share(component, "actor", len(pool.where["actor"]))
             else:
                 pool.take(component, len(pool.where["actor"]))
+            pool.tokens[component] = pool.tokens["actor"]
     nodes = draft.count("cluster.n_nodes", 1, 1)
     topology = pool.write(nodes)
     used = topology.num_accelerators

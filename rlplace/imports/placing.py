@@ -18,7 +18,7 @@ class Allocation:
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
         self.copies: dict[str, int] = {}  # accelerators of one copy of a component's model, where it is not 1
-        self._tokens: dict[str, int] = {}  # copies that have the tokens of the same samples between them
+        self.tokens: dict[str, int] = {}  # copies that have the tokens of the same samples between them
         self._draft, self._width, self._next = draft, width, 0
 
     def take(self, component: str, count: int, copy: int = 1, *, anew: bool = False) -> None:
@@ -74,8 +74,8 @@ class Allocation:
             why = "so many have the tokens of the same samples between them"
             fix = {key: _nearest_divisor(max(1, there // copy), size)}
             self._draft.find("import-counts", what, key, why=why, fix=fix)
-        elif size > 1:
-            self._tokens[component] = size
+        else:
+            self.tokens[component] = size
 
     def write(self, nodes: int = 1) -> Topology:
         """Write the lines and the machines, at least `nodes`.
@@ -94,7 +94,8 @@ class Allocation:
                 one_rank = component == "rollout" and copy <= self._width
                 line["accelerators_per_rank" if one_rank else "tensor_parallel_size"] = copy
                 line |= {"tensor_parallel_across_nodes": True} if copy > self._width else {}
-            line |= {"context_parallel_size": self._tokens[component]} if component in self._tokens else {}
+            size = self.tokens.get(component, 1)
+            line |= {"context_parallel_size": size} if size > 1 else {}
             self._draft.set(f"{PLACEMENT}.{component}", line if len(line) > 1 else str(numbers))
         return topology
 

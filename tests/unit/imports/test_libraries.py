@@ -58,6 +58,7 @@ CONTEXT = "cluster.component_placement.{}.context_parallel_size"
 ULYSSES, KL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size", "actor_rollout_ref.actor.use_kl_loss=True "
 SKYRL_ENGINES = "generator.num_inference_engines=2"
 SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 4 "
+SLIME_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 
 
 @pytest.mark.parametrize(
@@ -243,8 +244,26 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
                 ("openrlhf", ENGINES + "--ring_attn_size 2", ("actor", "critic", "reference", "reward")),
                 ("slime", SLIME + "--context-parallel-size 2 --use-kl-loss", ("actor", "reference")),
                 ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.policy.sequence_parallel_size=2", ("actor",)),
+                ("areal", "allocation_mode=sglang:d4+fsdp:d2c2 ref.path=x", ("actor", "reference")),
+                ("areal", "'allocation_mode=sglang:d4+x:(attn:d2t2c2|ffn:d2t1e4)'", ("actor",)),
+                ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d2t2c2", ("actor",)),
+                ("roll", ROLL + " actor_train.model_args.ulysses_size=2", ("actor",)),
+                ("roll", ROLL + " actor_train.strategy_args.strategy_config.context_parallel_size=2", ("actor",)),
+                ("roll", ROLL + " reference.model_args.ulysses_size=2", ("reference",)),
             )
         ),
+        ("roll", ROLL + " actor_train.model_args.ulysses_size=2", {"algorithm.train_batch": 4 * 16 * 8}),
+        *(
+            (library, text, {"algorithm.dynamic_sampling": on})
+            for library, text, on in (
+                ("areal", "allocation_mode=sglang:d4+fsdp:d4 actor.dynamic_sampling=true", True),
+                ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.algorithm.dynamic_sampling.type=filter", True),
+                ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.algorithm.dynamic_sampling.type=null", {}),
+                ("slime", SLIME + f"--dynamic-sampling-filter-path {SLIME_FILTER}", True),
+                ("slime", SLIME + "--dynamic-sampling-filter-path my.filter", {}),
+            )
+        ),
+        ("slime", SLIME + "--optimizer-cpu-offload", {"actor.optimizer.on_host": True}),
         ("verl", VERL + ULYSSES + "=1", {"cluster.component_placement.actor": "0-15"}),
         ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
         (
@@ -257,6 +276,25 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
 def test_values(library: str, text: str, expected: dict[str, object]) -> None:
     imported = bring(library, text)
     assert {path: at(imported, path) for path in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "key", "named"),
+    [
+        ("slime", SLIME + "--partial-rollout", "partial-rollout", ("algorithm.max_staleness", "algorithm.short_rounds")),
+        (
+            "skyrl",
+            SKYRL + SKYRL_ENGINES + " generator.run_engines_locally=false",
+            "generator.run_engines_locally",
+            ("rollout.engine_args.url", "rlplace.workers.engines.vllm_server:VllmServer"),
+        ),
+        ("openrlhf", "--vllm_num_engines 8 --data.image_key photo", "data.image_key", ("env.kwargs.image",)),
+    ],
+)
+def test_what_is_written_otherwise_here_is_named(library: str, text: str, key: str, named: tuple[str, ...]) -> None:
+    (result,) = (result for result in bring(library, text).results if result.setting.key == key)
+    assert result.outcome == "unmapped"
+    assert [word for word in named if word not in result.text] == []
 
 
 def test_both_spellings_of_openrlhf_mean_the_same() -> None:

@@ -131,6 +131,31 @@ def test_a_run_can_be_stopped_while_it_starts(
     assert [*shm.iterdir(), *disk.glob("rlplace*")] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("start_by", ["fork", "plain"])
+def test_nothing_stays_of_a_server_of_ray_that_answers_no_more_while_workers_start(
+    start_by: str, homes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As on a busy machine: Ray kills a server that does not end within a second, and what it has started stays."""
+    shm, disk = homes
+    overrides = (*SMALL, *placed("0-1", "0", "1"), f"cluster.comm.shm_folder={shm}", f"cluster.ray.start={start_by}")
+    process = start("hybrid_ppo", tmp_path, *overrides, env={**os.environ, "TMPDIR": str(disk)}, start_new_session=True)
+    before = read_until(process, "  Ray: started")
+    driver, workers, server = psutil.Process(process.pid), list[psutil.Process](), None
+    while not workers:
+        server = server or next((p for p in driver.children(recursive=True) if p.name() == "raylet"), None)
+        workers = [p for p in server.children() if "default_worker.py" in " ".join(p.cmdline())] if server else []
+    assert server is not None
+    server.suspend()
+    started = driver.children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    run = finish(process, tmp_path, before)
+    assert run.code == 128 + signal.SIGINT
+    _, alive = psutil.wait_procs(started, timeout=5.0)
+    assert [child.cmdline() for child in alive] == []
+    assert [*shm.iterdir(), *disk.glob("rlplace*")] == []
+
+
 def test_a_reservation_that_cannot_come_true_is_refused(tmp_path: Path) -> None:
     run = train(
         "hybrid_ppo", tmp_path, *SMALL, *placed("4-5", "0", "1"), "cluster.num_nodes=2", "env.total_num_envs=16"

@@ -149,20 +149,42 @@ def end_with(link: socket.socket) -> None:
 
 
 def client(path: str, arguments: list[str]) -> None:
-    """Have the template fork, and wait for the end of the fork; without a template, become the worker."""
+    """Have the template fork, and wait for the end of the fork; without a template, become the worker.
+
+    Ends, and the fork with it, once the server of Ray that has started it is gone: one that is killed ends nothing.
+    """
     asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    server = _server_of_ray()
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(_ANSWER_S)
         link.connect(path)
         socket.send_fds(link, [b" "], [0, 1, 2])
         link.sendall(json.dumps(asked).encode() + b"\0")
-        if link.recv(1):
+        if _answer(link, server, _ANSWER_S):
             with open(_OOM_SCORE, "rb") as own:  # Ray has it that workers are killed before Ray
                 link.sendall(own.read())
-            link.settimeout(None)
-            link.recv(1)  # ends with the fork
+            _answer(link, server, None)  # ends with the fork
             return
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _server_of_ray() -> list[int]:
+    """Return what shows that the parent is gone; nothing where the kernel cannot (before Linux 5.3)."""
+    try:
+        return [os.pidfd_open(os.getppid())]
+    except OSError:
+        return []
+
+
+def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> bytes:
+    """Wait for a byte, or the end. Raises TimeoutError; exits where the server of Ray is gone before."""
+    either: list[Any] = [link, *server]
+    ready = select.select(either, [], [], timeout_s)[0]
+    if not ready:
+        raise TimeoutError
+    if link not in ready:
+        os._exit(1)
+    return link.recv(1)
 
 
 def set_up(script: str, arguments: list[str]) -> None:

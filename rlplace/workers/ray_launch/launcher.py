@@ -327,7 +327,8 @@ class RayLauncher:
         for worker in workers:
             worker.end()
         try:
-            self._templates.stop()
+            if not self._session.local:
+                self._templates.stop()  # by Ray, on other nodes
             if self._connections is not None:
                 self._connections.close()
             if self._channels is not None:
@@ -337,9 +338,12 @@ class RayLauncher:
                     remove_placement_group(bundles)
                 self._bundles, self._more, self._reserved = None, [], {}
         finally:
-            self._session.close()
-            processes, self._processes = list(self._processes.values()), {}
-            self._end_processes(processes, patience_s=_END_S)
+            processes, self._processes = {*self._processes.values(), *self._session.processes()}, {}
+            try:
+                self._session.close()
+            finally:
+                self._templates.stop()  # not before: who waits for it would begin to import for itself
+                self._end_processes(list(processes), patience_s=_END_S)
 
     def _end_processes(self, processes: Sequence[psutil.Process], patience_s: float) -> None:
         """Kill what Ray has not ended by then: it does not wait for its processes. One would hold its GPU's memory."""

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machin
 _REACH_S = 5.0  # for a cluster to accept a connection
 _NODE_S = 30.0  # for a node to be listed, as in Ray
 _LOOK_S = 0.02
+_END_S = 10.0  # for Ray to end; a quiet machine takes a second or two
 _SHORT = 80  # characters of a command line in an error
 
 _KILL = 'kill -9 "$@" 2>/dev/null'
@@ -88,6 +90,7 @@ class RaySession:
         self._begun = False
         self._shared = False  # Ray was connected before
         self._guard: Guard | None = None
+        self._servers: list[psutil.Process] = []  # of Ray, started here
         self._forget_token: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -101,7 +104,9 @@ class RaySession:
                 others = _descendants()
                 self._forget_token = make_token()
                 _start_local(self._config.start_timeout_s)
-                self._guard = Guard.killing(_descendants() - others)
+                started = _descendants() - others
+                self._servers = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
+                self._guard = Guard.killing(started)
             elif not self._shared:
                 _join(self._config.address or "auto")
 
@@ -132,6 +137,19 @@ class RaySession:
 
         return available_resources_per_node()
 
+    def processes(self) -> list[psutil.Process]:
+        """List what Ray has started here by now, workers that have not reported among it."""
+        found: list[psutil.Process] = []
+        for server in self._servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += server.children(recursive=True)
+        return found
+
+    def _kill_servers(self) -> None:
+        for server in self._servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.kill()
+
     def close(self) -> None:
         """End the Ray that was started here, or leave the one that was joined. Idempotent."""
         if not self._begun:
@@ -140,8 +158,14 @@ class RaySession:
         if not self._shared:
             import ray
 
-            with _signals_kept():
-                ray.shutdown()
+            late = threading.Timer(_END_S, self._kill_servers)  # it waits for a server without a deadline
+            late.daemon = True
+            late.start()
+            try:
+                with _signals_kept():
+                    ray.shutdown()
+            finally:
+                late.cancel()
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None

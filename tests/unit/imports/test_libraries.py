@@ -281,7 +281,12 @@ def test_values(library: str, text: str, expected: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("library", "text", "key", "named"),
     [
-        ("slime", SLIME + "--partial-rollout", "partial-rollout", ("algorithm.max_staleness", "algorithm.short_rounds")),
+        (
+            "slime",
+            SLIME + "--partial-rollout",
+            "partial-rollout",
+            ("algorithm.max_staleness", "algorithm.short_rounds"),
+        ),
         (
             "skyrl",
             SKYRL + SKYRL_ENGINES + " generator.run_engines_locally=false",

@@ -10,10 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rlplace.workers.ray_launch import fork
@@ -71,6 +72,52 @@ def ask(door: Path, script: Path, folder: Path, program: Sequence[str] = PROGRAM
         subprocess.run(command, stdout=answer, env=environment, cwd=folder, timeout=LIMIT_S, check=True, **options)
         answer.seek(0)
         return dict(json.load(answer))
+
+
+STARTS = (
+    "import subprocess, sys; started = subprocess.Popen(sys.argv[1:]); print(started.pid, flush=True); started.wait()"
+)
+LASTS = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@contextmanager
+def client_of(door: Path, script: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A client, and the process that has started it, as a server of Ray does."""
+    command = [sys.executable, "-I", "-S", *PROGRAM, "--client", str(door), str(script)]
+    with subprocess.Popen([sys.executable, "-c", STARTS, *command], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        client = psutil.Process(int(server.stdout.readline()))
+        try:
+            yield server, client
+        finally:
+            for process in (client, server):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def test_a_client_that_waits_ends_with_the_server_of_ray_that_has_started_it(script: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.bind(str(tmp_path / "door"))
+        silent.listen()
+        with client_of(tmp_path / "door", script) as (server, client):
+            link, _ = silent.accept()
+            assert fork.receive(link)[0]["arguments"] == [str(script)]
+            server.kill()
+            client.wait(LIMIT_S / 3)
+            link.close()
+
+
+def test_a_fork_ends_with_the_server_of_ray_whose_client_it_is_of(script: Path, tmp_path: Path) -> None:
+    script.write_text(LASTS)
+    door = tmp_path / "template" / "door"
+    with template(door) as process:
+        with client_of(door, script) as (server, client):
+            assert server.stdout is not None
+            forked = psutil.Process(int(server.stdout.readline()))
+            server.kill()
+            client.wait(LIMIT_S / 3)
+            forked.wait(LIMIT_S / 3)
+        process.communicate()
 
 
 @pytest.fixture

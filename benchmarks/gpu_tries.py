@@ -11,6 +11,7 @@ CUDA itself; what is measured is then printed without being compared.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import json
 import math
@@ -90,6 +91,8 @@ def environment() -> str:
         sys.exit(f"{lacking}, and kernels are compiled on first use        (sudo apt-get install gcc g++ python3-dev)")
     shm = os.statvfs("/dev/shm")
     expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
+    if not ON_CPU:
+        importlib.import_module("cuda.bindings.driver")  # for vLLM's kernels: an older cuda-python writes over it
     if why := obstacle("cpu" if ON_CPU else "cuda:0"):
         sys.exit(f"{why}: weights go through the host here")
     if ON_CPU:

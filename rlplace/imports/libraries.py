@@ -394,7 +394,9 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
     engines, tensor = draft.count(_SKYRL_ENGINES, 1, 1), draft.count(_SKYRL_TENSOR, 4, 1)
     pool.take_engines(_SKYRL_ENGINES, engines, _SKYRL_TENSOR, tensor, together=together)
     for component in ("actor", "critic", "reference"):
-        pool.divide_tokens(component, f"trainer.{_SKYRL_ROLES[component]}.sequence_parallel_size")
+        block = f"trainer.{_SKYRL_ROLES[component]}"
+        context = f"{block}.megatron_config.context_parallel_size"
+        pool.divide_tokens(component, f"{block}.sequence_parallel_size", context)
     topology = pool.write()
     draft.apply_rules()
     scorers = [c for c in ("reference", "reward") if c in pool.where]

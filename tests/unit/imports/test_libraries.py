@@ -244,6 +244,11 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
                 ("openrlhf", ENGINES + "--ring_attn_size 2", ("actor", "critic", "reference", "reward")),
                 ("slime", SLIME + "--context-parallel-size 2 --use-kl-loss", ("actor", "reference")),
                 ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.policy.sequence_parallel_size=2", ("actor",)),
+                (
+                    "skyrl",
+                    SKYRL + SKYRL_ENGINES + " trainer.policy.megatron_config.context_parallel_size=2",
+                    ("actor",),
+                ),
                 ("areal", "allocation_mode=sglang:d4+fsdp:d2c2 ref.path=x", ("actor", "reference")),
                 ("areal", "'allocation_mode=sglang:d4+x:(attn:d2t2c2|ffn:d2t1e4)'", ("actor",)),
                 ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d2t2c2", ("actor",)),
@@ -262,6 +267,11 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
                 ("slime", SLIME + f"--dynamic-sampling-filter-path {SLIME_FILTER}", True),
                 ("slime", SLIME + "--dynamic-sampling-filter-path my.filter", {}),
             )
+        ),
+        (
+            "skyrl",
+            SKYRL + SKYRL_ENGINES + " trainer.policy.model.lora.rank=16 trainer.policy.model.lora.alpha=32",
+            {"actor.lora_rank": 16, "actor.lora_alpha": 32},
         ),
         ("slime", SLIME + "--optimizer-cpu-offload", {"actor.optimizer.on_host": True}),
         ("verl", VERL + ULYSSES + "=1", {"cluster.component_placement.actor": "0-15"}),

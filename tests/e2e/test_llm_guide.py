@@ -33,6 +33,16 @@ def test_every_command_is_planned(words: list[str], capsys: pytest.CaptureFixtur
     assert "nothing was started" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("config", "column"), [("grpo_qwen3_8b", 0), ("grpo_llama_70b", 1)])
+def test_what_real_sizes_hold_is_as_planned(config: str, column: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([config, "dry_run=true"]) == 0
+    plan = capsys.readouterr().out
+    for stage in ("rollout", "learn"):
+        (row,) = re.findall(rf"^\| {stage} holds \| (\d+) GiB.*? \| (\d+) GiB", GUIDE, re.MULTILINE)
+        (held,) = re.findall(rf"^[ >]+{stage} +[\d.]+ +[\d.]+ +([\d.]+) +[\d.]+$", plan, re.MULTILINE)
+        assert int(row[column]) == round(float(held)), stage
+
+
 def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFixture[str]) -> None:
     modes = []
     for words in COMMANDS[:2]:
@@ -43,7 +53,7 @@ def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFi
 
 def test_the_settings_are_read() -> None:
     blocks = (yaml.safe_load(block) for language, block in BLOCKS if language == "yaml")
-    task, another, images, agent, critic, judges, cut, context = blocks
+    task, another, images, agent, critic, judges, cut, context, real = blocks
     rest: dict[str, Any] = {
         "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
         "algorithm": {"name": "grpo", "prompts": 1},
@@ -64,6 +74,12 @@ def test_the_settings_are_read() -> None:
     assert images["defaults"] == another["defaults"]
     with_images = read_config(rest | {"env": images["env"]})
     assert (with_images.text_env.kwargs["image"], with_images.text_env.max_image_bytes) == ("image", 1 << 20)
+    assert real.pop("defaults") == ["grpo_qwen3_8b", "_self_"]
+    whole = read_config(
+        {"cluster": rest["cluster"], "actor": rest["actor"], **real, "algorithm": {"prompts": 1, **real["algorithm"]}}
+    )
+    assert [reward.name for reward in whole.text_env.rewards] == ["math_verify", "length_penalty"]
+    assert (whole.algorithm.only_with_signal, whole.runner.eval_temperature) == (True, 0.6)
     with_agent = read_config(rest | agent)
     assert (with_agent.text_env.task, with_agent.text_env.max_turns) == ("agent", 4)
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]

@@ -58,7 +58,13 @@ class Generation:
         """Return whether others can neither be in the way nor begin between the two."""
         config, plan = self._space.config, self._plan
         names, early = plan.placement.components, {*plan.needs.early}
-        if config.kind == "mlp" or plan.needs.ahead or config.cluster.launcher == "inline" or not {*PAIR} <= {*names}:
+        if (
+            config.kind == "mlp"
+            or plan.needs.ahead
+            or config.algorithm.short_rounds
+            or config.cluster.launcher == "inline"
+            or not {*PAIR} <= {*names}
+        ):
             return False
         on = [name for name, curve in self._profile.costs.items() if curve.on == ACCELERATOR]
         if plan.placement.accelerators("env") and any(name.startswith("env.") for name in on):

@@ -69,7 +69,8 @@ def open_loop(
 def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
     """Run iterations of the plan on a logical clock, timed by the profile."""
     costs, cores = Costs(profile), int(profile.machine.get("cores", 1))
-    count = _ITERATIONS + 2 * plan.schedule.needs.ahead
+    rounds = 2 + config.algorithm.short_rounds  # the first, and one of each kind
+    count = max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
     site, loop = open_loop(config, plan, case, costs, cores=cores, iterations=count + plan.schedule.needs.ahead + 1)
     found = [loop.iteration(index) for index in range(count)][1 + plan.schedule.needs.ahead :]
     names = dict.fromkeys(name for numbers in found for name in numbers)

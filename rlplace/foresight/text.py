@@ -22,13 +22,17 @@ from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.foresight.world import Barrier, Event, Sleep
 from rlplace.metrics import Metric, Metrics
+from rlplace.placement.channels import asked_at_once
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.case import read_again
 from rlplace.placement.plan import Plan
 from rlplace.stopwatch import Stopwatch
 from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, WEIGHTS, WorkerArguments, samples_for
+from rlplace.workers.roles.tails import Tails
 
-_LOOKS = 16  # of an engine for a later turn of a conversation, while it decodes to its next end of an answer
+# Of an engine for a later turn of a conversation, or an end that does not wait, while it decodes to its next end of an
+# answer.
+_LOOKS = 16
 _END = object()  # of an iteration
 _IN_TURN_S = 0.005  # rewards that take longer are given by other processes
 
@@ -36,7 +40,8 @@ _IN_TURN_S = 0.005  # rewards that take longer are given by other processes
 class Request(NamedTuple):
     """Of all samples of a group in the first turn, of one in later ones."""
 
-    iteration: int
+    asked: int  # in which iteration
+    iteration: int  # that has this prompt as its `group`: of a prompt that was left, or comes early, another
     env: int
     group: int
     first: int
@@ -52,16 +57,16 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A sample that a grader in another process has given its reward."""
+    """A sample that has its reward."""
 
-    group: int
-    tokens: int
+    request: Request
+    tokens: int  # with its prompt
 
 
 class Group(NamedTuple):
     """What is put when all samples of a group are there: tokens of each, prompts included."""
 
-    number: int
+    number: tuple[int, int]  # the iteration that has its prompt, and its place there
     prompt: int
     tokens: tuple[int, ...]
 
@@ -131,6 +136,7 @@ class TextSite(Site):
         ranks = {c: placement.world_size(c) for c in placement.components}
         self.job = WorkerArguments(config=config, ranks=ranks, read_again=read_again(config))
         self.lengths = Lengths(config, costs)
+        self.drops = config.algorithm.short_rounds > 0  # engines, at an iteration's end, what is in flight
         self.untaken = 0  # groups of the iteration that no engine has begun
         self.open = 0  # conversations that will ask for another turn
         self._given: dict[tuple[str, int], _Given] = {}
@@ -182,30 +188,42 @@ class TextRank(Rank):
 
 
 class TextEnvRank(TextRank):
-    """As `TextEnvWorker`."""
+    """As `TextEnvWorker`. A prompt has the same lengths whenever it is asked."""
+
+    def __init__(self, site: Site, slot: Slot) -> None:
+        super().__init__(site, slot)
+        job = self.site.job
+        self._tails = Tails(job.config.algorithm.short_rounds, job.prompts, job.groups(slot.rank))
 
     def run(self, iteration: int) -> Body:
-        groups, samples = self.site.job.groups(self.slot.rank), self.job.algorithm.samples_per_prompt
+        prompts, samples = self.site.job.prompts, self.job.algorithm.samples_per_prompt
+        groups = [divmod(number, prompts) for number in self._tails.asked(iteration).values()]
         readers = [SAMPLES, *map(samples_for, self.site.job.scorers)]
-        return (yield from self._play(iteration, groups, samples, readers))
+        return (yield from self._play(iteration, groups, samples, readers, self._tails.more(iteration)))
 
     def evaluate(self, iteration: int) -> Body:
         each = self.site.job.config.runner.eval_samples
-        return (yield from self._play(iteration, self.site.job.held_out(self.slot.rank), each, ()))
+        groups = [(iteration, group) for group in self.site.job.held_out(self.slot.rank)]
+        return (yield from self._play(iteration, groups, each, ()))
 
-    def _play(self, iteration: int, groups: Sequence[int], samples: int, readers: Sequence[str]) -> Body:
-        """Ask while there is room, take answers as they come, put whole groups; as `Pass.through`."""
+    def _play(
+        self, iteration: int, groups: Sequence[tuple[int, int]], samples: int, readers: Sequence[str], more: int = 0
+    ) -> Body:
+        """Ask while there is room, take answers as they come, put whole groups; as `Pass.through`.
+
+        `groups`: by the iteration that has them. `more`: of them it does not wait for.
+        """
         watch, lengths, rank = self.watch("sim", "reward", "wait", "put"), self.site.lengths, self.slot.rank
         requests = self.site.channels[REQUESTS]
         left, whole = deque(groups), {group: list[int]() for group in groups}
         to_ask, due, ended = deque[Request](), 0, 0
         self.site.untaken += len(whole)
-        while whole:
+        while len(whole) > more:
             if left and not to_ask:
                 group = left.popleft()
-                prompt = lengths.prompt(iteration, group)
-                to_ask.append(Request(iteration, rank, group, 0, samples, 0, prompt))
-                self.site.open += sum(lengths.turns(iteration, group, sample) > 1 for sample in range(samples))
+                prompt = lengths.prompt(*group)
+                to_ask.append(Request(iteration, group[0], rank, group[1], 0, samples, 0, prompt))
+                self.site.open += sum(lengths.turns(*group, sample) > 1 for sample in range(samples))
                 yield from self.part(watch, "sim", 0, "run")
             if to_ask and not (due and requests.full):
                 yield from requests.put(to_ask[0])
@@ -215,6 +233,8 @@ class TextEnvRank(TextRank):
             item = yield from self._take(watch)
             if item is _END:
                 ended += 1
+                continue
+            if item.request.asked != iteration:  # of a round that did not wait for it
                 continue
             if isinstance(item, Answer):
                 due -= 1
@@ -229,13 +249,15 @@ class TextEnvRank(TextRank):
             if item is None:
                 continue
             yield from self.part(watch, "reward", 0, "run")
-            whole[item.group].append(item.tokens)
-            if len(whole[item.group]) == samples:
-                put = Group(item.group, lengths.prompt(iteration, item.group), tuple(whole[item.group]))
+            group = item.request.iteration, item.request.group
+            whole[group].append(item.tokens)
+            if len(whole[group]) == samples:
+                put = Group(group, lengths.prompt(*group), tuple(whole.pop(group)))
                 for channel in readers:
                     yield from self.site.channels[channel].put(put)
-                del whole[item.group]
                 yield from self.part(watch, "put", 0, "run")
+        if more:
+            self._tails.leave(iteration, [of * self.site.job.prompts + group for of, group in whole])
         yield from self._end(watch, ended)
         return self._metrics(watch)
 
@@ -259,7 +281,7 @@ class TextEnvRank(TextRank):
     def _submit(self, answer: Answer) -> Graded | None:
         """Return the graded sample; None where another process grades it, which then hands it over."""
         asked = answer.request
-        graded = Graded(asked.group, asked.tokens + answer.tokens)
+        graded = Graded(asked, asked.tokens + answer.tokens)
         seconds = self.site.lengths.reward_s(asked.iteration, asked.group, answer.sample)
         if seconds < _IN_TURN_S:
             return graded
@@ -277,8 +299,11 @@ class TextEnvRank(TextRank):
             yield from self.site.channels[COMPLETIONS].put(_END, "0")
         else:
             while ended < self.ranks - 1:
-                yield from self._take(watch)
-                ended += 1
+                ended += (yield from self._take(watch)) is _END
+            if self.site.drops:
+                while self.site.channels[REQUESTS].get_nowait() is not None:
+                    pass
+                self.site.untaken = self.site.open = 0
             for _ in range(self.site.job.ranks["rollout"]):
                 yield from self.site.channels[REQUESTS].put(_END)
         yield from self.part(watch, "put", 0, "run")
@@ -297,7 +322,8 @@ class TextRolloutRank(TextRank):
         self._waiting = deque[Answer]()  # begun by no step
         self._steps = self._begun = 0
         self._held = -1  # newest version of the weights
-        answers = self.site.job.prompts * self.job.algorithm.samples_per_prompt
+        algorithm = self.job.algorithm
+        answers = asked_at_once(self.site.job.prompts, algorithm.short_rounds) * algorithm.samples_per_prompt
         self._share = math.ceil(answers / self.ranks)
 
     @property
@@ -356,6 +382,9 @@ class TextRolloutRank(TextRank):
             if not self.in_flight:
                 yield from self.part(watch, "wait", 0, "generate")
             if item is _END:
+                if self.site.drops:
+                    self._active.clear()
+                    self._waiting.clear()
                 return False
             self._count(item)
             for sample in range(item.first, item.first + item.samples):
@@ -405,7 +434,7 @@ class TextRolloutRank(TextRank):
         steps = self._active[0][0] - self._steps
         if asking and self._room and self.site.untaken:
             steps = 1
-        elif asking and self._room and self.site.open:
+        elif asking and self._room and (self.site.open or self.site.drops):
             steps = max(1, steps // _LOOKS)
         yield from self.spend(self.cost(len(self._active), "generate/decode", laps=steps))
         watch.lap("decode", len(self._active))

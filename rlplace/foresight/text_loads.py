@@ -115,6 +115,8 @@ class TextStages(Stages):
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _one(self, stage: str, component: str, size: Size) -> Load:
         ranks = size.ranks
+        if self._algorithm.short_rounds:  # which prompts a round learns follows from time: nothing is known
+            return self._load(component, [Cost(0.0)] * ranks)
         match role_of(component), stage:
             case "env", _:
                 return self._env(component, ranks)
@@ -160,7 +162,7 @@ class TextStages(Stages):
         lengths, each = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt
         return [
             [
-                (prompt, lengths.answer(Request(index, 0, group, 0, each, 0, prompt), sample))
+                (prompt, lengths.answer(Request(index, index, 0, group, 0, each, 0, prompt), sample))
                 for group in range(self._groups)
                 for prompt in (lengths.prompt(index, group),)
                 for sample in range(each)
@@ -201,7 +203,7 @@ class TextStages(Stages):
 
         Nobody has an answer before its prompt is read and its tokens are decoded, one step each.
         """
-        if self._config.text_env.max_turns > 1:
+        if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0
         each, found = self._algorithm.samples_per_prompt, list[float]()
         run, generate = "env.run/", "rollout.generate/"

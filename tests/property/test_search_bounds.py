@@ -74,6 +74,7 @@ RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
         ((*GRPO, "rollout.engine=transformers"), 15),
         (GRPO, 10),
         ((*GRPO, "algorithm.max_staleness=1", *APART), 10),
+        ((*RLHF, "algorithm.short_rounds=2"), 3),
         (RLHF, 8),
         pytest.param((*RLHF, "cluster.num_nodes=2"), 200, marks=pytest.mark.slow),
         pytest.param(RLHF, 20, marks=pytest.mark.slow),

@@ -84,6 +84,29 @@ def test_a_conversation_takes_its_turns_one_after_another() -> None:
     assert found.numbers["rollout/tokens"] == 20
 
 
+def test_a_short_round_ends_before_its_longest_answers_and_the_next_asks_those_prompts_anew() -> None:
+    """Each iteration has a prompt with 10 tokens and one with 30: a short round learns those of two with 10."""
+    whole = generated(2, 1, (10.0, 30.0), PLACE + "rollout=2")
+    assert whole.numbers["time/rollout_s"] == pytest.approx((2 + 1 + 2 + 29) * MS, rel=0.05)
+    found = generated(2, 1, (10.0, 30.0), PLACE + "rollout=2", "algorithm.short_rounds=1")
+    waits = 2 + 1 + 2 + 29  # both have 30
+    # Of four prompts that are read one after the other, the second with 10 tokens is the second to the fourth, and is
+    # seen to have ended one step later.
+    first, last = (4 * 2 + 3 + at + 6 + late for at, late in ((1, 0), (3, 1)))
+    assert (waits + first) / 2 * MS <= found.numbers["time/rollout_s"] <= (waits + last) / 2 * MS
+    assert found.numbers["rollout/tokens"] == (30 + 30 + 10 + 10) / 2
+
+
+@pytest.mark.parametrize("env", ["0", "0-1"])
+def test_rounds_that_do_not_wait_ask_and_learn_as_many_prompts_with_several_turns_and_slow_rewards(env: str) -> None:
+    costs, tokens = {"actor.learn/micro_batch": 1.0}, tuple(float(2 + n * n // 9) for n in range(24))
+    words = (PLACE + "rollout=1-2", PLACE + f"env={env}", "env.max_turns=2", "actor.token_budget=1")
+    words, drawn = (*words, "algorithm.share_prompts=false"), {"turns": 2.0, "reply_tokens": 4.0, "reward_s": 0.02}
+    every, some = (generated(6, 2, tokens, *words, f"algorithm.short_rounds={n}", costs=costs, **drawn) for n in (0, 2))
+    assert [found.numbers["time/learn_s"] for found in (every, some)] == pytest.approx([6 * 2 * MS] * 2)
+    assert some.numbers["time/rollout_s"] < every.numbers["time/rollout_s"]
+
+
 def test_slow_rewards_are_given_while_other_answers_are_generated() -> None:
     words = (PLACE + "rollout=2", "rollout.step_sequences=1")
     quick = generated(2, 1, (10.0,), *words, reward_s=0.0001)

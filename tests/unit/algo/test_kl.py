@@ -128,20 +128,20 @@ def test_tokens_of_other_weights_say_nothing_about_the_engine() -> None:
 
 def test_the_mismatch_of_ranks_with_other_numbers_of_tokens_is_that_of_all_tokens() -> None:
     """By hand: |log p_trainer - log p_engine| of four tokens is 0.3, 0.1, 0.2, 0.6; a fifth is of an older version."""
+    by_rank = (  # log p_trainer, log p_engine, whether of the trainer's version, whether cut
+        ([-1.0], [-1.3], [True], [True]),
+        ([-2.0, -2.2, -3.0, -9.0], [-2.1, -2.0, -2.4, -1.0], [True, True, True, False], [False] * 4),
+        ([], [], [], []),
+        ([-1.0, -2.0], [-1.5, -2.0], [False, False], [True, False]),
+    )
     ranks = [
-        mismatch_metrics(torch.tensor([-1.0]), torch.tensor([-1.3]), torch.tensor([True]), 1.2),
-        mismatch_metrics(
-            torch.tensor([-2.0, -2.2, -3.0, -9.0]),
-            torch.tensor([-2.1, -2.0, -2.4, -1.0]),
-            torch.tensor([True, True, True, False]),
-            1.2,
-        ),
-        mismatch_metrics(*torch.empty(2, 0), torch.empty(0, dtype=torch.bool), 1.2),
-        mismatch_metrics(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0]), torch.tensor([False, False]), 1.2),
+        mismatch_metrics(*torch.tensor(logprobs), *torch.tensor(marks, dtype=torch.bool))
+        for *logprobs, own, cut in by_rank
+        for marks in [[own, cut]]
     ]
     reduced = reduce_metrics(ranks)
     assert reduced["actor/mismatch"] == pytest.approx((0.3 + 0.1 + 0.2 + 0.6) / 4, rel=1e-6)
     assert reduced["actor/mismatch_max"] == pytest.approx(0.6, rel=1e-6)
     by_hand = [math.expm1(ratio) - ratio for ratio in (0.3, 0.1, -0.2, -0.6)]  # k3 of KL(engine || trainer)
     assert reduced["actor/mismatch_kl"] == pytest.approx(sum(by_hand) / 4, rel=1e-5)
-    assert reduced["actor/mismatch_capped"] == pytest.approx(2 / 7)  # ratios e^0.3 and e^0.5 of all seven, above 1.2
+    assert reduced["actor/mismatch_capped"] == pytest.approx(2 / 7)  # of the tokens of all ranks

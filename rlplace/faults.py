@@ -29,7 +29,7 @@ from rlplace.errors import (
 )
 from rlplace.placement.language.slots import Slot, owner_of
 from rlplace.placement.language.spec import role_of
-from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.cluster import Cluster, Lost
 from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, first_failure_s, gave_up
 
 REPLACED = ("env", "rollout", "reference", "reward")  # roles
@@ -148,18 +148,26 @@ class Recovery:
         return any(group.lost() for name, group in self._groups.items() if name not in self._replaced)
 
     def recover(
-        self, error: WorkerError | WorkerTimeout, *, iteration: int, stage: str, redone_s: float, back: bool = False
+        self,
+        error: WorkerError | WorkerTimeout,
+        *,
+        iteration: int,
+        stage: str,
+        redone_s: float,
+        make_room: Callable[[Lost], None] = lambda lost: None,
+        back: bool = False,
     ) -> Fault:
         """Replace what `error` and the failures behind it have cost. Raises `error` where nothing can be done.
 
-        `back`: the run has to go back to its newest checkpoint in any case. Where it has, `went_back` is to be called.
+        `make_room`: has others leave the accelerators of ranks that start again. `back`: the run has to go back to its
+        newest checkpoint in any case. Where it has, `went_back` is to be called.
         """
         began, came = first_failure_s(self._groups.values()), time.monotonic()
         late = isinstance(error, WorkerTimeout)
         for group in self._groups.values():
             if late and group.at_work:  # it will not end by itself
                 group.cancel("a worker is late", patience_s=0.0)
-        lost, moved, back = self._restart(error, iteration, back)
+        lost, moved, back = self._restart(error, iteration, back, make_room)
         replaced = tuple(owner_of(name, rank) for name, rank in sorted(lost))
         if isinstance(error, WorkerTimeout):
             what, why = error.problem.key, error.problem.what
@@ -199,7 +207,7 @@ class Recovery:
         return whole
 
     def _restart(
-        self, error: WorkerError | WorkerTimeout, iteration: int, back: bool
+        self, error: WorkerError | WorkerTimeout, iteration: int, back: bool, make_room: Callable[[Lost], None]
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
         """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
 
@@ -207,6 +215,13 @@ class Recovery:
         last error if there are none.
         """
         found, moved, failures = set[tuple[str, int]](), dict[str, Slot](), Counter[str]()
+        waiting: Lost = {}  # ranks that were started, and not set up because others could not make room
+
+        def room(lost: Lost) -> None:
+            nonlocal waiting
+            make_room(lost)
+            waiting = {}
+
         while True:
             for group in self._groups.values():
                 if group.at_work:  # it was called before another was found to have failed
@@ -218,7 +233,7 @@ class Recovery:
             failures[_place(error)] += 1
             if failures[_place(error)] == _TRIES:
                 moved |= self._move(error)
-            gone = {name: {*group.lost()} for name, group in self._groups.items()}
+            gone = {name: {*group.lost(), *waiting.get(name, ())} for name, group in self._groups.items()}
             for slot in moved.values():
                 if self._groups[slot.component].slots[slot.rank] != slot:  # it is still where it was
                     gone[slot.component].add(slot.rank)
@@ -230,8 +245,9 @@ class Recovery:
                 whole = {name: range(self._groups[name].world_size) for name in anew}
                 lost = self._cluster.with_peers({**lost, **whole})
             found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}
+            waiting = lost
             try:
-                self._cluster.restart(lost)
+                self._cluster.restart(lost, room)
                 return found, [*moved.values()], back
             except (WorkerError, WorkerTimeout) as another:
                 error = another

@@ -30,6 +30,7 @@ that would come too early waits; no generated sample is dropped.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.calls import CallLog
 from rlplace.report.utilisation import Usage, overhead
 from rlplace.workers.launch.clock import CLOCK, Clock
-from rlplace.workers.launch.group import Pending, WorkerGroup
+from rlplace.workers.launch.cluster import Lost
+from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
 
 
 class Loop:
@@ -164,7 +166,14 @@ class Loop:
                     raise
                 redone_s, stage = time.perf_counter() - began, self._at or self._schedule.stages[0]
                 back = back or self._updating or self._schedule.needs.ahead > 0  # then some iteration is being learned
-                fault = self.recovery.recover(error, iteration=index, stage=stage, redone_s=redone_s, back=back)
+                fault = self.recovery.recover(
+                    error,
+                    iteration=index,
+                    stage=stage,
+                    redone_s=redone_s,
+                    make_room=functools.partial(self._make_room, index),
+                    back=back,
+                )
                 if fault.went_back:
                     for outlasted in faults:
                         self.count(outlasted)
@@ -177,15 +186,32 @@ class Loop:
         self._arriving, self._leaving = (), ()
         first = self._schedule.stages[0]
         with self._in(first):
-            asked = [group.begin_again(index) for group in self._groups.values()]
-            for pending, ranks in zip(asked, self._wait(asked), strict=True):
-                for call, lost in zip(pending.calls, ranks, strict=True):
-                    known = self._dropped.get(call.slot.owner, {})
-                    self._dropped[call.slot.owner] = max(known, lost, key=lambda m: sum(x.value for x in m.values()))
+            self._drop([group.begin_again(index) for group in self._groups.values()])
             needed, self._at = self._schedule.residency[first], first
             moves = [Move(component=c, before=self._held[c], after=after) for c, after in needed.items()]
             self._move([move for move in moves if move.after < move.before])
             self._move([move for move in moves if move.after >= move.before])  # new ranks are off where others stay
+
+    def _drop(self, asked: Sequence[Pending]) -> None:
+        """Wait for ranks that begin again; keep what each has lost."""
+        for pending, ranks in zip(asked, self._wait(asked), strict=True):
+            for call, lost in zip(pending.calls, ranks, strict=True):
+                known = self._dropped.get(call.slot.owner, {})
+                self._dropped[call.slot.owner] = max(known, lost, key=lambda m: sum(x.value for x in m.values()))
+
+    def _make_room(self, index: int, lost: Lost) -> None:
+        """Have components that take turns leave the accelerators of ranks that are set up again, as at the start."""
+        needed = set[int]().union(*(self._groups[name].execute_on(ranks).accelerators for name, ranks in lost.items()))
+        leaving = list[Ranks]()
+        for name, group in self._groups.items():
+            there = {*range(group.world_size)} - {*lost.get(name, ())}
+            turns = any(held[name] == Residency.OFF for held in self._schedule.residency.values())
+            if turns and there and needed & group.accelerators:
+                leaving.append(group.execute_on(there))
+        self._arriving, self._leaving = (), ()
+        with self._in(self._at or self._schedule.stages[0]):
+            self._drop([ranks.begin_again(index) for ranks in leaving])
+            self._wait([ranks.move(Residency.OFF) for ranks in leaving])
 
     def go_back(self, version: int, load: Callable[[], None]) -> None:
         """Take all ranks, new ones too, to where they were after iteration `version`, whose state `load` gives them.

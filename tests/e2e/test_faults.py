@@ -83,6 +83,21 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     assert "fault in rollout of iteration 0: env rank 0 in run: the worker process died" in run.out
 
 
+def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(tmp_path: Path) -> None:
+    """Env is whole there when the actor, which has to be set up, turns out to be gone: it has no room beside env."""
+    size = 64 << 20
+    turns = [f"{name}.enable_offload=true" for name in ("actor", "env", "rollout")]
+    tight = (f"cluster.accelerator.memory={size}", f"env.accelerator_memory={size - 700_000}", "memory.reserve=0 %")
+    where = ("cluster.accelerators_per_node=1", "cluster.accelerator.kind=emulated", *placed("0", "0", "0"))
+    short = ("algorithm.rollout_steps=1024", "algorithm.epochs=1", "runner.total_iterations=3", "checkpoint.every=1")
+    sizes = ("actor.model.hidden=[256,256]", "env.total_num_envs=8", "rollout.workspace_memory=0")
+    faults = [("actor", 0, 1, 0.1, "SIGKILL"), ("rollout", 0, 1, 0.3, "SIGKILL")]
+    run = hurt("collocated_ppo", tmp_path, *where, *tight, *turns, *short, *sizes, faults=faults)
+    assert run.code == 0, run.err
+    (event,) = run.summary()["faults"]["events"]
+    assert sorted(event["replaced"]) == ["actor rank 0", "rollout rank 0"]
+
+
 def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(tmp_path: Path) -> None:
     """Its ranks call each other; what they sample is what ranks that nothing happens to sample through channels."""
     once = tmp_path / "killed"

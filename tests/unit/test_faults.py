@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -42,6 +42,7 @@ class Cluster:
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups, self.restarted = groups, list[dict[str, set[int]]]()
         self.asked: list[Collection[str]] = []  # components with lost ranks, before a run goes back
+        self.no_room: list[str] = []  # lost as they leave their accelerators, before the others are set up
         self.next_lost: list[str] = []  # while the others start again
         self.next_failed: list[WorkerError] = []  # as they start
         self.free: list[int] = []  # accelerators
@@ -53,11 +54,16 @@ class Cluster:
     def with_peers(self, lost: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
         return {name: set(ranks) for name, ranks in lost.items() if ranks}
 
-    def restart(self, lost: Mapping[str, Collection[int]]) -> None:
+    def restart(self, lost: Mapping[str, Collection[int]], make_room: Callable[[object], None]) -> None:
         self.restarted.append({name: set(ranks) for name, ranks in lost.items()})
         for group in self.groups.values():
             group.ranks.clear()
         self.groups["env"].slots = self.placed
+        if self.no_room:
+            name = self.no_room.pop(0)
+            self.groups[name].ranks[0] = None
+            raise died(name)
+        make_room(lost)
         if self.next_lost:
             name = self.next_lost.pop(0)
             self.groups[name].ranks[0] = None
@@ -151,6 +157,15 @@ def test_what_an_earlier_round_has_replaced_is_not_waited_for(groups: dict[str, 
     assert made.recover(died("env"), iteration=4, stage="rollout", redone_s=1.0).went_back
     assert cluster.restarted == [{"env": {0}}, {"actor": {0}}]
     assert cluster.asked == [{"env", "actor"}]
+
+
+def test_what_could_not_be_set_up_for_lack_of_room_is_started_again(groups: dict[str, Group]) -> None:
+    """The actor turns out to be dead as it is asked to leave the accelerator on which the engine starts."""
+    made, cluster = recovery(groups, [])
+    groups["rollout"].ranks[0] = None
+    cluster.no_room = ["actor"]
+    made.recover(died("rollout"), iteration=4, stage="rollout", redone_s=1.0)
+    assert cluster.restarted == [{"rollout": {0}}, {"actor": {0}, "rollout": {0}}]
 
 
 @pytest.mark.parametrize("free", [[7, 8], [7]])

@@ -189,7 +189,9 @@ class Replacing:
 
     state_lost = False
 
-    def recover(self, error: WorkerError, *, iteration: int, stage: str, redone_s: float, back: bool) -> Fault:
+    def recover(
+        self, error: WorkerError, *, iteration: int, stage: str, redone_s: float, back: bool, **_: object
+    ) -> Fault:
         what, why = f"{error.component} in {error.method}", error.what
         times = {"at_s": 1.0, "redone_s": redone_s, "recovery_s": 2.0}
         return Fault(iteration=iteration, stage=stage, what=what, why=why, replaced=(), went_back=back, **times)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 # What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
 Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]
+Lost = Mapping[str, Collection[int]]  # ranks by component
 
 
 class Cluster:
@@ -227,7 +228,7 @@ class Cluster:
         """Return the nodes in use that are gone, rank -> address; may take a minute where one does not answer."""
         return self._launcher.lost_nodes()
 
-    def with_peers(self, lost: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
+    def with_peers(self, lost: Lost) -> dict[str, set[int]]:
         """Add to lost ranks those that end with them: of the same process, or of a group that can only join anew."""
         found = {name: set(ranks) for name, ranks in lost.items() if ranks}
         while True:
@@ -242,12 +243,13 @@ class Cluster:
             for slot in more:
                 found.setdefault(slot.component, set()).add(slot.rank)
 
-    def restart(self, lost: Mapping[str, Collection[int]]) -> None:
+    def restart(self, lost: Lost, make_room: Callable[[Lost], None] = lambda lost: None) -> None:
         """Start lost ranks again on their slots, empty all channels, and have all groups take calls again.
 
         For groups that outlast failures and have wound down, or are idle. `lost`: with their peers. New workers are
-        set up. Raises ClusterError; WorkerError; WorkerTimeout where workers are not ready after `ray.start_timeout_s`
-        and it cannot be said on which accelerators the cause is.
+        set up, after `make_room` has had others leave their accelerators. Raises ClusterError; WorkerError;
+        WorkerTimeout where workers are not ready after `ray.start_timeout_s` and it cannot be said on which
+        accelerators the cause is.
         """
         specs = [self._specs[name] for name in lost]
         slots = {spec.slots[rank] for spec in specs for rank in lost[spec.name]}
@@ -259,6 +261,7 @@ class Cluster:
             raise WorkerTimeout(error.problem) from error
         for name, group in self._groups.items():
             group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
+        make_room(lost)
         setups: list[Pending] = []
         again = {name: self._groups[name].execute_on(ranks) for name, ranks in lost.items()}
         try:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -215,6 +216,27 @@ def test_an_answer_that_is_no_list_of_rewards_is_asked_for_again(policy: Path, o
         scenario = ScorerScenario(model=policy, component="reward", block=block, faults={"on_error": on_error})
         found = scored_by(scenario, with_text(made_up_samples()), kind=RewardEndpointWorker)
     assert sum(math.isnan(value) for (value,) in found.values()) == left_out
+
+
+@pytest.mark.parametrize(
+    ("answer", "times"), [((200, "<html>"), 3), ((500, "out of memory"), 1)], ids=["no list", "down"]
+)
+def test_what_stays_wrong_is_asked_for_twice_more_unless_the_endpoint_is_down(
+    policy: Path, answer: tuple[int, str], times: int
+) -> None:
+    often = Counter[str]()
+
+    def wrong(asked: Mapping[str, Any]) -> tuple[int, str]:
+        often[json.dumps(asked)] += 1
+        return answer if often[json.dumps(asked)] < 9 else by_length(asked)
+
+    with serving(wrong) as server:
+        block = {"url": server.url, "batch": 4, "concurrency": 1, "retries": 0}
+        faults = {"on_error": "retry", "error_budget": 1000}
+        scenario = ScorerScenario(model=policy, component="reward", block=block, faults=faults)
+        found = scored_by(scenario, with_text(made_up_samples()), kind=RewardEndpointWorker)
+    assert {*often.values()} == {times}
+    assert all(math.isnan(value) for (value,) in found.values())
 
 
 class Waits(threading.Event):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import threading
 from collections import Counter
 from pathlib import Path
@@ -53,6 +54,25 @@ def test_a_cycle_learns_the_prompts_that_it_would_learn_without_short_rounds(edg
             assert at_once == PROMPTS if long else PROMPTS < at_once <= PROMPTS + -(-PROMPTS // SHORT)
         first = cycle * (SHORT + 1) * PROMPTS
         assert sorted(learned) == [*range(first, first + (SHORT + 1) * PROMPTS)]
+
+
+def test_a_rank_keeps_what_its_own_groups_ask_later_and_no_more(tmp_path: Path) -> None:
+    ranks, last = ranks_of(0, 3, 8), 2 * (SHORT + 1)
+    for iteration in range(last + 1):
+        learned_of(ranks, iteration)
+    (whole,) = ranks_of(0, 8)
+    for tails in ranks:
+        kept = {ahead: number for ahead, number in tails.left.items() if ahead >= last * PROMPTS}
+        assert tails.left == kept
+        tails.write(tmp_path)
+    whole.read(tmp_path)
+    (tmp_path / "whole").mkdir()
+    whole.write(tmp_path / "whole")
+    for tails in ranks_of(0, 3, 8):
+        tails.read(tmp_path / "whole")
+        (tmp_path / "again").mkdir(exist_ok=True)
+        (name,) = tails.write(tmp_path / "again")
+        assert json.loads((tmp_path / "again" / name).read_text()) == json.loads((tmp_path / name).read_text())
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 6])

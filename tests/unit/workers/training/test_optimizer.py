@@ -79,8 +79,9 @@ def large(seed: int = 1) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("config", [BYTES, BYTES_ON_HOST], ids=["in place", "on the host"])
-def test_steps_by_8_bits_stay_near_those_of_torch(config: OptimizerConfig) -> None:
+def test_steps_by_8_bits_stay_near_those_of_torch(config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of a number is as long as the rate; the first is exact, for nothing was rounded before it."""
+    monkeypatch.setattr("rlplace.workers.training.moments._AT_ONCE", 2)  # several pieces of a tensor
     shards, exact = large(), large()
     rounded, whole = Adam(shards, config), Adam(exact, dataclasses.replace(config, kind="adamw"))
     for step in range(20):
@@ -102,6 +103,17 @@ def test_a_number_whose_gradients_are_small_beside_those_of_its_block_is_not_thr
     slopes[0] = 1.0
     for step in range(30):
         optimizer.step([slopes * (step < 10)], 1e-3)
+    assert shards[0].abs().max() < 30 * 1e-3 * 3
+
+
+def test_a_second_moment_far_below_those_of_its_block_does_not_round_to_zero() -> None:
+    """It lasts longer than the first one, by which alone the first would soon be large enough to be kept beside it."""
+    shards = [torch.zeros(256)]
+    optimizer = Adam(shards, dataclasses.replace(BYTES, eps=1e-10))
+    for step in range(30):
+        slopes = torch.full((256,), 1e-7 * (step < 6))
+        slopes[0] = float(step == 0)
+        optimizer.step([slopes], 1e-3)
     assert shards[0].abs().max() < 30 * 1e-3 * 3
 
 

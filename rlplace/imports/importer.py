@@ -136,6 +136,10 @@ class Draft:
         """Record something of ours that no setting asks for."""
         self.assumed.append((text, why))
 
+    def leave_uncorrected(self) -> None:
+        self.set("algorithm.tis_cap", None)
+        self.assume("algorithm.tis_cap: null", "the engine's rounding is not corrected there unless it is asked for")
+
     def set(self, key: str, value: object) -> None:
         assert self.has_key(PLACEMENT if key.startswith(f"{PLACEMENT}.") else key), f"{key}: no such key"
         *blocks, leaf = key.split(".", 2)

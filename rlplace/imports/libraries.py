@@ -236,6 +236,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         draft.becomes(_VERL_MODE, "algorithm.surrogate")
         draft.implied("there, the loss of cispo has no dual clip", f"{_VERL}actor.clip_ratio_c")
     _set_verl_prompts(draft)
+    _set_verl_correction(draft)
     draft.apply_rules()
     _set_verl_loss(draft)
     sleeps = bool(draft.value(f"{_VERL}rollout.free_cache_engine", True))
@@ -249,6 +250,14 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         "rollout": sleeps,
     }
     return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where})
+
+
+def _set_verl_correction(draft: Draft) -> None:
+    if draft.value("algorithm.rollout_correction.rollout_is"):
+        return
+    draft.implied("without rollout_is, nothing is weighed", "algorithm.rollout_correction.rollout_is_threshold")
+    if draft.number(f"{_VERL}actor.tis_imp_ratio_cap", 0.0) <= 0:
+        draft.leave_uncorrected()
 
 
 def _set_verl_prompts(draft: Draft) -> None:
@@ -347,6 +356,8 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
         pool.divide_tokens(component, "context-parallel-size")
     topology = pool.write()
     draft.apply_rules()
+    if not draft.has("use-tis"):
+        draft.leave_uncorrected()
     draft.set("algorithm.loss", "token" if draft.has("calculate-per-token-loss") else "sequence")
     draft.becomes("calculate-per-token-loss", "algorithm.loss")
     everything = together or draft.has("offload")  # both, unless one is switched off
@@ -399,6 +410,8 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         pool.divide_tokens(component, f"{block}.sequence_parallel_size", context)
     topology = pool.write()
     draft.apply_rules()
+    if not draft.has("trainer.algorithm.use_tis"):
+        draft.leave_uncorrected()
     scorers = [c for c in ("reference", "reward") if c in pool.where]
     offload = dict.fromkeys(pool.where, together)
     offload |= {c: draft.has(f"trainer.{_SKYRL_ROLES[c]}.fsdp_config.cpu_offload") for c in scorers}

@@ -220,8 +220,7 @@ def _set_clips(draft: Draft) -> None:
         draft.unmapped("algorithm.reward_clip clips alike on both sides of 0", "reward.clip_range")
     enabled, threshold = "algo.advantage.is_correction_enable", "algo.advantage.is_correction_threshold"
     if not draft.has(enabled):
-        draft.set("algorithm.tis_cap", None)
-        draft.assume("algorithm.tis_cap: null", "the engine's rounding is not corrected there unless it is asked for")
+        draft.leave_uncorrected()
         return
     old = draft.value("vllm_is_truncated_threshold")
     given = old[-1] if isinstance(old, tuple) and old else old

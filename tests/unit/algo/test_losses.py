@@ -168,13 +168,13 @@ def terms_of(logprobs: Tensor, advantages: Sequence[float], lengths: Sequence[in
 
 
 def test_with_cispo_every_token_pushes_with_a_clipped_weight() -> None:
-    logprobs = torch.tensor([1.5, 0.5, 1.0, 0.4]).log().requires_grad_()  # ratios; CLIP has 0.8 and 1.3
+    logprobs = torch.tensor([1.5, 0.5, 1.1, 0.4]).log().requires_grad_()  # ratios; CLIP has 0.8 and 1.3
     terms = terms_of(logprobs, [1.0, -1.0, 2.0, 1.0], [1, 3], surrogate="cispo")
     terms.policy_loss.sum().backward()
     assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([-1.3, 0.8, -2.0, -0.8])
+    assert logprobs.grad.tolist() == pytest.approx([-1.3, 0.8, -2.2, -0.8])
     assert terms.policy_loss.tolist() == pytest.approx(
-        [-1.3 * math.log(1.5), 0.8 * math.log(0.5), 0.0, -0.8 * math.log(0.4)]
+        [-1.3 * math.log(1.5), 0.8 * math.log(0.5), -2.2 * math.log(1.1), -0.8 * math.log(0.4)]
     )
     assert (terms.clipped_low.tolist(), terms.clipped_high.tolist()) == ([0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
     shorter = terms_of(torch.tensor([1.5, 0.5]).log(), [1.0, 1.0], [2], surrogate="cispo", ratio="sequence")

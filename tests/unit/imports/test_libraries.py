@@ -197,6 +197,14 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ),
         ("openrlhf", "--lr_scheduler cosine", {"actor.optimizer.min_lr_ratio": {}}),
         ("openrlhf", "--actor.min_lr_ratio 0.3", {"actor.optimizer.min_lr_ratio": 0.3}),
+        ("verl", VERL, {"algorithm.tis_cap": None}),
+        ("verl", VERL + "algorithm.rollout_correction.rollout_is_threshold=3", {"algorithm.tis_cap": None}),
+        ("verl", VERL + "algorithm.rollout_correction.rollout_is=token", {"algorithm.tis_cap": {}}),
+        ("verl", VERL + "actor_rollout_ref.actor.tis_imp_ratio_cap=4", {"algorithm.tis_cap": 4}),
+        ("slime", SLIME, {"algorithm.tis_cap": None}),
+        ("slime", SLIME + "--use-tis", {"algorithm.tis_cap": {}}),
+        ("skyrl", "trainer.algorithm.use_tis=false", {"algorithm.tis_cap": None}),
+        ("skyrl", "trainer.algorithm.use_tis=true", {"algorithm.tis_cap": {}}),
         (
             "verl",
             VERL

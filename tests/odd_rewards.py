@@ -62,7 +62,7 @@ def leaves(transcript: Transcript) -> float:
 
 
 def closes_its_pipe(transcript: Transcript) -> float:
-    os.closerange(3, 64)
+    os.closerange(3, 1 << 16)
     return 1.0
 
 

@@ -109,8 +109,11 @@ def _header(file: Path) -> dict[str, Any]:
         if not 0 < length <= size - 8:
             raise ValueError(f"it is cut short, at {size:,} bytes, or no safetensors file")
         header = json.loads(opened.read(length))
-    header.pop("__metadata__", None)
-    whole = 8 + length + max((of["data_offsets"][1] for of in header.values()), default=0)
+    try:
+        header.pop("__metadata__", None)
+        whole = 8 + length + max((of["data_offsets"][1] for of in header.values()), default=0)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError("its header is damaged, or it is no safetensors file") from error
     if size != whole:
         raise ValueError(f"it has {size:,} bytes of {whole:,}: it is cut short or damaged")
     return header

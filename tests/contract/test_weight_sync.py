@@ -410,6 +410,7 @@ def push_and_measure(fars: Sequence[tuple[str, Keys]], folder: Path, size: int, 
         results.put(memory.grown)
 
 
+@pytest.mark.slow  # it samples memory: beside other work, a copy that is gone a moment later is seen
 def test_each_end_of_a_stream_holds_what_the_ledger_counts(tmp_path: Path) -> None:
     """Of two processes, sockets included; the copy itself is in a file."""
     size, fars = 6 * BUCKET_BYTES, list[Far]()

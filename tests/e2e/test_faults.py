@@ -94,8 +94,8 @@ def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(tmp_path: 
     faults = [("actor", 0, 1, 0.1, "SIGKILL"), ("rollout", 0, 1, 0.3, "SIGKILL")]
     run = hurt("collocated_ppo", tmp_path, *where, *tight, *turns, *short, *sizes, faults=faults)
     assert run.code == 0, run.err
-    (event,) = run.summary()["faults"]["events"]
-    assert sorted(event["replaced"]) == ["actor rank 0", "rollout rank 0"]
+    events = run.summary()["faults"]["events"]  # one, unless it is slow to be found that the actor is gone
+    assert {owner for event in events for owner in event["replaced"]} == {"actor rank 0", "rollout rank 0"}
 
 
 def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
         return
     if demand.block.optimizer.kind != "adamw_8bit" and not demand.block.optimizer.on_host:
         values = {"optimizer.kind": "adamw_8bit"}
-        if not demand.block.optimizer.on_host and demand.block.weights != "fp32":  # whose steps were lost in rounding
+        if demand.block.weights != "fp32":  # whose steps were lost in rounding
             values = {"weights": "fp32"} | values
         yield _changed(case, component, values, "Adam's moments are rounded to 8 bits")
     if isinstance(demand.block, ActorConfig) and demand.block.lora_rank is None:

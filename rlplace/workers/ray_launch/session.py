@@ -105,7 +105,9 @@ class RaySession:
                 self._forget_token = make_token()
                 _start_local(self._config.start_timeout_s)
                 started = _descendants() - others
-                self._servers = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
+                for pid in started:
+                    with contextlib.suppress(psutil.NoSuchProcess):  # it has only helped to start them
+                        self._servers.append(psutil.Process(pid))
                 self._guard = Guard.killing(started)
             elif not self._shared:
                 _join(self._config.address or "auto")

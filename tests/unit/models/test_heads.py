@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlplace.models.heads import INDEX, SINGLE, unread_weights
+from rlplace.models.heads import INDEX, SINGLE, unread_weights, weight_shapes
 
 
 def saved(folder: Path, *names: str) -> Path:
@@ -53,3 +53,11 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path, name: str, content:
     if content is not None:
         file.write_bytes(content)
     assert says in str(unread_weights(tmp_path))
+
+
+@pytest.mark.parametrize("header", [[1], {"a": {"shape": [1]}}, {"a": 3}, {"a": {"data_offsets": []}}], ids=str)
+def test_a_header_that_is_none_of_safetensors_is_told(tmp_path: Path, header: object) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert "its header is damaged" in str(unread_weights(tmp_path))
+    assert weight_shapes(tmp_path) == {}

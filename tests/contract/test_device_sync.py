@@ -44,7 +44,7 @@ MIXTURES = {
     "large buckets": Mixture(actors=2, hosts=(None, 0), bucket_bytes=1 << 20),
 }
 
-SHORT_S = 1.0  # where a deadline is to pass
+SHORT_S = 4.0  # in which groups of gloo form, also beside other work
 LONG_S = 5.0  # of a wait that outlives it
 
 

@@ -7,6 +7,7 @@ Where bitsandbytes is installed, its kernel steps the same numbers beside ours.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import statistics
 import sys
@@ -28,14 +29,18 @@ Kind = Literal["adamw", "adamw_8bit"]
 KINDS: tuple[Kind, ...] = ("adamw", "adamw_8bit")
 
 
+def step_ours(adam: Adam, gradient: Tensor) -> None:
+    adam.step([gradient], 1e-3)
+
+
 def steppers() -> dict[str, Callable[[Tensor], None]]:
     found: dict[str, Callable[[Tensor], None]] = {}
     for kind in KINDS:
         adam = Adam([torch.zeros(NUMBERS)], OptimizerConfig(kind=kind))
         print(f"{kind}: {sum(tensor.nbytes for tensor in adam.tensors()) / NUMBERS:.3f} bytes of state a parameter")
-        found[kind] = lambda gradient, adam=adam: adam.step([gradient], 1e-3)  # type: ignore[misc]
+        found[kind] = functools.partial(step_ours, adam)
     if importlib.util.find_spec("bitsandbytes"):
-        from bitsandbytes import functional  # type: ignore[import-not-found]
+        from bitsandbytes import functional
 
         weights, codes, steps = torch.zeros(NUMBERS), torch.zeros(2, NUMBERS, dtype=torch.uint8), [0]
         scales, tables = torch.zeros(2, NUMBERS // 256), [functional.create_dynamic_map(s) for s in (True, False)]

@@ -53,6 +53,8 @@ def import_rlinf(draft: Draft, per_node: int) -> Imported:
     if isinstance(groups, list) and all(isinstance(g, Mapping) for g in groups):
         draft.set("cluster.node_groups", groups)
     draft.apply_rules()
+    if draft.kind == "causal_lm" and not draft.has("algorithm.importance_sampling_fix"):
+        draft.leave_uncorrected()
     if draft.kind == "mlp":
         _rlinf_set_rollout(draft)
         _rlinf_set_sinks(draft)
@@ -555,6 +557,8 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
         why = "models that do not share need accelerators of their own"
         draft.find("import-counts", what, "cluster.n_nodes", why=why, fix={"cluster.n_nodes": used // width})
     draft.apply_rules()
+    if not draft.has("actor.use_decoupled_loss"):
+        draft.leave_uncorrected()
     draft.set("algorithm.loss", "token")
     draft.assume("algorithm.loss: token", "the mean that its losses are there, whatever the estimator")
     return finish(draft, topology, dict.fromkeys(pool.where, draft.has("enable_offload")))

@@ -182,6 +182,7 @@ ROLLOUT = "cluster.component_placement.rollout"
         ({"algorithm": {"surrogate": "cispo"}}, None, None),
         ({"algorithm": {"tis_cap": None, "tis_level": "sequence"}}, "roles-contradict", "algorithm.tis_level"),
         ({"algorithm": {"tis_cap": 2.0, "tis_floor": 3.0}}, "roles-contradict", "algorithm.tis_floor"),
+        ({"algorithm": {"tis_cap": 2.0, "tis_floor": 2.0}}, "roles-contradict", "algorithm.tis_floor"),
         ({"algorithm": {"tis_level": "sequence", "tis_above": "drop", "tis_floor": 0.5}}, None, None),
         ({"actor": {"sync": {"mode": "lora"}}}, "no-factors", "actor.sync.mode"),
         ({"actor": {"sync": {"mode": "lora"}, "lora_rank": 2}}, None, None),

@@ -205,6 +205,8 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ("slime", SLIME + "--use-tis", {"algorithm.tis_cap": {}}),
         ("skyrl", "trainer.algorithm.use_tis=false", {"algorithm.tis_cap": None}),
         ("skyrl", "trainer.algorithm.use_tis=true", {"algorithm.tis_cap": {}}),
+        ("areal", "allocation_mode=sglang:d4+fsdp:d4", {"algorithm.tis_cap": None}),
+        ("areal", "allocation_mode=sglang:d4+fsdp:d4 actor.use_decoupled_loss=true", {"algorithm.tis_cap": {}}),
         (
             "verl",
             VERL
@@ -435,6 +437,7 @@ def test_a_job_without_simulators_is_one_with_language_models() -> None:
         "loss": "token",
         "sequence_length": 12288,
         "prompts": 512,
+        "tis_cap": None,
         "samples_per_prompt": 8,
         "train_batch": 1024,
     }

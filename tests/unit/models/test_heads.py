@@ -55,6 +55,13 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path, name: str, content:
     assert says in str(unread_weights(tmp_path))
 
 
+def test_a_file_with_more_than_its_header_says(tmp_path: Path) -> None:
+    """Such as two files that were written one behind the other."""
+    file = saved(tmp_path, "one", "two") / "1.safetensors"
+    file.write_bytes(file.read_bytes() + b"\0" * 8)
+    assert "damaged" in str(unread_weights(tmp_path))
+
+
 @pytest.mark.parametrize("header", [[1], {"a": {"shape": [1]}}, {"a": 3}, {"a": {"data_offsets": []}}], ids=str)
 def test_a_header_that_is_none_of_safetensors_is_told(tmp_path: Path, header: object) -> None:
     text = json.dumps(header).encode()

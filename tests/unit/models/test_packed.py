@@ -106,7 +106,7 @@ def test_what_it_cannot_do_is_refused() -> None:
 class OnGpu(Tensor):
     """Says that it is there, which decides how it is attended."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlplace.config.schema import OptimizerConfig, TrainedConfig
+from rlplace.config.schema import OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.memory import formulas
-from rlplace.placement.memory.demands import Part, Placed, TrainingDemand
+from rlplace.placement.memory.demands import EngineDemand, HostPart, Part, Placed, TrainingDemand
 from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.layers import Block, KvLayers, Saved, Weight
 from rlplace.placement.memory.model import Attention, ModelShape, read_model
@@ -148,6 +148,29 @@ def optimizer_state(kind: str, **block: Any) -> float:
     demand = TrainingDemand(model=OPT_13B, block=trained, sequence_length=1)
     one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="cuda")
     return demand.footprint(one).held[Residency.FULL][Part.OPTIMIZER] / formulas.parameters(OPT_13B, 1)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_checkpoint_unpacks_moments_of_8_bits_whether_or_not_it_copies_the_rest(copied: bool) -> None:
+    def saved(kind: str) -> int:
+        block = TrainedConfig(optimizer=OptimizerConfig(kind=kind))
+        demand = TrainingDemand(model=OPT_13B, block=block, sequence_length=1, copied=copied)
+        one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="cuda")
+        return demand.footprint(one).host[Residency.FULL][HostPart.CHECKPOINT]
+
+    unpacked = 0 if copied else 8 * formulas.parameters(OPT_13B, 1)  # of float32 no tensor is made anew
+    assert saved("adamw_8bit") - saved("adamw") == unpacked
+
+
+def test_a_cut_distribution_takes_room_whether_answers_or_held_out_ones_are_drawn_by_it() -> None:
+    def workspace(cut: bool, **block: Any) -> int:
+        demand = EngineDemand(
+            model=OPT_13B, block=TextRolloutConfig(engine="transformers", **block), sequence_length=2, cut=cut
+        )
+        one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="emulated")
+        return demand.footprint(one).working["rollout"][Part.WORKSPACE]
+
+    assert workspace(False) < workspace(True) == workspace(False, top_p=0.5) == workspace(True, top_p=0.5)
 
 
 def test_moments_of_8_bits_have_a_scale_for_each_block_of_256() -> None:

@@ -376,7 +376,7 @@ class Tool:
             if self._odd == "hangs":
                 time.sleep(1.0)
             if self._odd in ("bytes", "half"):
-                return b"?" if self._odd == "bytes" else b"\xff".decode(errors="surrogateescape")  # type: ignore
+                return b"?" if self._odd == "bytes" else b"\xff".decode(errors="surrogateescape")
             if self._odd == "exits":
                 sys.exit(3)
             if self._odd != "facts":

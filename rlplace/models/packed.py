@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -243,9 +244,25 @@ def _whole_kernel(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    edges, longest, grouped = (own.at, seen.at), (own.longest, seen.longest), q.shape[1] != k.shape[1]
-    attended = varlen_attn(q, k, v, *edges, *longest, scale=scale, window_size=limits, enable_gqa=grouped)
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] and _asks_for_groups(varlen_attn) else {}
+    attended = varlen_attn(
+        *(q, k, v),
+        *(own.at, seen.at),
+        *(own.longest, seen.longest),
+        scale=scale,
+        window_size=limits,
+        **grouped,
+    )
     return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
+
+
+@functools.cache
+def _asks_for_groups(kernel: Callable[..., object]) -> bool:
+    """Return whether fewer key heads than query heads have to be announced.
+
+    Since torch 2.12 they have to be. The kernel of torch 2.11 takes them as they are, and has no such argument.
+    """
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────

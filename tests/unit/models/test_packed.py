@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import MistralConfig, MistralModel
 
 from rlplace.algo.packing import SampleSizes
-from rlplace.models.packed import Packed, attend_packed, attention, token_scores
+from rlplace.models.packed import Edges, Packed, _whole_kernel, attend_packed, attention, token_scores
 from rlplace.placement.memory.model import read_model
 
 LENGTHS = (3, 1, 6)
@@ -142,6 +144,29 @@ def test_one_kernel_for_all_sequences(window: int | None) -> None:
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def kernel_of_torch_2_11(q: Tensor, k: Tensor, v: Tensor, *places: Any, scale: Any, window_size: Any) -> Tensor:
+    return q
+
+
+def kernel_of_torch_2_13(
+    q: Tensor, k: Tensor, v: Tensor, *places: Any, scale: Any, window_size: Any, enable_gqa: bool = False
+) -> Tensor:
+    assert enable_gqa == (q.shape[1] != k.shape[1])
+    return q
+
+
+@pytest.mark.parametrize("kernel", [kernel_of_torch_2_11, kernel_of_torch_2_13])
+@pytest.mark.parametrize("keys", [4, 2], ids=["every head its keys", "heads share keys"])
+def test_shared_keys_are_announced_where_the_kernel_asks(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor], keys: int
+) -> None:
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
+    batch = packed()
+    query, key, value = (part.squeeze(0).transpose(0, 1) for part in heads(keys=keys))
+    edges = Edges(batch.edges, max(batch.lengths))
+    assert _whole_kernel(query, key, value, edges, edges, None, (-1, 0)) is query
 
 
 def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

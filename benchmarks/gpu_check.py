@@ -1,24 +1,32 @@
 """What this machine's GPUs do: each check in a process of its own with a deadline, all of them in one table.
 
-    scripts/gpu_check [--emulated] [check ...]
+    scripts/gpu_check [--python PYTHON] [--within 8m] [--json FILE] [--emulated] [check ...]
 
-A check that fails, hangs or crashes does not keep the others from running. After eight minutes, set-up aside, the last
-one is ended, and those that are not begun are left out. With `--emulated`, on a machine without a GPU, a CPU stands in
-for it: nothing is learned about GPUs, but every line of the checks runs that needs none. Exit codes: 0 nothing failed,
-1 something did, 2 there is no GPU, or no such check.
+A check that fails, hangs or crashes does not keep the others from running; one whose libraries are missing is `not
+here`. Each prints its lines as soon as it has ended, and appends them to a JSON file: a machine that goes away in the
+middle has told what it had. What tells most per second comes first. After eight minutes, set-up aside, the last check
+is ended, and those that are not begun are left out. With `--emulated`, on a machine without a GPU, a CPU stands in for
+it: nothing is learned about GPUs, but every line of the checks runs that needs none.
+
+`--python` names the interpreter of a machine as it is found: nothing is installed, and no network is used.
+Exit codes: 0 nothing failed, 1 something did, 2 there is no GPU, or no such check.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Literal
 
 from rlplace.errors import ClusterError, Problem
@@ -29,9 +37,12 @@ from rlplace.workers.launch.machines import visible_gpus
 FINE, FAILED, WRONG = 0, 1, 2
 NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
 GRACE_S = 30.0  # for what is past its deadline, to end what it has started
-BUDGET_S = 480.0 - GRACE_S  # of all checks
+WITHIN_S = 480.0  # all checks, the end of the last one included
+RESULTS = Path("runs/gpu_check.jsonl")  # one JSON object a check
 _LOOK_S = 0.05
-_LAST_LINES, _WIDEST = 15, 110
+_LAST_LINES = 25
+_WIDEST = 110
+_MEASURED = ("what", "measured", "expected", "missed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +58,7 @@ class Check:
     command: Sequence[str]
     deadline_s: float = 300.0
     words: Sequence[str] = ("--emulated",)
+    needs: Sequence[str] = ()  # modules that have to be installed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +71,59 @@ class Outcome:
     errors: str = ""  # the last lines of a failure
 
 
-def _tried(name: str, what: str, deadline_s: float = 300.0) -> Check:
-    command = (sys.executable, "-m", "benchmarks.gpu_tries", name)
-    return Check(name=name, what=what, command=command, deadline_s=deadline_s)
+def _check(module: str, name: str, what: str, deadline_s: float, *needs: str, argument: str = "") -> Check:
+    command = (sys.executable, "-m", f"benchmarks.{module}", argument or name)
+    return Check(name=name, what=what, command=command, deadline_s=deadline_s, needs=needs)
 
 
+_CONFIG = ("hydra", "pydantic")  # to read a config
+_RUN = (*_CONFIG, "zmq")
 CHECKS = (
-    _tried("environment", "libraries, drivers, shared memory; whether processes can share a GPU's", 180.0),
-    _tried("sleep-1", "vLLM sleeps at level 1: weights on the host"),
-    _tried("sleep-2", "vLLM sleeps at level 2: weights dropped"),
-    _tried("ipc", "a tensor lent to another process of the GPU", 120.0),
-    _tried("weight-sync", "weights lent to a rank on the same GPU", 180.0),
-    _tried("nccl", "a broadcast between two GPUs", 180.0),
-    _tried("ranks", "two GPUs learn together: sharded, by heads, by tokens, with the optimizer on the host"),
-    _tried("cut-sync", "weights of two actor ranks into an engine over their two GPUs"),
-    _tried("offload", "offload and onload against a pinned copy", 120.0),
-    _tried("attention", "packed attention against one sequence at a time", 120.0),
-    _tried("grpo", "a short GRPO run of a tiny model, and its memory"),
-    _tried("generation", "tokens per second against vLLM alone"),
+    _check("gpu_tries", "environment", "libraries, drivers, shared memory; whether processes can share a GPU's", 180.0),
+    _check("gpu_tries", "attention", "packed attention against one sequence at a time", 120.0),
+    _check("gpu_tries", "offload", "offload and onload against a pinned copy", 120.0),
+    _check(
+        *("gpu_ledger", "ledger-small", "the memory ledger: an actor of 0.6B in seven ways", 240.0),
+        *_CONFIG,
+        argument="small",
+    ),
+    _check(
+        *("gpu_runs", "grpo-learns", "GRPO in one process, without Ray and vLLM: the reward rises", 180.0),
+        *_RUN,
+        argument="learns",
+    ),
+    _check("gpu_tries", "ipc", "a tensor lent to another process of the GPU", 120.0),
+    _check("gpu_tries", "weight-sync", "weights lent to a rank on the same GPU", 180.0),
+    _check("gpu_ledger", "ledger-medium", "the memory ledger: an actor of 1.7B", 120.0, *_CONFIG, argument="medium"),
+    _check("gpu_ledger", "ledger-large", "the memory ledger: 4B and 8B, factors", 180.0, *_CONFIG, argument="large"),
+    _check(
+        *("gpu_runs", "grpo-turns", "GRPO by Ray workers that take turns on one GPU: memory, weights", 240.0),
+        *(*_RUN, "ray"),
+        argument="turns",
+    ),
+    _check("gpu_tries", "sleep-1", "vLLM sleeps at level 1: weights on the host", 300.0, *_CONFIG, "vllm"),
+    _check("gpu_tries", "sleep-2", "vLLM sleeps at level 2: weights dropped", 300.0, *_CONFIG, "vllm"),
+    _check("gpu_tries", "generation", "tokens per second against vLLM alone", 300.0, *_CONFIG, "vllm"),
+    _check(
+        *("gpu_runs", "grpo-vllm", "a short GRPO run of a tiny model with vLLM, and its memory", 300.0),
+        *(*_RUN, "ray", "vllm"),
+        argument="vllm",
+    ),
+    _check("gpu_tries", "nccl", "a broadcast between two GPUs", 180.0),
+    _check(
+        *("gpu_tries", "ranks", "two GPUs learn together: sharded, by heads, by tokens, optimizer on the host", 300.0),
+        *_CONFIG,
+    ),
+    _check(
+        *("gpu_tries", "cut-sync", "weights of two actor ranks into an engine over their two GPUs", 300.0),
+        *(*_CONFIG, "vllm"),
+    ),
     Check(
         name="tests",
         what="tests that need a GPU",
         command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "-p", "no:cacheprovider"),
         words=("--collect-only",),
+        needs=("pytest", "pytest_timeout", *_RUN),
     ),
 )
 
@@ -90,34 +132,74 @@ def main(
     argv: Sequence[str] | None = None,
     checks: Sequence[Check] = CHECKS,
     count: Callable[[], int] = lambda: len(visible_gpus()),
-    budget_s: float = BUDGET_S,
 ) -> int:
     """Prints what it does, then the table and what went wrong; returns the exit code. `count`: of GPUs here."""
-    parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")
-    parser.add_argument("--emulated", action="store_true", help="let a CPU stand in for the GPU: tries the checks")
-    parser.add_argument("only", nargs="*", metavar="check", help=", ".join(c.name for c in checks))
-    asked = parser.parse_args(argv)
-    only = asked.only
-    if unknown := [name for name in only if name not in {c.name for c in checks}]:
-        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(c.name for c in checks)}")
+    asked = _arguments(argv, checks)
     if not asked.emulated and not count():
         print(no_gpu(), file=sys.stderr)
         return WRONG
-    outcomes, began = [], time.monotonic()
+    outcomes = []
+    ends = time.monotonic() + asked.within - min(GRACE_S, asked.within / 4)
     for check in checks:
-        left_s = budget_s - (time.monotonic() - began)
-        if only and check.name not in only:
+        if asked.only and check.name not in asked.only:
             continue
-        if left_s <= 0 and not asked.emulated:
-            why = f"{budget_s:g} s are over        (scripts/gpu_check {check.name})"
-            outcomes.append(Outcome(check=check, result="no time", figure=why))
-            continue
-        print(f"{check.name}: {check.what} ...", flush=True)
-        command = [*check.command, *(check.words if asked.emulated else ())]
-        limit_s = check.deadline_s if asked.emulated else min(check.deadline_s, left_s)
-        outcomes.append(run(dataclasses.replace(check, command=command), limit_s))
+        outcome = _outcome(check, asked.emulated, ends - time.monotonic(), asked.within)
+        outcomes.append(outcome)
+        _tell(outcome, asked.json)
     print(render(outcomes))
     return FAILED if any(outcome.result == "failed" for outcome in outcomes) else FINE
+
+
+def _arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.Namespace:
+    names = [check.name for check in checks]
+    parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")
+    parser.add_argument("--emulated", action="store_true", help="let a CPU stand in for the GPU: tries the checks")
+    parser.add_argument("--within", type=_seconds, default=WITHIN_S, metavar="TIME", help="of all checks: 8m, 90s")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where each result is appended")
+    parser.add_argument("only", nargs="*", metavar="check", help=", ".join(names))
+    asked = parser.parse_args(argv)
+    if unknown := [name for name in asked.only if name not in names]:
+        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(names)}")
+    return asked
+
+
+def _seconds(text: str) -> float:
+    """Read `8m`, `90s` or a number of seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if found is None or not float(found.group(1)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: 8m, 90s")
+    return float(found.group(1)) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found.group(2) or "s"]
+
+
+def _outcome(check: Check, emulated: bool, left_s: float, within_s: float) -> Outcome:
+    """Run it, unless this machine lacks what it needs, or no time is left."""
+    if lacking := [name for name in check.needs if importlib.util.find_spec(name) is None]:
+        return Outcome(check=check, result="not here", figure=f"{' and '.join(lacking)} not installed")
+    if left_s <= 0 and not emulated:
+        why = f"{within_s:g} s are over        (scripts/gpu_check {check.name})"
+        return Outcome(check=check, result="no time", figure=why)
+    print(f"{check.name}: {check.what} ...", flush=True)
+    command = [*check.command, *(check.words if emulated else ())]
+    limit_s = check.deadline_s if emulated else min(check.deadline_s, left_s)
+    return run(dataclasses.replace(check, command=command), limit_s)
+
+
+def _tell(outcome: Outcome, file: Path) -> None:
+    """Print the lines of a check that has ended, and append them to the file."""
+    for line in table(_rows(outcome)):
+        print(line, flush=True)
+    told = {
+        "check": outcome.check.name,
+        "what": outcome.check.what,
+        "result": outcome.result,
+        "figure": outcome.figure,
+        "seconds": round(outcome.seconds, 2),
+        "measured": [dict(zip(_MEASURED, row, strict=True)) for row in outcome.measured],
+        "errors": outcome.errors,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as appended:
+        appended.write(json.dumps(told) + "\n")
 
 
 def run(check: Check, limit_s: float | None = None) -> Outcome:
@@ -155,11 +237,17 @@ def run(check: Check, limit_s: float | None = None) -> Outcome:
 def render(outcomes: Sequence[Outcome]) -> str:
     """The table: each check, and below it what it measured; then the last words of each failure."""
     rows = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
-    for o in outcomes:
-        rows.append((o.check.name, o.result, "", "", f"{o.seconds:.1f}", clipped(o.figure, _WIDEST)))
-        rows += [(f"  {what}", missed, measured, expected, "", "") for what, measured, expected, missed in o.measured]
+    for outcome in outcomes:
+        rows += _rows(outcome)
     failures = [chapter(f"{o.check.name}:", o.errors.splitlines()) for o in outcomes if o.result == "failed"]
     return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
+
+
+def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
+    figure = clipped(outcome.figure, _WIDEST)
+    first = (outcome.check.name, outcome.result, "", "", f"{outcome.seconds:.1f}", figure)
+    measured = outcome.measured
+    return [first, *((f"  {what}", missed, found, expected, "", "") for what, found, expected, missed in measured)]
 
 
 def no_gpu() -> ClusterError:

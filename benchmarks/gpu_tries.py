@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import itertools
-import json
-import math
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -59,7 +57,6 @@ GIB, MIB = 1 << 30, 1 << 20
 SIZE = 64 * MIB if ON_CPU else GIB  # of what is shared, sent and offloaded
 PATIENCE_S = 60.0
 REPETITIONS = 5  # the best counts
-SMALL_BYTES = 256 * MIB  # of a component, in which torch's allocator rounds: within 5 % only above it
 TOKENS = [3 + 11 * i % 300 for i in range(64)]
 
 
@@ -76,33 +73,56 @@ def expect(what: str, measured: float, least: float | None = None, most: float |
 
 
 def environment() -> str:
-    """Whether libraries and this machine are what everything else needs."""
-    from importlib import metadata
+    """Whether libraries and this machine are what everything else needs; the ceilings of this GPU."""
+    if not ON_CPU and not torch.cuda.is_available():
+        built = f"for CUDA {torch.version.cuda}, which needs a newer driver" if torch.version.cuda else "for CPUs"
+        sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build {built}        (rlplace doctor)")
+    _check_compilers()
+    _check_vllm()
+    shm = os.statvfs("/dev/shm")
+    expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
+    if ON_CPU:
+        return f"torch {torch.__version__}"
+    expect("bf16 product of 8192 x 8192 matrices", _matrix_rate() / 1e12, least=100.0, unit=" TFLOP/s")
+    expect("copy within the GPU, read and written", 2 * SIZE / GIB / _within(SIZE, DEVICE), least=500.0, unit=" GiB/s")
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    found = torch.cuda.get_device_properties(0)
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
+    if why := obstacle("cuda:0"):
+        sys.exit(f"{why}: weights go through the host here ({versions})")
+    count, size = torch.cuda.device_count(), f"{found.total_memory / GIB:.0f} GiB"
+    return f"{count} x {found.name}, {size}; {versions}; {os.cpu_count()} cores"
 
+
+def _check_compilers() -> None:
+    if ON_CPU or importlib.util.find_spec("hydra") is None:  # the doctor reads configs
+        return
     from rlplace.doctor import lacks_to_compile
+
+    if lacking := lacks_to_compile():
+        sys.exit(f"{lacking}, and kernels are compiled on first use        (sudo apt-get install gcc g++ python3-dev)")
+
+
+def _check_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        return
     from rlplace.workers.engines.contract import vllm_problem
 
     if problem := vllm_problem("emulated" if ON_CPU else "gpu"):
         sys.exit(problem.render())
-    if not ON_CPU and not torch.cuda.is_available():
-        built = f"for CUDA {torch.version.cuda}, which needs a newer driver" if torch.version.cuda else "for CPUs"
-        sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build {built}        (rlplace doctor)")
-    if not ON_CPU and (lacking := lacks_to_compile()):
-        sys.exit(f"{lacking}, and kernels are compiled on first use        (sudo apt-get install gcc g++ python3-dev)")
-    shm = os.statvfs("/dev/shm")
-    expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
     if not ON_CPU:
         importlib.import_module("cuda.bindings.driver")  # for vLLM's kernels: an older cuda-python writes over it
-    if why := obstacle("cpu" if ON_CPU else "cuda:0"):
-        sys.exit(f"{why}: weights go through the host here")
-    if ON_CPU:
-        return f"torch {torch.__version__}"
-    torch.ones(8, device=DEVICE, dtype=torch.bfloat16).sum().item()
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    found = torch.cuda.get_device_properties(0)
-    size = f"{found.total_memory / GIB:.0f} GiB"
-    versions = f"torch {torch.__version__}, vllm {metadata.version('vllm')}, NCCL {nccl}"
-    return f"{torch.cuda.device_count()} x {found.name}, {size}, {found.uuid}; {versions}"
+
+
+def _matrix_rate() -> float:
+    """Return operations a second of a large product on random numbers: on zeros it is faster."""
+    size = 8192
+    left = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16)
+    right = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16)
+    left @ right  # begins the library
+    times = 20
+    seconds = _best(lambda: [left @ right for _ in range(times)]) / times
+    return 2.0 * size**3 / seconds
 
 
 def device() -> Device:
@@ -416,38 +436,6 @@ def generation() -> str:
     return f"{ratio:.3f} of vLLM alone"
 
 
-def grpo() -> str:
-    """Through the command, on one GPU that all share; its memory against the plan's."""
-    subprocess.run(["scripts/get_model", "tiny"], check=True)
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["scripts/train", *grpo_words(ON_CPU), f"runner.output_dir={folder}"], check=True)
-        (file,) = Path(folder).glob("*/*/summary.json")
-        summary = json.loads(file.read_text(encoding="utf-8"))
-    if not summary["tokens_learned"] or not math.isfinite(summary["return_last"]):
-        sys.exit("nothing was learned")
-    for component, states in summary["memory"].items():
-        for residency, found in states.items():
-            room = max(0.05 * found["predicted"], SMALL_BYTES)
-            beyond = abs(found["measured"] - found["predicted"])
-            expect(f"memory of {component} {residency} beside the plan", beyond / MIB, most=room / MIB, unit=" MiB")
-    per_iteration = summary["train_s"] / summary["iterations"]
-    spent = ", ".join(f"{name} {value / summary['iterations']:.2f}" for name, value in summary["seconds"].items())
-    return f"{per_iteration:.2f} s per iteration ({spent}), start {summary['start_s']:.0f} s"
-
-
-def grpo_words(emulated: bool) -> list[str]:
-    placed = [f"cluster.component_placement.{component}=0" for component in ("actor", "env", "rollout")]
-    own = ["cluster.accelerator.kind=emulated"]
-    if not emulated:  # vLLM measures its share of the GPU
-        own = ["cluster.accelerator.kind=cuda", "rollout.kv_cache_memory=null"]
-        own += ["rollout.dtype=bf16", "rollout.cache_dtype=bf16", "actor.compute=bf16"]
-    return [
-        *("--config-name", "collocated_grpo_llm", "model@actor.model=tiny"),
-        *("cluster.accelerators_per_node=1", *own, *placed),
-        *("algorithm.max_prompt_length=192", "runner.total_iterations=4", "runner.eval_every=0"),
-    ]
-
-
 def _processes(count: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
@@ -496,7 +484,6 @@ TRIES: Mapping[str, Callable[[], str]] = {
     "cut-sync": cut_sync,
     "offload": offload,
     "attention": attention,
-    "grpo": grpo,
     "generation": generation,
 }
 

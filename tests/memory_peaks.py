@@ -157,6 +157,8 @@ class LmJob:
     alike: bool = False  # samples have their prompt in common
     value_head: bool = False
     refreshes: bool = False  # a reference
+    kind: str = "emulated"  # of accelerators, as their memory
+    memory_bytes: int = 16 * GIB
     trained: Blocks = dataclasses.field(default_factory=dict)
     algorithm: Blocks = dataclasses.field(default_factory=dict)
 
@@ -203,7 +205,7 @@ class LmJob:
                 "runner": {"seed": 7, "total_iterations": 4, "samples": 0},  # there is no tokenizer
             }
         )
-        return job_spec(config, make_plan(config, Topology.uniform(1, self.ranks, "emulated", 16 * GIB)))
+        return job_spec(config, make_plan(config, Topology.uniform(1, self.ranks, self.kind, self.memory_bytes)))
 
 
 def lm_models(folder: Path) -> Path:

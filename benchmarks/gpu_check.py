@@ -236,7 +236,7 @@ def run(check: Check, limit_s: float | None = None) -> Outcome:
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The table: each check, and below it what it measured; then the last words of each failure."""
-    rows = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
+    rows: list[tuple[str, ...]] = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
     for outcome in outcomes:
         rows += _rows(outcome)
     failures = [chapter(f"{o.check.name}:", o.errors.splitlines()) for o in outcomes if o.result == "failed"]

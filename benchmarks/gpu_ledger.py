@@ -14,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -149,7 +151,7 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
         onload_s = time.perf_counter() - began
         resident = worker.move(Residency.FULL).accelerator_bytes if on_cpu else torch.cuda.memory_allocated()
         began = time.perf_counter()
-        peak, reserved = _fullest(lambda i=iteration: worker.learn(i, i), on_cpu, resident)
+        peak, reserved = _fullest(functools.partial(worker.learn, iteration, iteration), on_cpu, resident)
         learn_s = time.perf_counter() - began
         outside = 0 if on_cpu else _device_bytes_used(on_cpu) - unused - torch.cuda.memory_reserved()
         moved, offload_s, stays = 0, 0.0, 0
@@ -215,12 +217,10 @@ def _device_bytes_used(on_cpu: bool) -> int:
     """Return what all processes have of the GPU, by its driver: to ask CUDA would begin a context."""
     if on_cpu:
         return 0
-    import pynvml
-
-    pynvml.nvmlInit()
-    used = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
-    pynvml.nvmlShutdown()
-    return used
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    asked = ("nvidia-smi", f"--id={visible}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30.0)
+    return int(told.stdout) * MIB
 
 
 # ── all cases of a check ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlplace.placement.memory.model import read_model
 
@@ -76,7 +78,7 @@ SIZES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def model_config(size: str) -> dict[str, object]:
+def model_config(size: str) -> dict[str, Any]:
     """Return the keys of config.json. `size`: a key of SIZES."""
     return {**_COMMON, **SIZES[size]}
 
@@ -107,7 +109,8 @@ def _weight_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     import transformers
 
     with torch.device("meta"):
-        settings = transformers.AutoConfig.for_model(**{**config, "dtype": "bfloat16"})
+        keys: dict[str, Any] = {**config, "dtype": "bfloat16"}
+        settings = transformers.AutoConfig.for_model(**keys)
         model = transformers.AutoModelForCausalLM.from_config(settings)
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
@@ -125,8 +128,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _write_weight(write: object, elements: int, block: bytes | None) -> None:
-    assert callable(write)
+def _write_weight(write: Callable[[bytes], object], elements: int, block: bytes | None) -> None:
     if block is None:
         write(_as_bfloat16(np.ones(elements, np.float32)))
         return
@@ -134,6 +136,6 @@ def _write_weight(write: object, elements: int, block: bytes | None) -> None:
         write(block[: 2 * min(_BLOCK_ELEMENTS, elements - start)])
 
 
-def _as_bfloat16(values: np.ndarray) -> bytes:
+def _as_bfloat16(values: NDArray[np.float32]) -> bytes:
     """Return the upper halves of float32 numbers."""
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()

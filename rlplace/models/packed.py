@@ -244,7 +244,9 @@ def _whole_kernel(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] and _asks_for_groups(varlen_attn) else {}
+    grouped: dict[str, Any] = {}
+    if q.shape[1] != k.shape[1] and _asks_for_groups(varlen_attn):
+        grouped["enable_gqa"] = True
     attended = varlen_attn(
         *(q, k, v),
         *(own.at, seen.at),

@@ -25,7 +25,7 @@ from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import setup_order
 from rlplace.signals import deferred
-from rlplace.workers.launch.devices import Device, MemoryAccount, make_device
+from rlplace.workers.launch.devices import Device, MemoryAccount, ProcessClaims, make_device
 from rlplace.workers.launch.group import (
     GroupBuilder,
     Pending,
@@ -403,6 +403,7 @@ class InlineLauncher:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._account = MemoryAccount(topology.memory_bytes)
+        self._claims = ProcessClaims()
         self._channels: list[Channel] = []
         self._lending = Lending()
         self._outputs: Outputs | None = None
@@ -444,6 +445,7 @@ class InlineLauncher:
 
     def _make(self, spec: GroupSpec, slot: Slot) -> WorkerHandle:
         device = make_device(slot, self._topology, self._account, index=next(iter(slot.local_accelerators), 0))
+        device.share_process(self._claims)
         rendezvous = Rendezvous(host="127.0.0.1", port=0)
         if spec.worker.needs_own_process:
             listening = socket.create_server(("127.0.0.1", 0), backlog=1024)

@@ -48,6 +48,9 @@ class Device:
         """Return what this worker holds on each of its accelerators, whose tensors there take `counted`."""
         return counted
 
+    def share_process(self, claims: ProcessClaims) -> None:
+        """Be told that other workers live in the same process; before anything is acquired."""
+
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
         """Let no other worker into such a block that has one of these accelerators. `folder`: of the job, if any."""
@@ -262,12 +265,45 @@ class EmulatedDevice(Device):
         self._acquired.clear()
 
 
+class ProcessClaims:
+    """Bytes that the workers of one process have asked for on each GPU. Thread-safe; owned by the process's host.
+
+    CUDA and torch count the memory of a process, not of its threads: where several workers are threads of one process,
+    these claims alone tell them apart.
+    """
+
+    def __init__(self) -> None:
+        self._claimed: dict[int, dict[tuple[str, str], int]] = {}  # GPU -> (owner, label) -> bytes
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[ProcessClaims], tuple[()]]:
+        return ProcessClaims, ()  # in another process nothing is claimed yet
+
+    def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
+        """Return what is claimed there by anything but `resident`, an owner and a label."""
+        with self._lock:
+            return {each: size for each, size in self._claimed.get(gpu, {}).items() if each != resident}
+
+    def claim(self, gpu: int, resident: tuple[str, str], size_bytes: int) -> None:
+        with self._lock:
+            self._claimed.setdefault(gpu, {})[resident] = size_bytes
+
+    def drop(self, gpu: int, resident: tuple[str, str]) -> None:
+        with self._lock:
+            self._claimed.get(gpu, {}).pop(resident, None)
+
+    def of_owner(self, gpu: int, owner: str) -> int:
+        """Return the bytes that a worker has asked for there."""
+        with self._lock:
+            return sum(size for (each, _), size in self._claimed.get(gpu, {}).items() if each == owner)
+
+
 class Room(NamedTuple):
     """Bytes on the fullest GPU of a worker, measured."""
 
     free: int
     capacity: int
-    own: int  # mapped by this worker, in use or cached
+    own: int  # mapped by this process, in use or cached
 
 
 class CudaDevice(Device):
@@ -283,10 +319,14 @@ class CudaDevice(Device):
         self._owner = "this process" if slot is None else slot.owner
         self._numbers = slot.accelerators if slot is not None and slot.accelerators else (index,)
         self._uuids = tuple(uuid.removeprefix("GPU-") for uuid in uuids)
-        self._asked: dict[str, int] = {}  # label -> bytes; what was there before it was asked for counts as well
-        self.measure: Callable[[], Room] = (
-            self.measure_here
-        )  # replaced by an engine of whose memory torch here knows less
+        self._claims = ProcessClaims()  # what was there before it was asked for counts as well
+        self._shares_process = False
+        # Replaced by an engine of whose memory torch here knows less.
+        self.measure: Callable[[], Room] = self.measure_here
+
+    def share_process(self, claims: ProcessClaims) -> None:
+        """Have other workers in the same process, whose claims stand in `claims` too."""
+        self._claims, self._shares_process = claims, True
 
     def verify(self) -> None:
         """Raise ClusterError where CUDA shows another GPU of the node than a planned one.
@@ -312,23 +352,25 @@ class CudaDevice(Device):
         """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
         if not size_bytes and self._untouched():
             return  # to measure takes half a GiB of the GPU
-        asked, room = self._asked | {what: size_bytes}, self.measure()
-        if sum(asked.values()) > room.free + room.own:
-            held = {(self._owner, label): size for label, size in self._asked.items() if label != what}
+        resident, room = (self._owner, what), self.measure()
+        held = self._claims.others(self._index, resident)
+        if sum(held.values()) + size_bytes > room.free + room.own:
             held["other processes", "all they hold"] = room.capacity - room.free - room.own
             raise out_of_memory(self._owner, what, size_bytes, self._numbers[0], room.capacity, held)
-        self._asked = asked
+        self._claims.claim(self._index, resident, size_bytes)
 
     def release(self, what: str) -> None:
         """Hand cached blocks back to CUDA, so that other processes of this GPU can have them."""
-        self._asked.pop(what, None)
+        self._claims.drop(self._index, (self._owner, what))
         if not self._untouched():
             import torch
 
             torch.cuda.empty_cache()
 
     def held_bytes(self) -> int:
-        return 0 if self._untouched() else self.measure().own
+        if self._untouched():
+            return 0
+        return self._claims.of_owner(self._index, self._owner) if self._shares_process else self.measure().own
 
     def _untouched(self) -> bool:
         """Whether this worker has no memory there, nor a context of CUDA."""
@@ -336,7 +378,8 @@ class CudaDevice(Device):
         return self.measure == self.measure_here and (torch is None or not torch.cuda.is_initialized())
 
     def measured_bytes(self, counted: int) -> int:
-        return max(counted, self.held_bytes())  # with what torch's allocator keeps
+        """Return what the process holds, with what torch's allocator keeps; of several in one process, `counted`."""
+        return counted if self._shares_process else max(counted, self.held_bytes())
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:

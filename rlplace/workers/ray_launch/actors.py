@@ -22,7 +22,7 @@ from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
-from rlplace.workers.launch.devices import Device
+from rlplace.workers.launch.devices import Device, ProcessClaims
 from rlplace.workers.launch.group import Settle, WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
 from rlplace.workers.launch.output import Outputs
@@ -44,7 +44,7 @@ class RayHost:
         ray_is_set_up()
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
-        self._ends, self._lending = ProcessChannels(), Lending()
+        self._ends, self._lending, self._claims = ProcessChannels(), Lending(), ProcessClaims()
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
@@ -85,6 +85,8 @@ class RayHost:
         self._owners.append(slot.owner)
         self._name_process()
         listen_fd = self._listening.detach() if self._listening else None
+        if len(self._hosts) > 1:
+            device.share_process(self._claims)
         host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
             spec, addresses = cloudpickle.loads(pickled)

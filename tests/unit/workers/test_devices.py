@@ -16,7 +16,7 @@ import torch
 
 from rlplace.errors import AcceleratorOutOfMemory, ClusterError
 from rlplace.workers.launch import devices
-from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount, SharedAccount
+from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount, ProcessClaims, SharedAccount
 from tests.open_calls import slot_of
 
 
@@ -180,6 +180,38 @@ def test_a_gpu_is_touched_by_who_has_memory_there_and_gets_cached_memory_back_wi
     assert (used.held_bytes(), used.measured_bytes(7), used.measured_bytes(70)) == (30, 30, 70)
     used.release("weights")
     assert returned == ["cache"]
+
+
+def test_threads_of_one_process_are_told_apart_by_what_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA and torch count the memory of the process: 70 bytes are reserved by both workers together."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 70)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    claims = ProcessClaims()
+    actor, rollout = (CudaDevice(0, slot_of(component)) for component in ("actor", "rollout"))
+    actor.share_process(claims)
+    rollout.share_process(claims)
+    actor.acquire(60, "weights")
+    rollout.acquire(40, "engine weights")
+    assert (actor.held_bytes(), rollout.held_bytes()) == (60, 40)
+    assert (actor.measured_bytes(55), rollout.measured_bytes(35)) == (55, 35)
+    with pytest.raises(AcceleratorOutOfMemory) as caught:
+        rollout.acquire(41, "engine weights")
+    assert caught.value.lacking_bytes == 1
+    assert "actor rank 0: weights 60 bytes" in caught.value.problem.why
+    actor.release("weights")
+    rollout.acquire(100, "engine weights")
+    assert (actor.held_bytes(), rollout.held_bytes()) == (0, 100)
+
+
+def test_a_gpu_goes_to_another_process_without_the_claims_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    here = CudaDevice()
+    here.acquire(100, "weights")
+    pickle.loads(pickle.dumps(here)).acquire(100, "engine weights")
 
 
 def test_engines_that_share_a_gpu_are_built_one_after_the_other(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.config.model_folder import no_folder, text_keys
 from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import TAGS, try_config, value_at, with_folder
-from rlplace.config.schema import AlgorithmConfig, Config, FrozenConfig, SimulatorEnvConfig, TrainedConfig
+from rlplace.config.schema import AlgorithmConfig, Config, FrozenConfig, RewardConfig, SimulatorEnvConfig, TrainedConfig
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job, surely_made
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
 from rlplace.models.families import why_not_trained
@@ -203,7 +203,9 @@ def check_plan(config: Config, plan: Plan, sources: Mapping[str, Source]) -> lis
 
 def missing_libraries(config: Config) -> list[Problem]:
     """Report what a run needs and a plan does not, where it is not installed."""
-    needed = ("numpy", "torch", *(("ray",) if config.cluster.launcher == "ray" else ()))
+    needed = ["numpy", "torch", "safetensors"]
+    if config.cluster.launcher == "ray":  # threads of one process do without
+        needed += ["ray", "psutil", "zmq"]
     absent = [name for name in needed if importlib.util.find_spec(name) is None]
     if not absent:
         return []
@@ -474,6 +476,9 @@ def _launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
     yield from _actor_problems(config)
     for component in plan.placement.components:
         block = config.block_of(component)
+        if isinstance(block, RewardConfig) and block.url is not None and importlib.util.find_spec("urllib3") is None:
+            key, why = f"{config.key_of(component)}.url", "there is no module urllib3"
+            yield from missing_library(why, got=block.url, extra="text", key=key, of="the endpoint").problems
         if component != "actor" and isinstance(block, (TrainedConfig, FrozenConfig)):
             path = block.model.get("path") if isinstance(block.model, Mapping) else None
             if path is not None:

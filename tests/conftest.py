@@ -19,6 +19,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.absent import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  hooks of pytest
+
 # Every process started below this one inherits the mark, so that orphans are found too.
 MARK = f"RLPLACE_TESTS={uuid.uuid4()}"
 ENDING_S = 20.0  # how long a process may take to end by itself

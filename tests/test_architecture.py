@@ -123,7 +123,7 @@ WITHOUT = {
         "workers.training.policy_learner",
         "workers.training.state",
     },  # 3 s in the template of workers of simulators, which need none of it
-    "urllib3": PLANNER | {"prepare"},
+    "urllib3": PLANNER | {"prepare", "workers.roles.reward"},
     "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env"},
 }
 

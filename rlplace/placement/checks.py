@@ -34,6 +34,7 @@ PARTNERS = {"reference": "actor", "reward": "critic"}  # role -> the role whose 
 def check_job(config: Config, placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
     """Check a job against its placement, as far as its components are placed. `active`: its needs in sub-stages."""
     yield from _check_joined(config, placement)
+    yield from _check_inline(config, placement)
     if config.kind == "mlp":
         yield from _check_rows(config, placement)
         yield from _check_sequences(config)
@@ -52,17 +53,22 @@ def check_job(config: Config, placement: HybridComponentPlacement, active: Needs
         yield from _check_tails(config)
 
 
+def _joined(config: Config, component: str) -> bool:
+    """Whether the ranks of a component compute together, as a process group."""
+    role = role_of(component)
+    return role in ("actor", "critic", "reference") or (
+        role == "reward" and config.reward_of(component).kind == "model"
+    )
+
+
 def _check_joined(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report ranks that compute together and share a GPU: NCCL takes one of a group there."""
     nodes = placement.topology.nodes
     for component in placement.components:
-        role, places = role_of(component), placement.locations(component)
-        joined = role in ("actor", "critic", "reference") or (
-            role == "reward" and config.reward_of(component).kind == "model"
-        )
+        places = placement.locations(component)
         on = [first for node, first in zip(places.node, places.first, strict=True) if nodes[node].kind == "cuda"]
         on = [first for first in on if first >= 0]
-        if not joined or len(set(on)) == len(on):
+        if not _joined(config, component) or len(set(on)) == len(on):
             continue
         spec, most = placement.spec(component), max(map(on.count, set(on)))
         fix = (
@@ -73,6 +79,22 @@ def _check_joined(config: Config, placement: HybridComponentPlacement) -> Iterat
             "its ranks compute together, by NCCL, which takes one on each",
         )
         yield _placed(spec, "ranks-share-gpu", what, why, fix)
+
+
+def _check_inline(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Report ranks that compute together and would be threads of one process, which the inline launcher makes."""
+    if config.cluster.launcher != "inline" or not config.runs:
+        return
+    sizes = {c: placement.world_size(c) for c in placement.components if _joined(config, c)}
+    crowded = {component: size for component, size in sizes.items() if size > 1}
+    if not crowded:
+        return
+    names = " and ".join(f"{component} ({size} ranks)" for component, size in crowded.items())
+    first, key = next(iter(crowded)), "cluster.launcher"
+    what = f"{names} cannot run as threads of one process"
+    why = "a process can join only one process group, so each of these ranks needs a process of its own"
+    fix = f"cluster.launcher=ray     (or one rank: {PLACEMENT}.{first}=0)"
+    yield _problem("inline-needs-one-rank", key, what, config.cluster.launcher, why, fix)
 
 
 def _check_rows(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:

@@ -52,11 +52,14 @@ def test_a_run_without_its_libraries_names_their_extra(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = missing_libraries(config)
     assert problem.code == "missing-library"
-    assert "numpy, torch, ray" in (problem.why or "")
+    assert "numpy, torch, safetensors, ray, psutil, zmq;" in (problem.why or "")
     assert (problem.fix or "").startswith("pip install ")
     config.dry_run = True
     (problem,) = missing_libraries(config)
     assert "was not checked" in (problem.why or "")
+    config.cluster.launcher = "inline"
+    (problem,) = missing_libraries(config)
+    assert "no module numpy, torch, safetensors:" in (problem.why or ""), "threads of one process need no Ray"
 
 
 def test_setup_leaves_the_environment_of_another_clone_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Mapping
@@ -466,6 +467,18 @@ def test_arguments_of_the_engine_are_known_and_not_decided_elsewhere(given: dict
     found = [*engine_args_problems(given)]
     assert [str(p.fix).partition("   ")[0] for p in found] == said
     assert {p.code for p in found} <= {"engine-args"}
+
+
+def test_only_a_reward_behind_an_address_needs_the_library_that_asks_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "urllib3" else find(name))
+    placed = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3", "reward": "cpu"}}
+    (problem,) = problems(config(folder, cluster=placed, reward={"url": "http://127.0.0.1:9/"}))
+    assert (problem.code, problem.key) == ("missing-library", "reward.url")
+    assert "urllib3" in (problem.fix or "")
+    assert problems(config(folder, cluster=placed, reward={"function": "exact_match"})) == []
 
 
 def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(

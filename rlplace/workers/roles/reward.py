@@ -23,7 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 
 import numpy as np
-import urllib3
 
 from rlplace.config.schema import RewardConfig
 from rlplace.envs.text.failures import NO_USE, Failures
@@ -165,6 +164,8 @@ class RewardClient:
         self._headers = {"Content-Type": "application/json"}
         if block.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {os.environ[block.api_key_env]}"
+        import urllib3  # here: jobs without an endpoint do without it
+
         self._pool = urllib3.PoolManager(retries=False, maxsize=64)
 
     def scores(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]) -> list[float]:
@@ -213,6 +214,8 @@ class RewardClient:
 
         Redirects are not followed: a post would lose its body, and the token is for the host that was named.
         """
+        import urllib3
+
         deadline, pieces, status, size = time.monotonic() + self._timeout_s, list[bytes](), 0, 0
         try:
             response = self._pool.request(

@@ -65,6 +65,17 @@ def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does
     assert plan(one_env, envs=8, groups=1)
 
 
+def test_ranks_that_compute_together_are_no_threads_of_one_process() -> None:
+    apart = {"actor": "0-1", "env": "2-3", "rollout": "2-3"}
+    with pytest.raises(PlacementError, match=r"actor \(2 ranks\) cannot run as threads") as refused:
+        plan(apart, launcher="inline")
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.key) == ("inline-needs-one-rank", "cluster.launcher")
+    assert "cluster.launcher=ray" in str(problem.fix)
+    assert plan({**apart, "actor": "0"}, launcher="inline"), "ranks of env and rollout are by themselves"
+    assert plan(apart, launcher="ray")
+
+
 @pytest.mark.parametrize(
     ("blocks", "code"),
     [

@@ -1,0 +1,83 @@
+"""Libraries that a machine may lack: a test that stumbles over one is skipped, and says which.
+
+A plugin of conftest.py. Where a library is installed nothing is skipped for it, so a set-up with all of them, as
+`scripts/setup` makes, runs every test.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from rlplace.errors import ProblemsError
+
+# Modules of the extras; the planner's own are not among them, nor what the tests are run with.
+OPTIONAL = {
+    *("PIL", "accelerate", "datasets", "grpc", "gymnasium", "imageio", "jsonschema", "math_verify", "minigrid"),
+    *("mujoco", "nbclient", "numpy", "pandas", "peft", "pyarrow", "ray", "reasoning_gym", "rich", "safetensors"),
+    *("tensorboard", "tokenizers", "torch", "torchvision", "transformers", "trl", "urllib3", "vllm", "zmq"),
+}
+_NAMED = re.compile(r"No module named '(\w+)|there is no module (\w+)")
+
+
+@functools.cache
+def absent(library: str) -> bool:
+    """Whether a module of the extras is not installed here."""
+    return library in OPTIONAL and importlib.util.find_spec(library) is None
+
+
+def lacking(error: BaseException | None) -> str | None:
+    """Return the library whose absence raised an error, or one that it came from."""
+    for each in _origins(error):
+        name = each.name if isinstance(each, ModuleNotFoundError) else None
+        if name is not None and absent(name.partition(".")[0]):
+            return name.partition(".")[0]
+        problems = each.problems if isinstance(each, ProblemsError) else ()
+        for problem in problems:
+            if problem.code == "missing-library" and (name := named(f"{problem.why}")) is not None:
+                return name
+    return None
+
+
+def named(text: str) -> str | None:
+    """Return the first library whose absence a text tells."""
+    names = (first or second for first, second in _NAMED.findall(text))
+    return next(filter(absent, names), None)
+
+
+def _origins(error: BaseException | None) -> Iterator[BaseException]:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file of tests that imports what is not installed."""
+    report = yield
+    if report.failed and (name := named(str(report.longrepr))) is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
+        report.result = []
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that fails for want of what is not installed."""
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if report.failed and (name := lacking(error)) is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {name} is not installed")
+    return report

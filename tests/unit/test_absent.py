@@ -1,0 +1,55 @@
+"""Tests that stumble over a library that is not installed are skipped; other failures stay failures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFTEST = """
+from tests import absent
+from tests.absent import pytest_make_collect_report, pytest_runtest_makereport
+
+absent.OPTIONAL.add("no_such_library")
+"""
+WHOLE_FILE = """
+import no_such_library
+
+def test_never_collected():
+    pass
+"""
+MIXED = """
+from rlplace.errors import ConfigError
+
+def test_imports():
+    import no_such_library.part
+
+def test_is_told():
+    raise ConfigError.of("missing-library", "env.id", "what", "got", "there is no module no_such_library", "fix")
+
+def test_another_module():
+    import another_module_that_is_absent
+
+def test_another_error():
+    assert "No module named 'no_such_library'" == ""
+
+def test_passes():
+    pass
+"""
+
+
+def test_what_is_absent_skips_with_its_name_and_nothing_else_does(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (tmp_path / "test_whole.py").write_text(WHOLE_FILE, encoding="utf-8")
+    (tmp_path / "test_mixed.py").write_text(MIXED, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n", encoding="utf-8")
+    words = [sys.executable, "-m", "pytest", "-q", "-rsf", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "2 failed, 1 passed, 3 skipped" in done.stdout, done.stdout
+    assert done.stdout.count("no_such_library is not installed") == 3
+    failed = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert [name.partition("::")[2].partition(" ")[0] for name in failed] == [
+        "test_another_module",
+        "test_another_error",
+    ]

@@ -77,53 +77,44 @@ def _check(module: str, name: str, what: str, deadline_s: float, *needs: str, ar
 
 
 _CONFIG = ("hydra", "pydantic")  # to read a config
-_RUN = (*_CONFIG, "zmq")
+_MODEL = (*_CONFIG, "transformers", "safetensors")
+_RUN = (*_CONFIG, "zmq", "psutil")
+_SIMULATORS = (*_RUN, "gymnasium", "mujoco")
+# What tells most per second first; what needs Ray, vLLM or a second GPU at the end.
 CHECKS = (
     _check("gpu_tries", "environment", "libraries, drivers, shared memory; whether processes can share a GPU's", 180.0),
-    _check("gpu_tries", "attention", "packed attention against one sequence at a time", 120.0),
-    _check("gpu_tries", "offload", "offload and onload against a pinned copy", 120.0),
-    _check(
-        *("gpu_ledger", "ledger-small", "the memory ledger: an actor of 0.6B in seven ways", 240.0),
-        *_CONFIG,
-        argument="small",
-    ),
-    _check(
-        *("gpu_runs", "grpo-learns", "GRPO in one process, without Ray and vLLM: the reward rises", 180.0),
-        *_RUN,
-        argument="learns",
-    ),
+    _check("gpu_tries", "attention", "packed attention against one sequence at a time", 60.0, "transformers"),
+    _check("gpu_tries", "offload", "offload and onload against a pinned copy", 60.0),
+    _check("gpu_ledger", "ledger-small", "memory of an actor of 0.6B in seven ways", 240.0, *_MODEL, argument="small"),
+    _check("gpu_runs", "grpo-learns", "GRPO in one process: the reward rises", 180.0, *_RUN, argument="learns"),
+    _check("gpu_learning", "learning-0.6b", "how fast a model of 0.6B learns, against a plain loop", 120.0, *_MODEL),
     _check("gpu_tries", "ipc", "a tensor lent to another process of the GPU", 120.0),
     _check("gpu_tries", "weight-sync", "weights lent to a rank on the same GPU", 180.0),
-    _check("gpu_ledger", "ledger-medium", "the memory ledger: an actor of 1.7B", 120.0, *_CONFIG, argument="medium"),
-    _check("gpu_ledger", "ledger-large", "the memory ledger: 4B and 8B, factors", 180.0, *_CONFIG, argument="large"),
+    _check("gpu_groups", "nccl-one", "bytes of a context and of NCCL; what never completes", 150.0, *_CONFIG),
+    _check("gpu_ledger", "ledger-medium", "memory of an actor of 1.7B", 120.0, *_MODEL, argument="medium"),
+    _check("gpu_ledger", "ledger-large", "memory of actors of 4B and 8B", 180.0, *_MODEL, argument="large"),
+    _check("gpu_learning", "attention-speed", "packed attention against SDPA over padded batches", 60.0, *_MODEL),
+    _check("gpu_simulators", "simulators", "hybrid PPO in one process, on the GPU and the CPU", 150.0, *_SIMULATORS),
+    _check("gpu_learning", "learning-1.7b", "how fast a model of 1.7B learns", 120.0, *_MODEL),
+    _check("gpu_runs", "grpo-turns", "GRPO by Ray, in turns on one GPU", 240.0, *_RUN, "ray", argument="turns"),
+    _check("gpu_simulators", "simulators-ray", "hybrid PPO by Ray, in turns on one GPU", 120.0, *_SIMULATORS, "ray"),
+    _check("gpu_learning", "fused", "whether compiled layers and another AdamW help", 120.0, *_MODEL),
+    _check("gpu_learning", "learning-4b-lora", "how fast factors of a model of 4B learn", 150.0, *_MODEL, "peft"),
+    _check("gpu_tries", "sleep-1", "vLLM sleeps at level 1: weights on the host", 300.0, *_MODEL, "vllm"),
+    _check("gpu_tries", "sleep-2", "vLLM sleeps at level 2: weights dropped", 300.0, *_MODEL, "vllm"),
+    _check("gpu_tries", "generation", "tokens per second against vLLM alone", 300.0, *_MODEL, "vllm"),
     _check(
-        *("gpu_runs", "grpo-turns", "GRPO by Ray workers that take turns on one GPU: memory, weights", 240.0),
-        *(*_RUN, "ray"),
-        argument="turns",
-    ),
-    _check("gpu_tries", "sleep-1", "vLLM sleeps at level 1: weights on the host", 300.0, *_CONFIG, "vllm"),
-    _check("gpu_tries", "sleep-2", "vLLM sleeps at level 2: weights dropped", 300.0, *_CONFIG, "vllm"),
-    _check("gpu_tries", "generation", "tokens per second against vLLM alone", 300.0, *_CONFIG, "vllm"),
-    _check(
-        *("gpu_runs", "grpo-vllm", "a short GRPO run of a tiny model with vLLM, and its memory", 300.0),
-        *(*_RUN, "ray", "vllm"),
-        argument="vllm",
+        "gpu_runs", "grpo-vllm", "GRPO with vLLM by Ray, and its memory", 300.0, *_RUN, "ray", "vllm", argument="vllm"
     ),
     _check("gpu_tries", "nccl", "a broadcast between two GPUs", 180.0),
-    _check(
-        *("gpu_tries", "ranks", "two GPUs learn together: sharded, by heads, by tokens, optimizer on the host", 300.0),
-        *_CONFIG,
-    ),
-    _check(
-        *("gpu_tries", "cut-sync", "weights of two actor ranks into an engine over their two GPUs", 300.0),
-        *(*_CONFIG, "vllm"),
-    ),
+    _check("gpu_tries", "ranks", "two GPUs learn together, in five ways", 300.0, *_MODEL),
+    _check("gpu_tries", "cut-sync", "weights of two ranks into an engine over their two GPUs", 300.0, *_MODEL, "vllm"),
     Check(
         name="tests",
         what="tests that need a GPU",
         command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "-p", "no:cacheprovider"),
         words=("--collect-only",),
-        needs=("pytest", "pytest_timeout", *_RUN),
+        needs=("pytest", "pytest_timeout", *_SIMULATORS),
     ),
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_groups, gpu_learning, gpu_simulators
 from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, _end, _seconds, main, run
 from benchmarks.gpu_ledger import GROUPS, cases, emulated, measure
 from benchmarks.gpu_runs import RUNS, inline_words, one_gpu, turns_words, vllm_words
@@ -140,7 +141,15 @@ def test_the_short_runs_are_planned_on_one_accelerator(words: list[str]) -> None
 
 def test_every_try_is_checked() -> None:
     checked = {(check.command[2], check.command[3]) for check in CHECKS}
-    for module, names in (("gpu_tries", TRIES), ("gpu_runs", RUNS), ("gpu_ledger", GROUPS)):
+    modules = {
+        "gpu_tries": TRIES,
+        "gpu_runs": RUNS,
+        "gpu_ledger": GROUPS,
+        "gpu_learning": gpu_learning.TRIES,
+        "gpu_groups": gpu_groups.TRIES,
+        "gpu_simulators": gpu_simulators.TRIES,
+    }
+    for module, names in modules.items():
         assert {name for place, name in checked if place == f"benchmarks.{module}"} == set(names)
 
 

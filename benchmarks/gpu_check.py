@@ -40,7 +40,8 @@ GRACE_S = 30.0  # for what is past its deadline, to end what it has started
 WITHIN_S = 480.0  # all checks, the end of the last one included
 RESULTS = Path("runs/gpu_check.jsonl")  # one JSON object a check
 _LOOK_S = 0.05
-_LAST_LINES = 25
+_LAST_LINES = 15  # of a failure, below the table
+_KEPT_LINES = 150  # in the file
 _WIDEST = 110
 _MEASURED = ("what", "measured", "expected", "missed")
 
@@ -220,7 +221,7 @@ def run(check: Check, limit_s: float | None = None) -> Outcome:
         why = f"not done when the time of all was over        (scripts/gpu_check {check.name})"
         return Outcome(check=check, result="no time", figure=why, seconds=seconds, measured=measured)
     why = f"not done after {check.deadline_s:g} s" if code is None else _last(errors) or _last(told) or f"exit {code}"
-    lines = (errors or told).rstrip().splitlines()[-_LAST_LINES:]
+    lines = (errors or told).rstrip().splitlines()[-_KEPT_LINES:]
     errors = "\n".join(lines)
     return Outcome(check=check, result="failed", figure=why, seconds=seconds, measured=measured, errors=errors)
 
@@ -230,7 +231,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
     rows: list[tuple[str, ...]] = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
     for outcome in outcomes:
         rows += _rows(outcome)
-    failures = [chapter(f"{o.check.name}:", o.errors.splitlines()) for o in outcomes if o.result == "failed"]
+    failures = [chapter(f"{o.check.name}:", o.errors.splitlines()[-_LAST_LINES:]) for o in outcomes if o.result == "failed"]
     return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
 
 

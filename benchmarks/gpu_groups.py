@@ -159,7 +159,7 @@ def busy_device() -> None:
     synchronize()
     if ON_CPU:
         raise RuntimeError("a CPU has no work under way")
-    torch.cuda._sleep(int(4e9 * DEADLINE_S))  # type: ignore[no-untyped-call]  # cycles: of 2e9 in a second
+    torch.cuda._sleep(int(4e9 * DEADLINE_S))  # cycles, of 2e9 in a second
     try:
         member.broadcast(bucket, 0, time.monotonic() + DEADLINE_S / 3)
     finally:

@@ -95,7 +95,7 @@ class Model:
 
 MODELS: Mapping[str, Model] = {
     "0.6b": Model(size="Qwen3-0.6B"),
-    "1.7b": Model(size="Qwen3-1.7B"),
+    "1.7b": Model(size="Qwen3-1.7B", groups=4),
     "4b-lora": Model(size="Qwen3-4B", lora_rank=16, groups=4),
 }
 if ON_CPU:
@@ -123,7 +123,7 @@ def learning(name: str) -> str:
         actor = Actor(folder, model)
         began = actor.digest_of_one()
         ours = [actor.step(apart) for _ in range(STEPS)]
-        sharing = [actor.step(shared) for _ in range(STEPS)]
+        sharing = [actor.step(shared) for _ in range(2)]
         our_peak = most_allocated()
         changed = actor.digest_of_one() - began
         actor.close()
@@ -158,25 +158,32 @@ class Step:
 
 
 class Actor:
-    """The worker of an actor, alone."""
+    """The worker of an actor, alone. It stays: to pin as much host memory takes longer than what is measured."""
 
-    def __init__(self, folder: Path, model: Model, **trained: Any) -> None:
+    def __init__(self, folder: Path, model: Model) -> None:
+        from rlplace.comm.ends import LocalChannel
         from rlplace.placement.schedule import Residency
+        from rlplace.workers.arguments import SAMPLES, WEIGHTS
         from rlplace.workers.launch.devices import CudaDevice
-        from tests.lm_ranks import LmScenario, make_lm_worker
-        from tests.worker_ranks import listen, rendezvous_at
+        from rlplace.workers.roles.actor import LmActor
+        from rlplace.workers.worker import MoveReport
+        from tests.lm_ranks import LmScenario
+        from tests.worker_ranks import context_of, listen, rendezvous_at, spec_of
+
+        class Staying(LmActor):
+            def move(self, to: Residency) -> MoveReport:
+                return super().move(Residency.FULL)
 
         adam: dict[str, Any] = {"lr": model.learning_rate, "eps": 1e-8, "max_grad_norm": CLIP}
         own: dict[str, Any] = {"compute": COMPUTE, "token_budget": BUDGET, "optimizer": adam}
         if model.lora_rank is not None:
             own |= {"lora_rank": model.lora_rank, "weights": "bf16", "optimizer": adam | {"kind": "adamw_master"}}
         sizes = {"prompts": model.groups, "samples_per_prompt": model.answers}
-        scenario = LmScenario(model=folder, algorithm=sizes, trained=own | trained, iterations=1)
+        job = LmScenario(model=folder, algorithm=sizes, trained=own).job
+        channels = {name: LocalChannel(spec_of(name)) for name in (SAMPLES, WEIGHTS)}
         device = None if ON_CPU else CudaDevice()
-        self._listener = listen()
-        self.worker = make_lm_worker(scenario, 0, rendezvous_at(self._listener), device=device)
-        self.worker.move(Residency.FULL)
-        self._iteration = 0
+        self.worker = Staying(job, context_of("actor", 0, 1, rendezvous_at(listen()), channels, device=device))
+        self.worker.setup()
 
     @property
     def module(self) -> nn.Module:
@@ -189,7 +196,7 @@ class Actor:
 
         synchronize()
         began = time.perf_counter()
-        metrics = iterate(self.worker, self._iteration, groups)
+        metrics = iterate(self.worker, 0, groups)
         synchronize()
         seconds = time.perf_counter() - began
         found = {name: metric.value for name, metric in metrics.items()}
@@ -398,7 +405,7 @@ def fused() -> str:
             try:
                 actor.step(groups)
             except RuntimeError as error:  # of the compiler, whatever it is
-                show(name, "failed", str(error).strip().splitlines()[0][:80])
+                show(name, "failed", str(error).strip().partition("\n")[0][:80])
                 break
             compiled_s = time.perf_counter() - began
             after = min(actor.step(groups).seconds for _ in range(2))
@@ -461,7 +468,7 @@ def kernels(work: Callable[[], object], most: int = 8) -> list[tuple[str, float]
         synchronize()
     whole = time.perf_counter() - began
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
-    busy = sum(event.self_device_time_total for event in events)
+    busy = sum(event.self_device_time_total for event in events) or 1.0  # microseconds
     found = [(event.key[:60].replace("\t", " "), event.self_device_time_total / busy) for event in events[:most]]
     return [("busy, of the step (profiled)", busy / 1e6 / whole), *found]
 

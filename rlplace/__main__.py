@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import runpy
 import sys
 
 from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.extras import version_of
 
 COMMANDS = {
     "train": "trains a policy on a declared placement",
@@ -31,7 +31,7 @@ def main() -> None:
         print(f"{listed}\n\nrlplace train --help: what a command takes")
         return
     if word in ("--version", "-V", "version"):
-        print(f"rlplace {importlib.metadata.version('rlplace')}")
+        print(f"rlplace {version_of('rlplace') or '(not installed: modules of ' + os.path.dirname(__file__) + ')'}")
         return
     if word not in COMMANDS:
         near = did_you_mean(word, COMMANDS)

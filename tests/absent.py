@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from rlplace.errors import ProblemsError
+from rlplace.extras import version_of
 
 # Modules of the extras; the planner's own are not among them, nor what the tests are run with.
 OPTIONAL = {
@@ -21,7 +22,7 @@ OPTIONAL = {
     *("mujoco", "nbclient", "numpy", "pandas", "peft", "pyarrow", "ray", "reasoning_gym", "rich", "safetensors"),
     *("tensorboard", "tokenizers", "torch", "torchvision", "transformers", "trl", "urllib3", "vllm", "zmq"),
 }
-_NAMED = re.compile(r"No module named '(\w+)|there is no module (\w+)")
+_NAMED = re.compile(r"No module named '(\w+)|there is no module (\w+)|requires the (\w+) library but it was not found")
 
 
 @functools.cache
@@ -30,12 +31,20 @@ def absent(library: str) -> bool:
     return library in OPTIONAL and importlib.util.find_spec(library) is None
 
 
+def needs(*libraries: str) -> pytest.MarkDecorator:
+    """Skip a test where one of these is not installed, which it would show in its own way, such as a refusal.
+
+    `rlplace` is for the installed package: a clone has no version, and no list of what it requires.
+    """
+    gone = [name for name in libraries if absent(name) or (name == "rlplace" and version_of(name) is None)]
+    return pytest.mark.skipif(bool(gone), reason=f"{', '.join(gone)} is not installed")
+
+
 def lacking(error: BaseException | None) -> str | None:
     """Return the library whose absence raised an error, or one that it came from."""
     for each in _origins(error):
-        name = each.name if isinstance(each, ModuleNotFoundError) else None
-        if name is not None and absent(name.partition(".")[0]):
-            return name.partition(".")[0]
+        if isinstance(each, ImportError) and (name := named(str(each))) is not None:
+            return name
         problems = each.problems if isinstance(each, ProblemsError) else ()
         for problem in problems:
             if problem.code == "missing-library" and (name := named(f"{problem.why}")) is not None:
@@ -45,7 +54,7 @@ def lacking(error: BaseException | None) -> str | None:
 
 def named(text: str) -> str | None:
     """Return the first library whose absence a text tells."""
-    names = (first or second for first, second in _NAMED.findall(text))
+    names = (first or second or third.lower() for first, second, third in _NAMED.findall(text))
     return next(filter(absent, names), None)
 
 

@@ -18,6 +18,7 @@ from rlplace.imports.command import import_words
 from rlplace.imports.tiny import shrink
 from rlplace.prepare import missing_libraries
 from rlplace.train import main
+from tests.absent import needs
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +47,7 @@ def test_names_of_any_length_keep_clear_of_what_they_are() -> None:
     assert lines[0].index("first") == lines[1].index("second")
 
 
+@needs("numpy", "torch", "safetensors", "ray", "zmq")
 def test_a_run_without_its_libraries_names_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(cluster=SimpleNamespace(launcher="ray"), dry_run=False)
     assert missing_libraries(config) == []

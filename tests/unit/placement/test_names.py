@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from rlplace import placement
+from tests.absent import needs
 
 
 def test_the_python_api_is_found_by_name_and_nothing_else_is() -> None:
@@ -16,6 +17,7 @@ def test_the_python_api_is_found_by_name_and_nothing_else_is() -> None:
         placement.render_pdf  # noqa: B018  to ask for it raises
 
 
+@needs("ray")
 def test_a_worker_imports_neither_the_memory_proof_nor_what_draws_plans() -> None:
     code = (
         "import sys, rlplace.workers.ray_launch.actors, rlplace.workers.roles.env, rlplace.comm.shared_memory.channel;"

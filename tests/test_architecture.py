@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
-    ("codes", "errors", "extras", "signals", "units"),
+    ("codes", "errors", "extras", "signals", "tried", "units"),
     ("checkpoints", "commands", "config", "metrics", "stopwatch", "tokens", "trajectory"),
     ("algo", "imports", "placement", "trained"),
     ("comm",),
@@ -37,6 +37,7 @@ PEERS = {  # and from these rooms of its own floor
     "loop": {"faults", "memory_monitor", "report"},
     "models": {"envs"},
     "stopwatch": {"metrics"},
+    "tried": {"extras"},
     "workers": {"envs", "models"},
 }
 # Floors of the sub-packages and modules in a room, lowest first: one imports from its own floor and from those below.
@@ -63,7 +64,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "numpy": {"comm", "envs", "models", "tokens", "trajectory", "workers"},
     "omegaconf": {"config.compose"},
     "onnx": {"models.policy"},
-    "packaging": {"doctor"},
+    "packaging": {"doctor", "tried"},
     "peft": {"models.lora"},
     "psutil": {"workers"},
     "pydantic": {"config"},
@@ -229,6 +230,14 @@ def wrong_doors(module: Module) -> Iterator[str]:
             yield f"{module.name}:{line}: {library} is imported only by {', '.join(sorted(DOORS[library]))}"
 
 
+def private_of_ray(module: Module) -> Iterator[str]:
+    """What a version of Ray may lack is reached by one module, which has a way without it."""
+    if module.name != "workers.ray_launch.private":
+        for number, line in enumerate(module.source.splitlines(), 1):
+            if re.search(r"ray\._private|ray\._raylet|from ray import _", line):
+                yield f"{module.name}:{number}: only workers.ray_launch.private uses what is private of Ray"
+
+
 def missing_purpose(module: Module) -> Iterator[str]:
     if module.tree.body and not ast.get_docstring(module.tree):
         yield f"{module.name}: does not open with a sentence of purpose"
@@ -283,7 +292,16 @@ def _is_state(node: ast.Assign | ast.AnnAssign) -> bool:
     return not constant or empty
 
 
-RULES = (wrong_floors, wrong_floors_within, wrong_doors, missing_purpose, too_long, empty_names, work_at_import)
+RULES = (
+    wrong_floors,
+    wrong_floors_within,
+    wrong_doors,
+    private_of_ray,
+    missing_purpose,
+    too_long,
+    empty_names,
+    work_at_import,
+)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

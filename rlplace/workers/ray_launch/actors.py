@@ -28,6 +28,7 @@ from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
 from rlplace.workers.launch.output import Outputs
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
 from rlplace.workers.lending import Lending
+from rlplace.workers.ray_launch import private
 from rlplace.workers.ray_launch.connections import Connection, Connections, Service
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
@@ -54,7 +55,7 @@ class RayHost:
         """Show the workers' names in `ps` and `nvidia-smi`; after a call, Ray shows the name of the actor's class."""
         name = ", ".join(self._owners)
         self.__class__ = type(name, (RayHost,), {})
-        ray._raylet.setproctitle(f"ray::{name}")  # type: ignore[attr-defined]  # of its extension module
+        private.show_name(name)
 
     def report(self, number: int, serve_at: str | None, folder: Path | None) -> WorkerReport:
         """Report where this process is, and at what socket in `folder` the worker takes requests, unless None.

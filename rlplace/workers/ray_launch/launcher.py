@@ -93,6 +93,8 @@ class RayLauncher:
         """Reach the machines, once. Raises ClusterError."""
         self._session.start()
         self._tell("Ray: started" if self._session.local else f"Ray: joined at {self._session.address}")
+        for note in self._session.notes:
+            self._tell(f"Ray: {note}")
         if not self._session.local:  # somebody has joined it since the template was made for this machine alone
             self._templates.stop()
             self._templates = Templates(None)

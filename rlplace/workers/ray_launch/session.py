@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -23,7 +21,7 @@ from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
 from rlplace.signals import deliver_deferred
 from rlplace.workers.launch.reservation import Machine
-from rlplace.workers.ray_launch import fork
+from rlplace.workers.ray_launch import fork, private
 from rlplace.workers.ray_launch.token import make_token, use_token
 
 # Messages of Ray that repeat our own errors at length, or that warn of many small workers.
@@ -52,8 +50,6 @@ _JOINED = {
 
 _ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
 _REACH_S = 5.0  # for a cluster to accept a connection
-_NODE_S = 30.0  # for a node to be listed, as in Ray
-_LOOK_S = 0.02
 _END_S = 10.0  # for Ray to end; a quiet machine takes a second or two
 _SHORT = 80  # characters of a command line in an error
 
@@ -92,6 +88,7 @@ class RaySession:
         self._guard: Guard | None = None
         self._servers: list[psutil.Process] = []  # of Ray, started here
         self._forget_token: Callable[[], None] | None = None
+        self.notes: list[str] = []  # what this Ray does slower than one that was tried
 
     def start(self) -> None:
         """Start or join Ray, once. Raises ClusterError when Ray cannot be started or reached."""
@@ -103,6 +100,8 @@ class RaySession:
             if not self._shared and self._config.address is None:
                 others = _descendants()
                 self._forget_token = make_token()
+                if (why := private.why_not_lean()) is not None:
+                    self.notes.append(why)
                 _start_local(self._config.start_timeout_s)
                 started = _descendants() - others
                 for pid in started:
@@ -135,9 +134,7 @@ class RaySession:
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
         """Return the resources that are free now, by node id."""
-        from ray._private.state import available_resources_per_node  # no public function returns it per node
-
-        return available_resources_per_node()
+        return private.free_by_node()
 
     def processes(self) -> list[psutil.Process]:
         """List what Ray has started here by now, workers that have not reported among it."""
@@ -164,7 +161,7 @@ class RaySession:
             late.daemon = True
             late.start()
             try:
-                with _signals_kept():
+                with private.signals_kept():
                     ray.shutdown()
             finally:
                 late.cancel()
@@ -186,7 +183,7 @@ def _start_local(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _signals_kept(), _nothing_more():
+            with private.signals_kept(), private.lean_start(fork.__file__):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
@@ -203,45 +200,6 @@ def _start_local(timeout_s: float) -> None:
                 ) from error
 
 
-@contextlib.contextmanager
-def _nothing_more() -> Iterator[None]:
-    """Have `ray.init` start no more than workers need, and them by our `fork.py`. Ray has no public switches for that.
-
-    Left out are the API server, which the others wait for, the dashboard's part of a node's agent, the autoscaler's
-    monitor, and the collection of logs; a node that has started is seen at once. Its version is pinned.
-    """
-    from ray._private import node, parameter, services, utils
-
-    left_out: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
-    params = functools.partial(parameter.RayParams, setup_worker_path=fork.__file__, **left_out)
-    ours: list[tuple[Any, str, Any]] = [
-        (parameter, "RayParams", params),
-        (node.Node, "start_api_server", lambda *_, **__: None),
-        (utils, "get_dashboard_dependency_error", lambda: "not wanted"),  # so agents start without it
-        (services, "get_node", functools.partial(_listed_node, services.get_node)),
-    ]
-    theirs = [(owner, name, getattr(owner, name)) for owner, name, _ in ours]
-    try:
-        for owner, name, value in ours:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in theirs:
-            setattr(owner, name, value)
-
-
-def _listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Return what Ray's `ask` does of a node once it is listed; `ask` by itself looks once a second."""
-    from ray._private import services, state
-
-    nodes, until = state.GlobalState(), time.monotonic() + _NODE_S
-    nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
-    while all(node["NodeID"] != node_id for node in nodes.node_table()) and time.monotonic() < until:
-        time.sleep(_LOOK_S)
-    nodes.disconnect()
-    return ask(gcs_address, node_id)
-
-
 def _join(address: str) -> None:
     import ray
 
@@ -254,7 +212,7 @@ def _join(address: str) -> None:
             # Connect once: Ray takes half a minute to notice that no process listens.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
             use_token(where)
-        with _signals_kept():
+        with private.signals_kept():
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         why = (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
@@ -267,16 +225,14 @@ def _shared_address() -> str:
 
     Raises ClusterError where each Ray of this machine is a program's own; `ray.init("auto")` would join one of them.
     """
-    from ray._private import services
-
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
         return named
-    started, (shared, private) = services.find_bootstrap_address(None), _at_work()
+    started, (shared, alone) = private.address_of_start(), _at_work()
     if started not in shared and len(shared) == 1:  # its file is in another folder, or of a cluster that has ended
         return shared.pop()
-    if started is None and private:
-        what, why = "the only Ray here was not started to be shared", f"it ends with its program: {'; '.join(private)}"
+    if started is None and alone:
+        what, why = "the only Ray here was not started to be shared", f"it ends with its program: {'; '.join(alone)}"
         raise _nothing_to_join("cluster-private", what, "auto", why)
     if len(shared) > 1 and started not in shared:
         raise ConnectionError(
@@ -289,13 +245,11 @@ def _shared_address() -> str:
 
 def _at_work() -> tuple[set[str], list[str]]:
     """Return the addresses of clusters that this machine is in by `ray start`, and those of programs, with these."""
-    from ray._private import services
-
-    shared, private = set(), []
+    shared, alone = set[str](), list[str]()
     for server in psutil.process_iter(["cmdline"]):
         words = server.info["cmdline"] or []
         addresses = [word.partition("=")[2] for word in words if word.startswith("--gcs-address=")]
-        if not addresses or not services._is_raylet_process(words):
+        if not addresses or not private.is_server(words):
             continue
         with contextlib.suppress(psutil.NoSuchProcess):  # it ends
             program = server.parent()
@@ -303,8 +257,8 @@ def _at_work() -> tuple[set[str], list[str]]:
                 shared.add(addresses[0])
             else:
                 text = " ".join(program.cmdline())
-                private.append(f"{addresses[0]} of process {program.pid}, {textwrap.shorten(text, _SHORT)}")
-    return shared, private
+                alone.append(f"{addresses[0]} of process {program.pid}, {textwrap.shorten(text, _SHORT)}")
+    return shared, alone
 
 
 def _starts_ray_for_itself(program: psutil.Process) -> bool:
@@ -323,19 +277,6 @@ def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterErr
     if address.count(".") and ":" not in address:  # a machine alone
         fix = f"cluster.ray.address={address}:6379        (6379: the port of `ray start --head` unless it has --port)"
     return ClusterError.about(code, "cluster.ray.address", what, got=address, why=why, fix=fix)
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Keep the program's SIGTERM handler, which Ray replaces by ones that exit in the middle of its own calls."""
-    from ray._private import utils
-
-    before = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = before
 
 
 class Guard:

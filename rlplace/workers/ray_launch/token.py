@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rlplace.errors import ClusterError
+from rlplace.workers.ray_launch import private
 
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _ASK_S = 5.0
@@ -23,8 +23,8 @@ def make_token() -> Callable[[], None] | None:
 
     Returns what takes it back, for clusters that are joined later and for subprocesses; None where none was made.
     """
-    loader, mode = _loader(), os.environ.get(_MODE)
-    if mode not in (None, "token") or loader.has_token(ignore_auth_mode=True):
+    loader, mode = private.token_loader(), os.environ.get(_MODE)
+    if loader is None or mode not in (None, "token") or loader.has_token(ignore_auth_mode=True):
         return None
     os.environ[_TOKEN] = made = secrets.token_hex(32)  # for all processes of that Ray
     loader.reset_cache()
@@ -34,41 +34,28 @@ def make_token() -> Callable[[], None] | None:
             del os.environ[_TOKEN]
             if mode is None:  # Ray has set it for the token
                 os.environ.pop(_MODE, None)
-            _extension().Config.initialize("")  # reads the mode again
-            loader.reset_cache()
+            private.read_mode_again()
 
     return forget
 
 
 def use_token(address: str) -> None:
     """Have Ray send the token to the cluster at `host:port`, if that asks for one. Raises ClusterError without it."""
-    from ray._private.authentication import authentication_token_setup as ray_token
-
-    if not _refuses(address, {}):
+    loader = private.token_loader()
+    if loader is None or not _refuses(address, {}):
         return
-    loader, why = _loader(), f"{_MODE}={os.environ.get(_MODE)} is set here"
+    why = f"{_MODE}={os.environ.get(_MODE)} is set here"
     fix = f"export {_MODE}=token"
     if os.environ.get(_MODE, "token") == "token":
         fix = f"export {_TOKEN}=$(ssh {address.rpartition(':')[0]} cat .ray/auth_token)"
         why = "there is none here: neither in RAY_AUTH_TOKEN, nor in a file of RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         if loader.has_token(ignore_auth_mode=True):
-            ray_token._enable_token_auth()
+            private.send_token()
             if not _refuses(address, loader.get_token_for_http_header()):
                 return
             why = "the one that is here is of another cluster"
     what = "the Ray cluster asks for a token"
     raise ClusterError.about("cluster-token", "cluster.ray.address", what, got=address, why=why, fix=fix)
-
-
-def _loader() -> Any:
-    """Return what finds the token for all of Ray in this process."""
-    return _extension().AuthenticationTokenLoader.instance()
-
-
-def _extension() -> Any:
-    from ray import _raylet
-
-    return _raylet  # whose stubs lack what is used here
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlplace.signals import deferred
-from rlplace.workers.ray_launch import session, token
+from rlplace.workers.ray_launch import private, session, token
 
 
 def test_a_node_is_asked_for_once_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_a_node_is_asked_for_once_it_is_listed(monkeypatch: pytest.MonkeyPatch) 
         assert not looks, "asked before it was listed: Ray would sleep for a second"
         return f"{node} at {address}"
 
-    assert session._listed_node(ask, "127.0.0.1:1", "ours") == "ours at 127.0.0.1:1"
+    assert private.listed_node(ask, "127.0.0.1:1", "ours") == "ours at 127.0.0.1:1"
     assert ended == [True]
 
 
@@ -60,9 +60,9 @@ def test_a_signal_is_taken_between_two_attempts(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_token_that_was_made_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ray._private.authentication.authentication_token_setup import _enable_token_auth
-
-    loader: Any = token._loader()
+    loader: Any = private.token_loader()
+    if loader is None:
+        pytest.skip("this Ray knows no token")
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")  # for what was there to be put back
         monkeypatch.delenv(name)
@@ -70,14 +70,86 @@ def test_a_token_that_was_made_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp
     loader.reset_cache()
     forget = token.make_token()
     assert forget is not None
-    _enable_token_auth()  # as ray.init does
+    private.send_token()  # as ray.init does
     assert token.make_token() is None, "it is used again"
     file = tmp_path / ".ray" / "auth_token"
     file.parent.mkdir()
     file.write_text("f" * 64)
     forget()
     assert not {"RAY_AUTH_TOKEN", "RAY_AUTH_MODE"} & set(os.environ)
-    _enable_token_auth()
+    private.send_token()
     assert loader.get_token_for_http_header()["authorization"] == "Bearer " + "f" * 64
     monkeypatch.undo()
     loader.reset_cache()
+
+
+# ── Rays of other versions ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def replaced() -> tuple[object, ...]:
+    from ray._private import node, parameter, services
+
+    return parameter.RayParams, node.Node.start_api_server, services.get_node
+
+
+def test_a_ray_that_was_tried_starts_lean_and_is_as_it_was_afterwards() -> None:
+    before = replaced()
+    assert private.why_not_lean() is None, "the Ray of our own set-up was tried"
+    with private.lean_start("fork.py"):
+        assert not set(before) & set(replaced())
+    assert replaced() == before
+
+
+@pytest.mark.parametrize("lacking", ["version", "function", "parameter"])
+def test_a_ray_that_is_not_as_those_that_were_tried_starts_its_own_way(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray._private import parameter, services
+
+    said = {"version": "9.0.0 was not tried", "function": "services.get_node", "parameter": "RayParams(no_monitor)"}
+    if lacking == "version":
+        monkeypatch.setattr(ray, "__version__", "9.0.0")
+    elif lacking == "function":
+        monkeypatch.delattr(services, "get_node")
+    else:
+        monkeypatch.setattr(parameter, "RayParams", type("RayParams", (), {"__init__": _without_no_monitor}))
+    why = private.why_not_lean()
+    assert why is not None
+    assert said[lacking] in why
+    assert why.endswith("so it starts its own way")
+    params = parameter.RayParams
+    with private.lean_start("fork.py"):
+        assert parameter.RayParams is params
+
+
+def _without_no_monitor(self: object, setup_worker_path: str, include_log_monitor: bool) -> None: ...
+
+
+def test_what_a_ray_does_not_have_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ray._private import services, state, utils
+
+    for owner, name in (
+        (utils, "set_sigterm_handler"),
+        (state, "available_resources_per_node"),
+        (services, "find_bootstrap_address"),
+        (services, "_is_raylet_process"),
+        (private._extension(), "setproctitle"),
+        (private._extension(), "AuthenticationTokenLoader"),
+    ):
+        monkeypatch.delattr(owner, name)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    handler = signal.getsignal(signal.SIGTERM)
+    with private.signals_kept():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert private.free_by_node() == {}
+    assert private.address_of_start() is None
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379\n")
+    assert private.address_of_start() == "127.0.0.1:6379"
+    assert private.is_server(["/lib/ray/core/src/ray/raylet/raylet", "--gcs-address=127.0.0.1:6379"])
+    assert not private.is_server(["/usr/bin/python3", "raylet.py"])
+    private.show_name("actor rank 0")
+    assert private.token_loader() is None
+    assert token.make_token() is None

@@ -1,0 +1,196 @@
+"""All of Ray that is not public, behind one door: each has a way without it, for versions that do not have it.
+
+What is only faster is used with versions that were tried (`rlplace.tried`); with others Ray goes its own way, and
+`RaySession.notes` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.tried import untried
+
+_NODE_S = 30.0  # for a node to be listed, as in Ray
+_LOOK_S = 0.02
+_ADDRESS_FILE = "ray/ray_current_cluster"  # where `ray start` leaves its address
+
+
+def why_not_lean() -> str | None:
+    """Return why `lean_start` does not change how this Ray starts; None where it does."""
+    import ray
+
+    window = untried("ray", ray.__version__)
+    if window is not None:
+        return f"{ray.__version__} was not tried ({window.oldest} to {window.newest} were), so it starts its own way"
+    lacks = [f"{_name(owner)}.{name}" for owner, name, _ in _lean("") if not hasattr(owner, name)]
+    lacks += [f"RayParams({name})" for name in ("setup_worker_path", *_LEFT_OUT) if not _has_parameter(name)]
+    return f"{ray.__version__} has no {', '.join(lacks)}, so it starts its own way" if lacks else None
+
+
+_LEFT_OUT: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
+
+
+@contextlib.contextmanager
+def lean_start(setup_worker: str) -> Iterator[None]:
+    """Have `ray.init` start no more than workers need, and them by `setup_worker`. Ray has no public switches for that.
+
+    Left out are the API server, which the others wait for, the dashboard's part of a node's agent, the autoscaler's
+    monitor, and the collection of logs; a node that has started is seen at once. Changes nothing of a version that
+    was not tried, or that has not all of it.
+    """
+    if why_not_lean() is not None:
+        yield
+        return
+    ours = _lean(setup_worker)
+    theirs = [(owner, name, getattr(owner, name)) for owner, name, _ in ours]
+    try:
+        for owner, name, value in ours:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in theirs:
+            setattr(owner, name, value)
+
+
+def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
+    """List what is replaced while Ray starts, and by what."""
+    from ray._private import node, parameter, services, utils
+
+    params = functools.partial(parameter.RayParams, setup_worker_path=setup_worker, **_LEFT_OUT)
+    ask = getattr(services, "get_node", None)
+    return [
+        (parameter, "RayParams", params),
+        (node.Node, "start_api_server", lambda *_, **__: None),
+        (utils, "get_dashboard_dependency_error", lambda: "not wanted"),  # so agents start without it
+        (services, "get_node", functools.partial(listed_node, ask)),
+    ]
+
+
+def _has_parameter(name: str) -> bool:
+    from ray._private import parameter
+
+    return name in inspect.signature(parameter.RayParams.__init__).parameters
+
+
+def _name(owner: Any) -> str:
+    return str(owner.__name__).rpartition(".")[2]
+
+
+def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
+    """Return what Ray's `ask` does of a node once it is listed; `ask` by itself looks once a second."""
+    from ray._private import services, state
+
+    nodes, until = state.GlobalState(), time.monotonic() + _NODE_S
+    nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    while all(node["NodeID"] != node_id for node in nodes.node_table()) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    nodes.disconnect()
+    return ask(gcs_address, node_id)
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """Keep the program's SIGTERM handler, which Ray replaces by ones that exit in the middle of its own calls."""
+    from ray._private import utils
+
+    before = getattr(utils, "set_sigterm_handler", None)
+    if before is None:
+        with _sigterm_put_back():
+            yield
+        return
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before
+
+
+@contextlib.contextmanager
+def _sigterm_put_back() -> Iterator[None]:
+    """As `signals_kept`, by public means: Ray's handler is there while it starts or ends."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def free_by_node() -> Mapping[str, Mapping[str, float]]:
+    """Return the resources that are free now, by node id: no public function does. Empty where Ray has none."""
+    try:
+        from ray._private.state import available_resources_per_node
+    except ImportError:
+        return {}
+    return available_resources_per_node()
+
+
+def address_of_start() -> str | None:
+    """Return the address that the last `ray start` of this machine has left; None where there is none."""
+    try:
+        from ray._private.services import find_bootstrap_address
+    except ImportError:
+        with contextlib.suppress(OSError):
+            return (Path(tempfile.gettempdir()) / _ADDRESS_FILE).read_text(encoding="utf-8").strip() or None
+        return None
+    return find_bootstrap_address(None)
+
+
+def is_server(words: Sequence[str]) -> bool:
+    """Whether a command line is of a Ray server of a node."""
+    try:
+        from ray._private.services import _is_raylet_process
+    except ImportError:
+        return bool(words) and Path(words[0]).name == "raylet"
+    return bool(_is_raylet_process(list(words)))
+
+
+def show_name(name: str) -> None:
+    """Have `ps` and `nvidia-smi` show a name of this process, if this Ray can."""
+    title = getattr(_extension(), "setproctitle", None)
+    if title is not None:
+        title(f"ray::{name}")
+
+
+# ── the token of a cluster ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def token_loader() -> Any | None:
+    """Return what finds the token for all of Ray in this process; None of a Ray that knows no such token (2.52 on)."""
+    if not hasattr(_extension(), "AuthenticationTokenLoader"):
+        return None
+    loader = _extension().AuthenticationTokenLoader.instance()
+    try:
+        loader.has_token(ignore_auth_mode=True)
+    except TypeError:  # before 2.53 it finds one only where RAY_AUTH_MODE is set, as it then has to be
+        return None
+    return loader
+
+
+def read_mode_again() -> None:
+    """Have Ray read RAY_AUTH_MODE, and the token, again."""
+    _extension().Config.initialize("")
+    if (loader := token_loader()) is not None:
+        loader.reset_cache()
+
+
+def send_token() -> None:
+    """Have Ray send the token with each call, as `ray.init` does where it finds one."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    _extension().Config.initialize("")
+
+
+def _extension() -> Any:
+    from ray import _raylet
+
+    return _raylet  # whose stubs lack what is used here

@@ -17,6 +17,7 @@ import yaml
 
 from rlplace import checkpoints
 from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
+from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
@@ -176,10 +177,19 @@ def run(
                 text = str(error) if isinstance(error, RlplaceError) else "".join(traceback.format_exception(error))
                 with contextlib.suppress(OutputError):  # the error itself is told
                     write_whole(folder / ERROR, f"{text.rstrip()}\n")
+            if isinstance(error, Stopped) and error.by_scheduler and _can_go_on(folder):
+                error.exit_code = job.config.runner.requeue_exit_code or error.exit_code
             error.add_note(where(folder))
             raise
     _tell(where(folder))
     return folder
+
+
+def _can_go_on(folder: Path) -> bool:
+    """Return whether `resume=auto` finds a checkpoint of the run in `folder`."""
+    with contextlib.suppress(ConfigError):
+        return find(str(folder), Path()) is not None
+    return False
 
 
 def _keep(command: Typed, folder: Path, job: JobSpec) -> None:

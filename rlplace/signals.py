@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM: the first asks a run to end, which then has a while to save; the second ends it at once.
+"""Ctrl-C, and the signals of schedulers and closed terminals: the first asks a run to end, which then saves.
 
 ::
 
     outside `patient`    signal ──▶ Stopped
     inside               signal ──▶ asked ── the run sees it between two iterations, saves and ends
                                       ├── half of the grace is over ──▶ Stopped
-                                      └── another signal ──▶ Stopped
+                                      ├── Ctrl-C ──▶ Stopped
+                                      └── any other signal ──▶ nothing: schedulers send several
     inside `deferred`    signal ──▶ waits for `deliver_deferred` or the end; then all that came, as above
 """
 
@@ -13,13 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+# A closed terminal or a dropped ssh; the warnings of Slurm, submitit and Grid Engine before a time limit.
+WARNINGS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+_STOPPING = (signal.SIGINT, signal.SIGTERM, *sorted(WARNINGS))
+# What a scheduler sends. A person who presses Ctrl-C or closes a terminal wants no other attempt.
+_OF_SCHEDULERS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+_TO_ALL = WARNINGS | {signal.SIGTERM}  # what other processes of a run get, too
+_OUTPUTS = (1, 2)  # descriptors of what is printed
 
 
 class Stopped(BaseException):
@@ -28,10 +36,11 @@ class Stopped(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+        self.by_scheduler = number in _OF_SCHEDULERS
 
 
 class Signals:
-    """Turn SIGINT and SIGTERM into Stopped. Once it was raised for a second signal, more do nothing.
+    """Turn the signals that end a program into Stopped. Once it was raised at once, more of them do nothing.
 
     While a run ends, every wait of it is bounded.
     """
@@ -44,10 +53,14 @@ class Signals:
         self._cut = False  # half of it was over
 
     def listen(self) -> None:
-        """Take the signals of this process from now on; only in the main thread."""
+        """Take the signals of this process from now on; only in the main thread.
+
+        Warnings that are ignored stay so, as `nohup` has it, and those that others handle stay theirs.
+        """
         if threading.current_thread() is threading.main_thread():
             for each in _STOPPING:
-                signal.signal(each, self._stop)
+                if each not in WARNINGS or _would_end(each):
+                    signal.signal(each, self._stop)
             signal.signal(signal.SIGALRM, self._out_of_patience)
 
     @contextlib.contextmanager
@@ -76,10 +89,15 @@ class Signals:
             raise error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_closed_outputs()
         first, self.asked = self.asked is None, self.asked or number
+        if not first and number != signal.SIGINT:
+            return
         if first and self._grace_s:
             text = f"\n{signal.Signals(number).name}: ends after this iteration and saves, within {self._grace_s:g} s"
-            text += f"; one that takes longer than {self._grace_s / 2:g} s is dropped; again: ends now\n"
+            again = "again" if number == signal.SIGINT else "Ctrl-C"
+            text += f"; one that takes longer than {self._grace_s / 2:g} s is dropped; {again}: ends now\n"
             self.say(text)
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
             return
@@ -102,7 +120,7 @@ class _Deferral:
 
     def __init__(self) -> None:
         self._came: list[int] = []
-        self._before = {each: signal.signal(each, self) for each in _STOPPING}
+        self._before = {each: signal.signal(each, self) for each in _STOPPING if _is_deferrable(each)}
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)
@@ -112,7 +130,7 @@ class _Deferral:
         """Call the program's own handlers for what came. They may raise, which ends the deferral."""
         if self._came:
             self.end()
-            for each in _STOPPING:  # it has only asked
+            for each in self._before:  # it has only asked
                 signal.signal(each, self)
 
     def end(self) -> None:
@@ -148,6 +166,57 @@ def deliver_deferred() -> None:
         deferral.deliver()
 
 
+@contextlib.contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Start processes that SIGTERM and warnings do not reach: a terminal and Slurm send them to all processes of a run.
+
+    Ray does so with Ctrl-C. One that comes meanwhile reaches this process afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def outlast_sigterm() -> None:
+    """Have SIGTERM do nothing to this process if it was started with `blocked_signals`; only in the main thread.
+
+    Call `unblock_sigterm` in each thread that starts processes.
+    """
+    blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if blocked and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+
+def unblock_sigterm() -> None:
+    """Let SIGTERM reach what this thread starts: such processes are often ended by it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
+def _would_end(number: int) -> bool:
+    """Return whether a signal would end this process, or is taken by Signals of an earlier run in it."""
+    handler = signal.getsignal(number)
+    return handler == signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), Signals)
+
+
+def _is_deferrable(number: int) -> bool:
+    """Return whether a signal does something, by a handler that can be put back: not by one of a C library."""
+    return signal.getsignal(number) not in (signal.SIG_IGN, None)
+
+
+def _leave_closed_outputs() -> None:
+    """Print nowhere from now on where a terminal is gone: every write to it would fail, those of saving too."""
+    watched = select.poll()
+    for descriptor in _OUTPUTS:
+        watched.register(descriptor, 0)  # errors and the end of the terminal are told in any case
+    for descriptor, _ in watched.poll(0):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
 def _write_error(text: str) -> None:
     """Write to stderr; print could be what the signal has interrupted."""
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())

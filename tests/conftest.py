@@ -28,7 +28,11 @@ ENDING_S = 20.0  # how long a process may take to end by itself
 STAYING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")
 
 # Whoever starts the tests in the background may ignore SIGINT, and so would all processes that they start.
-HANDLERS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+HANDLERS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    **dict.fromkeys(ENDING, signal.SIG_DFL),
+}
 
 hypothesis.settings.register_profile("shared-machine", deadline=None)
 hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
@@ -62,7 +66,7 @@ def no_child_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def can_be_stopped() -> None:
-    """SIGINT and SIGTERM are to end the tests, whatever their parent or a run in this process made of them."""
+    """Signals are to end the tests, whatever their parent or a run in this process made of them."""
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 

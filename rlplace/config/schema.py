@@ -398,6 +398,12 @@ class RunnerConfig:
     watchdog_s: float = knob(
         "report which component waits for which when nothing moves for so long; 0: never", 300.0, minimum=0, mlp=30.0
     )
+    requeue_exit_code: int | None = knob(
+        "exit code after a signal of a scheduler, if there is a checkpoint to go on with; null: 128 + signal",
+        None,
+        minimum=1,
+        maximum=255,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,9 +413,9 @@ class CheckpointConfig:
     every: int = knob("iterations between two checkpoints; 0: none but the last", 10, minimum=0)
     keep_last: int = knob("newest checkpoints that are kept", 2, minimum=1)
     keep_best: int = knob("beside them, those with the best return or reward", 0, minimum=0)
-    on_signal: bool = knob("save one more when Ctrl-C or SIGTERM stops the run", True)
+    on_signal: bool = knob("save one more when a signal such as Ctrl-C or SIGTERM stops the run", True)
     grace_s: float = knob(
-        "longest time from Ctrl-C or SIGTERM to the end: the iteration ends, then it is saved", 30.0, above=0
+        "longest time from such a signal to the end: the iteration ends, then it is saved", 30.0, above=0
     )
 
 

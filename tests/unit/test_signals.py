@@ -13,12 +13,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplace.signals import Signals, Stopped, deferred, deliver_deferred
+from rlplace.signals import WARNINGS, Signals, Stopped, blocked_signals, deferred, deliver_deferred
+
+SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @pytest.fixture
 def signals() -> Iterator[Signals]:
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, *WARNINGS)
+    before = {each: signal.getsignal(each) for each in taken}
     listening = Signals()
     listening.listen()
     yield listening
@@ -37,6 +40,94 @@ def test_a_signal_stops_at_once_where_there_is_nothing_to_save(signals: Signals)
     assert stopped.value.exit_code == 143
 
 
+@pytest.mark.parametrize("number", sorted(WARNINGS))
+def test_a_warning_ends_a_run_as_a_signal_to_end_does(signals: Signals, number: signal.Signals) -> None:
+    with signals.patient(60.0):
+        _send(number)
+        assert signals.asked == number
+    with pytest.raises(Stopped, match=number.name) as stopped:
+        signals.check()
+    assert stopped.value.exit_code == 128 + number
+    assert stopped.value.by_scheduler == (number in SCHEDULERS)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, *SCHEDULERS])
+def test_a_second_signal_of_a_scheduler_leaves_the_first_its_time(
+    signals: Signals, first: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with signals.patient(60.0):
+        _send(first)
+        assert ("again: ends now" if first == signal.SIGINT else "Ctrl-C: ends now") in capfd.readouterr().err
+        for number in (*SCHEDULERS, *SCHEDULERS):
+            _send(number)
+        assert signals.asked == first
+        assert not signals.at_once
+        with pytest.raises(Stopped, match=first.name):
+            _send(signal.SIGINT)
+        assert signals.at_once
+
+
+def test_a_second_signal_of_a_scheduler_leaves_what_is_written_at_the_end(signals: Signals) -> None:
+    with signals.patient(60.0):
+        _send(signal.SIGTERM)
+    _send(signal.SIGTERM)  # in the middle of the summary
+
+
+@pytest.mark.parametrize("number", sorted(WARNINGS))
+def test_a_warning_that_is_ignored_stays_so(number: signal.Signals) -> None:
+    """As `nohup` starts a program."""
+    signal.signal(number, signal.SIG_IGN)
+    ignoring = Signals()
+    ignoring.listen()
+    with ignoring.patient(60.0):
+        _send(number)
+        with deferred():
+            _send(number)
+    assert ignoring.asked is None
+    assert signal.getsignal(number) == signal.SIG_IGN
+
+
+def test_a_warning_that_a_program_handles_itself_stays_its_own() -> None:
+    """Such as submitit, which calls the run in its own process."""
+    came = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: came.append(number))
+    listening = Signals()
+    listening.listen()
+    _send(signal.SIGUSR2)
+    assert came == [signal.SIGUSR2]
+    assert listening.asked is None
+
+
+def test_a_second_run_of_a_process_takes_warnings_too(signals: Signals) -> None:
+    second = Signals()
+    second.listen()
+    with pytest.raises(Stopped):
+        _send(signal.SIGUSR1)
+    assert second.asked == signal.SIGUSR1
+    assert signals.asked is None
+
+
+def test_warnings_reach_no_process_that_is_started_meanwhile(signals: Signals) -> None:
+    with blocked_signals():
+        child = subprocess.Popen(["sleep", "60"])
+    try:
+        for number in WARNINGS:
+            child.send_signal(number)
+        time.sleep(0.05)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+    def warned() -> None:
+        with blocked_signals():
+            _send(signal.SIGUSR1)
+            assert signals.asked is None
+
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        warned()
+
+
 def test_the_first_only_asks_and_the_second_stops(signals: Signals, capfd: pytest.CaptureFixture[str]) -> None:
     with signals.patient(60.0):
         _send(signal.SIGINT)
@@ -45,7 +136,7 @@ def test_the_first_only_asks_and_the_second_stops(signals: Signals, capfd: pytes
         assert "SIGINT: ends after this iteration and saves, within 60 s" in said
         assert "one that takes longer than 30 s is dropped; again: ends now" in said
         with pytest.raises(Stopped, match="SIGINT"):
-            _send(signal.SIGTERM)
+            _send(signal.SIGINT)
         assert signals.at_once
         _send(signal.SIGINT)  # a third does nothing
     with pytest.raises(Stopped):

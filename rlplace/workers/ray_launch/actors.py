@@ -22,6 +22,7 @@ from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
+from rlplace.signals import outlast_sigterm, unblock_sigterm
 from rlplace.workers.launch.devices import Device, ProcessClaims
 from rlplace.workers.launch.group import Settle, WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
@@ -43,6 +44,7 @@ class RayHost:
         """`outputs`: the file of what each worker prints."""
         self._files, self._outputs = outputs, Outputs(outputs)
         ray_is_set_up()
+        outlast_sigterm()
         os.environ.update(environment)  # before anything imports torch
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
         self._ends, self._lending, self._claims = ProcessChannels(), Lending(), ProcessClaims()
@@ -82,6 +84,7 @@ class RayHost:
         self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, rendezvous: Rendezvous
     ) -> None:
         """Build a worker from `pickled`: a GroupSpec, channel addresses. A broken import is a failure of this rank."""
+        unblock_sigterm()
         self._outputs.enter(self._files[number], slot.owner)
         self._owners.append(slot.owner)
         self._name_process()

@@ -19,7 +19,7 @@ import psutil
 from rlplace.config.schema import RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
-from rlplace.signals import deliver_deferred
+from rlplace.signals import blocked_signals, deliver_deferred
 from rlplace.workers.launch.reservation import Machine
 from rlplace.workers.ray_launch import fork, private
 from rlplace.workers.ray_launch.token import make_token, use_token
@@ -53,6 +53,7 @@ _REACH_S = 5.0  # for a cluster to accept a connection
 _END_S = 10.0  # for Ray to end; a quiet machine takes a second or two
 _SHORT = 80  # characters of a command line in an error
 
+_STAY = "trap '' TERM HUP USR1 USR2"  # which Slurm sends to all processes of a step
 _KILL = 'kill -9 "$@" 2>/dev/null'
 # A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
 _SEGMENTS = (
@@ -161,8 +162,12 @@ class RaySession:
             late.daemon = True
             late.start()
             try:
-                with private.signals_kept():
+                agents = self.processes()
+                with private.signals_kept(), private.servers_killed():
                     ray.shutdown()
+                for agent in agents:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        agent.kill()
             finally:
                 late.cancel()
         if self._guard is not None:
@@ -183,7 +188,7 @@ def _start_local(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with private.signals_kept(), private.lean_start(fork.__file__):
+            with private.signals_kept(), private.lean_start(fork.__file__), blocked_signals():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
@@ -287,7 +292,7 @@ class Guard:
     """
 
     def __init__(self, script: str, arguments: Iterable[str]) -> None:
-        watch = f"exec 3<&0; {{ read -r _ <&3 || {{ {script}; }}; }} &"  # a shell gives `&` no standard input
+        watch = f"{_STAY}; exec 3<&0; {{ read -r _ <&3 || {{ {script}; }}; }} &"  # a shell gives `&` no standard input
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", watch, "guard", *arguments],
             stdin=subprocess.PIPE,

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlplace.signals import blocked_signals
 from rlplace.workers.ray_launch import fork
 from rlplace.workers.ray_launch.session import Guard
 from rlplace.workers.worker import Worker
@@ -31,7 +32,8 @@ class Template:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(str(self._door))
             door.listen(1024)  # who comes early waits
-            self._process = self._started(door.fileno(), modules)
+            with blocked_signals():
+                self._process = self._started(door.fileno(), modules)
         self._errors = ""
 
     def _started(self, listening: int, modules: Iterable[str]) -> subprocess.Popen[str]:

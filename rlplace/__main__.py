@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 
+from rlplace.commands import begin
 from rlplace.errors import ConfigError, did_you_mean, suggestion
 from rlplace.extras import version_of
 
@@ -25,6 +26,7 @@ WRONG = 2
 
 def main() -> None:
     """Run the command that the first word names, with the words after it."""
+    begin()
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     listed = "\n".join(f"    rlplace {name:<9} {about}" for name, about in COMMANDS.items())
     if word in ("--help", "-h", "help"):

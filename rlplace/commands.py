@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
-from rlplace.errors import ClusterError, ProblemsError, RlplaceError
+from rlplace.errors import ClusterError, ConfigError, ProblemsError, RlplaceError
+from rlplace.streams import Streams
 
 DONE, FAILED, WRONG = 0, 1, 2
 
@@ -23,7 +25,9 @@ def answered(command: Callable[[], int]) -> int:
     FAILED is that of all else that the package raises on purpose, such as a file that cannot be written.
     """
     try:
-        return command()
+        code = command()
+        print(end="", flush=True)  # what is left would fail when the interpreter ends
+        return code
     except (ProblemsError, ClusterError) as error:
         print(error, file=sys.stderr)
         return WRONG
@@ -35,3 +39,29 @@ def answered(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # `... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+
+
+def run_command(main: Callable[[], int]) -> NoReturn:
+    """Run the command line of this process, and end it with the exit code; FAILED where its output was not written."""
+    streams = begin()
+    code = main()
+    sys.stdout.flush()
+    if streams.error is not None:
+        print(f"standard output: cannot write: {streams.error.strerror}", file=sys.stderr)
+        code = code or FAILED
+    sys.exit(code)
+
+
+def begin() -> Streams:
+    """Make a command's standard streams safe; end it where its working folder is gone."""
+    streams = Streams()
+    try:
+        os.getcwd()
+    except OSError as error:
+        what, why = "the working folder is gone", f"the operating system says: {error.strerror}"
+        fix = 'cd "$PWD"        (where a folder of that name is there again; else cd to another one)'
+        print(
+            ConfigError.of("no-working-folder", "command line", what, os.environ.get("PWD"), why, fix), file=sys.stderr
+        )
+        sys.exit(WRONG)
+    return streams

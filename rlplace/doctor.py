@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from rlplace.comm.shared_memory.folder import SHARED_MEMORY, check_space
-from rlplace.commands import DONE, FAILED, answered, typed
+from rlplace.commands import DONE, FAILED, answered, run_command, typed
 from rlplace.config import compose
 from rlplace.config.model_folder import model_folder
 from rlplace.config.options import OptionParser
@@ -254,4 +254,4 @@ def _as_json(found: Mapping[str, str], known: Sequence[Library], verdicts: Seque
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints import write_whole
-from rlplace.commands import DONE, answered, typed
+from rlplace.commands import DONE, answered, run_command, typed
 from rlplace.config.options import OptionParser
 from rlplace.config.read import MOST_WHOLE
 from rlplace.config.validate import SWITCHES
@@ -265,4 +265,4 @@ def _wrong(key: str, what: str, got: str | None, why: str, fix: str) -> ConfigEr
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import find, verify
-from rlplace.commands import DONE, answered, typed
+from rlplace.commands import DONE, answered, run_command, typed
 from rlplace.config.options import OptionParser
 from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, OutputError, did_you_mean
@@ -160,4 +160,4 @@ def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> C
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlplace.codes import codes
-from rlplace.commands import answered, typed
+from rlplace.commands import answered, run_command, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.read import word_meant
@@ -249,4 +249,4 @@ def _wrong(code: str, key: str, what: str, got: str | None, why: str, fix: str |
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

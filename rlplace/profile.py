@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlplace.commands import DONE, answered, typed
+from rlplace.commands import DONE, answered, run_command, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.read import word_meant
@@ -150,4 +150,4 @@ def _wrong(key: str, what: str, got: str, why: str, fix: str) -> ConfigError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

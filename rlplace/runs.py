@@ -9,13 +9,12 @@ import dataclasses
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints.store import LOCK, in_use
-from rlplace.commands import DONE, answered, typed
+from rlplace.commands import DONE, answered, run_command, typed
 from rlplace.config.options import OptionParser
 from rlplace.errors import ConfigError
 from rlplace.report.record import CONFIG, SUMMARY
@@ -155,4 +154,4 @@ def render(found: Sequence[Run]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

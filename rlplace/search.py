@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlplace.commands import DONE, answered, typed
+from rlplace.commands import DONE, answered, run_command, typed
 from rlplace.config import compose
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.options import OptionParser
@@ -332,4 +332,4 @@ def _wrong(key: str, what: str, got: str | None, why: str, fix: str | None = Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # until they are listened for: Ctrl-C ends the impor
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
-from rlplace.commands import typed
+from rlplace.commands import begin, typed
 from rlplace.config import compose
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
 from rlplace.placement.flow import DeviceDelivery
@@ -209,11 +209,7 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command
 
 
 def _show(text: str) -> None:
-    """Print unless the pipe is closed: `... | head` may have seen enough."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text, flush=True)
 
 
 def _counted(problems: Sequence[Problem]) -> str:
@@ -223,6 +219,7 @@ def _counted(problems: Sequence[Problem]) -> str:
 
 def program() -> NoReturn:
     """Run the command line of this process and end it."""
+    begin()  # a run goes on when nothing of what it shows can be written
     codes = [FAILED]
     atexit.register(_leave, codes)  # before others are, so that it runs after them
     codes.append(main())

@@ -6,13 +6,12 @@ Exit codes: 0 written, 1 it cannot be written or opened, 2 wrong usage or no run
 from __future__ import annotations
 
 import errno
-import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.checkpoints import write_whole
-from rlplace.commands import DONE, answered, typed
+from rlplace.commands import DONE, answered, run_command, typed
 from rlplace.config.options import OptionParser
 from rlplace.errors import OutputError
 from rlplace.report.page import render_comparison, render_report
@@ -50,4 +49,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

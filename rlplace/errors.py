@@ -25,6 +25,7 @@ class Source:
 
     file: str
     line: int | None = None  # 1-based; None for text without lines, such as a command-line override
+    written: str | None = dataclasses.field(default=None, compare=False)  # ${...} that gave the value
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"

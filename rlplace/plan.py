@@ -17,6 +17,7 @@ from rlplace.codes import codes
 from rlplace.commands import answered, run_command, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
+from rlplace.config.paths import names_file
 from rlplace.config.read import word_meant
 from rlplace.config.validate import config_schema
 from rlplace.errors import ConfigError, did_you_mean, suggestion
@@ -171,7 +172,7 @@ def _show(job: Prepared, form: str) -> None:
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
     """Overrides come on top of this command line; another config takes over nothing but folders and cluster."""
-    if "=" in other:
+    if "=" in other and not names_file(other):
         return [*words, *shlex.split(other)]
     kept = [f"--config-dir={folder}" for folder in compose.CommandLine.of(words).folders[:-1]]
     kept.append(f"--config-name={other}")

@@ -24,6 +24,7 @@ from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.commands import begin, typed
 from rlplace.config import compose
+from rlplace.config.paths import unquoted
 from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
@@ -87,7 +88,7 @@ def _notes(error: BaseException) -> Sequence[str]:
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
     """Name the config of the checkpoint that `resume=<folder>` names, where the command line names no config."""
-    words = [word.removeprefix("resume=") for word in argv if word.startswith("resume=")]
+    words = [unquoted(word.removeprefix("resume=")) for word in argv if word.startswith("resume=")]
     resume = words[-1] if words else AUTO  # the last one counts
     if resume in (AUTO, "null") or compose.CommandLine.of(argv).name is not None:
         return []

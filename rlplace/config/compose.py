@@ -32,8 +32,11 @@ from omegaconf.errors import (
 
 from rlplace.config.keys import all_places, takes_list
 from rlplace.config.options import DASHES, OptionParser
+from rlplace.config.paths import at_home, names_config, readable
 from rlplace.config.read import value_at, word_meant
+from rlplace.config.variables import of_environment, without_variable
 from rlplace.config.yaml_text import (
+    closes,
     line_sources,
     misread_numbers,
     named_in_defaults,
@@ -86,14 +89,14 @@ class CommandLine:
 
         A name that ends in .yaml is a file: its folder is looked in first. Raises ConfigError for an unknown flag.
         """
-        flags = _parser().parse_intermixed_args(argv)
-        own = [Path(folder).resolve() for folder in (*flags.config_dir, flags.config_path) if folder]
+        flags = _parser().parse_intermixed_args([readable(word) for word in argv])
+        own = [Path(at_home(folder)).resolve() for folder in (*flags.config_dir, flags.config_path) if folder]
         overrides: list[str] = flags.overrides
         config: str | None = flags.config_name
-        if config is None and (words := [word for word in overrides if "=" not in word and not word.startswith("~")]):
+        if config is None and (words := [word for word in overrides if names_config(word)]):
             config, overrides = words[0], [word for word in overrides if word != words[0]]
         if config is not None and config.endswith(".yaml"):
-            file = Path(config)
+            file = Path(at_home(config))
             if file.is_file() or (file.parent.is_dir() and file.name != config):
                 own, config = [file.parent.resolve(), *own], file.name
             config = config.removesuffix(".yaml")
@@ -137,6 +140,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
 
     Raises ConfigError for a config, a flag or an override that does not exist or does not parse.
     """
+    argv = [readable(word) for word in argv]
     line = CommandLine.of(argv)
     for folder in line.folders[:-1]:
         if not folder.is_dir():
@@ -258,6 +262,7 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
         raise _not_resolved(error, OmegaConf.to_container(job), sources) from error
     assert isinstance(mapping, dict)
     if resolve:  # a config of ours
+        sources |= of_environment(OmegaConf.to_container(job), sources)
         files = _with_parents(places, name)
         texts = {_short(file): file.read_text(encoding="utf-8") for file in files}
         if misread := [p for short, text in texts.items() for p in misread_numbers(text, short, sources)]:
@@ -278,7 +283,9 @@ def _job_of(name: str, overrides: list[str]) -> tuple[DictConfig, list[Path], li
     run = HydraConfig.get()
     places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return job, places, list(run.overrides.task)
+    words = OmegaConf.to_container(run.overrides.task)  # ${...} as it is
+    assert isinstance(words, list)
+    return job, places, words
 
 
 def _join_names(mapping: dict[Any, Any]) -> None:
@@ -524,8 +531,8 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
         why = "it has a dash where a hyphen is meant, as word processors and chats write it"
         return ConfigError.of("bad-config", word.partition("=")[0], "cannot read the override", word, why, plain)
     rest = words[words.index(word) :] if word in words else [word]
-    joined = next((text for n in range(2, len(rest) + 1) if _closes(text := " ".join(rest[:n]))), None)
-    if not _closes(word) and joined is not None:
+    joined = next((text for n in range(2, len(rest) + 1) if closes(text := " ".join(rest[:n]))), None)
+    if not closes(word) and joined is not None:
         what, why = "the shell has split it at a blank", "what has blanks is quoted there"
         return ConfigError.of("bad-config", word.partition("=")[0], what, word, why, shlex.quote(joined))
     fix = "quote text with commas, and close brackets and braces"
@@ -564,10 +571,6 @@ def _as_text(word: str) -> str | None:
     return found
 
 
-def _closes(text: str) -> bool:
-    return all(text.count(a) == text.count(b) for a, b in ("{}", "[]"))
-
-
 def _not_resolved(error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]) -> ConfigError:
     """Explain a value that refers to nothing, cannot be read, or is still to be given (???)."""
     key, message = str(error.full_key), str(error).partition("\n")[0]
@@ -587,6 +590,8 @@ def _not_resolved(error: OmegaConfBaseException, written: object, sources: Mappi
         near = f"{block}.{near}".removeprefix(".") if near else did_you_mean(match[1], [p for p in sources if p != key])
         what = f"the config has no key {match[1]!r}" + suggestion(near)
         fix = f"{leaf}: {value}".replace(match[1], near) if near and value else fix
+    elif variable := re.search(r"Environment variable '(.+)' not found", message):
+        what, why, fix = without_variable(leaf, value, variable[1])
     elif isinstance(error, UnsupportedInterpolationType) and (match := re.search(r"type (\S+)", message)):
         near = did_you_mean(match[1], ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "hydra"))
         what = f"there is no {match[1]!r} that gives values" + suggestion(near)

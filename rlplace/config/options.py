@@ -8,10 +8,17 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
+from rlplace.config.paths import at_home
 from rlplace.errors import ConfigError, did_you_mean, suggestion
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # that word processors and chats write for hyphens
 _NUMBERS = {"int": "is no whole number", "float": "is no number"}
+
+
+def _at_home(word: str) -> str:
+    """Expand `--option=~/path`, of which a shell leaves the `~` alone."""
+    option, equals, value = word.partition("=")
+    return f"{option}={at_home(value)}" if equals and word.startswith("-") else word
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -31,7 +38,8 @@ class OptionParser(argparse.ArgumentParser):
         for word in self.words:
             if word.startswith(tuple(DASHES)) and self._near(word):
                 raise self._unknown(word)
-        return super().parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_at_home(word) for word in words], namespace)
 
     def refuse_unknown(self, rest: Sequence[str], others: Collection[str]) -> None:
         """Raise ConfigError for an option in the rest, which others read, that is none of theirs either."""

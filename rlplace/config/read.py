@@ -36,7 +36,9 @@ from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
 from rlplace.config.model_folder import GET, model_folder, models_below, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word, not_named
 from rlplace.config.own import block_of_name
+from rlplace.config.paths import with_homes
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.variables import decoded
 from rlplace.config.yaml_text import quote, show, torn_number
 from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
 
@@ -84,7 +86,7 @@ def try_config(
 ) -> tuple[Config | None, list[Problem]]:
     """Return the config, None where it cannot be read, and every problem of the mapping."""
     places, found = sources or {}, Found(sources=sources or {})
-    written = _copied(mapping)
+    written = with_homes(mapping)
     _spread(written)
     if (library := next((LIBRARIES[key] for key in LIBRARIES if key in written), None)) is not None:
         _of_library(library, written, found)
@@ -226,6 +228,9 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
         item = isinstance(path[-1], int)  # the line has the whole list
         text = context["fix"] or _such_as(above, kind, wrong["loc"], context)
         fits = text and (_whole_list(path, text, written) if item else f"{leaf}: {text}")
+        source = found.sources.get(key)
+        if source is not None and source.written is not None and wrong["type"] == "wrong-type":
+            fits = decoded(leaf, source.written, fits=context["fix"] is not None)
         found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
 
 
@@ -505,10 +510,6 @@ def _switched(old: str, fix: str | None) -> str:
     """Return the line of the new key for a value that is no switch; both where what was meant is not known."""
     lines = [f"{moved()[old][0]}: {meant}" for meant in (fix.partition(": ")[2:] if fix else ("true", "false"))]
     return f"{lines[0]}        (a line without indent, in place of {old})" if fix else one_of(lines)
-
-
-def _copied(value: Any) -> Any:
-    return {key: _copied(below) for key, below in value.items()} if isinstance(value, Mapping) else value
 
 
 def _put(keys: Any, path: str, value: object) -> None:

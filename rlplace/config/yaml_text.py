@@ -301,3 +301,8 @@ def not_blocks(text: str, file: str, places: Callable[[ModelKind], Sequence[str]
             what = "expected a block of keys"
             return ConfigError.of("wrong-type", key, what, show(value), why, fix, source=lines.get(key))
     return None
+
+
+def closes(text: str) -> bool:
+    """Whether every bracket and brace of a text is closed."""
+    return all(text.count(a) == text.count(b) for a, b in ("{}", "[]"))

@@ -1,0 +1,71 @@
+"""Paths in configs and on command lines: `~` is the user's home, and a path may have `=` in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_HOME = re.compile(r"~[\w.-]*/|~$")  # how a path in a home begins
+_TEXTS = ("env.system", "env.template", "rollout.stop")  # keys whose values are texts, and no paths
+_LISTED = "profile"  # the key whose value has several paths, with commas between
+# A path in a home, without quotes: the value of a key, or an entry of a list or block.
+_BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")
+_BARE_EQUALS = re.compile(r"(?=.*/)[\w./~@%+=-]+")
+
+
+def at_home(path: str) -> str:
+    """Return a path with the home that its `~` stands for, which a shell leaves alone behind `key=`."""
+    return os.path.expanduser(path) if _HOME.match(path) else path
+
+
+def with_homes(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a config, with absolute paths in place of those that begin with `~/` or `~name/`, in whichever key."""
+    return {key: _expanded(value, str(key)) for key, value in mapping.items()}
+
+
+def _expanded(value: Any, key: str) -> Any:
+    if key in _TEXTS:
+        return value
+    if isinstance(value, Mapping):
+        return {name: _expanded(below, f"{key}.{name}") for name, below in value.items()}
+    if isinstance(value, list):
+        return [_expanded(each, key) for each in value]
+    if not isinstance(value, str):
+        return value
+    if key == _LISTED:
+        return ",".join(at_home(path.strip()) for path in value.split(","))
+    return at_home(value)
+
+
+def names_file(word: str) -> bool:
+    """Whether a word with `=` in it is no override but the path of a config, such as `runs/lr=0.1/config.yaml`."""
+    return word.endswith(".yaml") and Path(at_home(word)).is_file()
+
+
+def names_config(word: str) -> bool:
+    """Whether a word without dashes in front is no override, of which `~key` removes a key."""
+    return names_file(word) or ("=" not in word and not word.startswith("~"))
+
+
+def readable(word: str) -> str:
+    """Return an override with quotes around paths that have `~` or `=` in them: Hydra reads neither without.
+
+    Whatever else a word is stays as it is, what has quotes already too.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or word.startswith("-") or names_file(word) or any(quote in value for quote in "'\""):
+        return word
+    if key == _LISTED and ("~" in value or "=" in value):
+        return f'{key}="{value}"'
+    if "=" in value and _BARE_EQUALS.fullmatch(value):
+        return f'{key}="{value}"'
+    return f"{key}=" + _BARE_HOME.sub(r'\1"\2"', value)
+
+
+def unquoted(value: str) -> str:
+    """Return the path of an override's value as it is typed or as Hydra reads it."""
+    quoted = re.fullmatch(r"""(['"])(.*)\1""", value)
+    return at_home(quoted[2] if quoted else value)

@@ -1,0 +1,44 @@
+"""Values of a config that are variables of the environment, `${oc.env:N}`: which they are, and their fixes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from rlplace.errors import Source, source_of
+
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
+
+
+def of_environment(written: object, sources: Mapping[str, Source], key: str = "") -> dict[str, Source]:
+    """Return the source of each key whose value is a variable, `${oc.env:N}`, with that text."""
+    if isinstance(written, Mapping):
+        below = [of_environment(value, sources, f"{key}.{name}".removeprefix(".")) for name, value in written.items()]
+        return {path: source for found in below for path, source in found.items()}
+    if isinstance(written, list):
+        below = [of_environment(value, sources, f"{key}[{at}]") for at, value in enumerate(written)]
+        return {path: source for found in below for path, source in found.items()}
+    if not isinstance(written, str) or not _VARIABLE.fullmatch(written):
+        return {}
+    source = source_of(key, sources)
+    return {} if source is None else {key: dataclasses.replace(source, written=written)}
+
+
+def decoded(leaf: str, variable: str, fits: bool) -> str:
+    """Return the fix of a key that is no text and has the value of a variable; `fits`: the text reads as what it takes.
+
+    Every variable is text: `oc.decode` reads it as YAML does.
+    """
+    if fits:
+        return f"{leaf}: ${{oc.decode:{variable}}}"
+    match = _VARIABLE.fullmatch(variable)
+    assert match is not None, "only variables are noted"
+    return f"export {match[1]}=<such a value>        (with {leaf}: ${{oc.decode:{variable}}})"
+
+
+def without_variable(leaf: str, written: object, name: str) -> tuple[str, str, str]:
+    """Return what is wrong, why and the fix of a key whose variable is not set."""
+    what, why = f"the environment has no {name}", "${oc.env:...} stands for a variable of the environment"
+    other = str(written).replace(f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}")
+    return what, why, f"export {name}=<a value>" + (f"        (or {leaf}: {other})" if written else "")

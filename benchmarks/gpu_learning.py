@@ -43,6 +43,7 @@ STEPS = 2 if ON_CPU else 3  # of each loop; the first warms up
 LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-3
 COMPUTE = "bf16"
 DTYPE = torch.bfloat16
+COMPILER = "aot_eager" if ON_CPU else "inductor"  # a C++ compiler would take minutes
 CLIP = 1.0  # of the gradient norm
 Groups = Sequence[Sequence[Sample]]
 
@@ -418,19 +419,21 @@ def fused() -> str:
 def compile_norms(module: nn.Module) -> None:
     for part in module.modules():
         if type(part).__name__.endswith("RMSNorm"):
-            part.compile(dynamic=True)
+            part.compile(dynamic=True, backend=COMPILER)
 
 
 def compile_feed_forward(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if name.endswith(".mlp"):
-            part.compile(dynamic=True)
+            part.compile(dynamic=True, backend=COMPILER)
 
 
 def compile_rotary(module: nn.Module) -> None:
     from transformers.models.qwen3 import modeling_qwen3
 
-    modeling_qwen3.apply_rotary_pos_emb = torch.compile(modeling_qwen3.apply_rotary_pos_emb, dynamic=True)
+    modeling_qwen3.apply_rotary_pos_emb = torch.compile(
+        modeling_qwen3.apply_rotary_pos_emb, dynamic=True, backend=COMPILER
+    )
 
 
 # One after the other: each comes on top of those before it.

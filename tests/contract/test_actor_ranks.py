@@ -14,6 +14,7 @@ import torch
 from torch.distributions import Categorical, Normal
 
 from rlplace.algo.minibatches import iteration_generator
+from rlplace.errors import ChannelBroken, ClusterError
 from rlplace.models.mlp import ActorCritic, DiscreteOutput, PolicyOutput, logprob
 from rlplace.models.policy_networks import build_policy
 from rlplace.trajectory import Trajectory
@@ -21,7 +22,7 @@ from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.shared_sum import SharedSum
 from rlplace.workers.worker import Rendezvous
 from tests.actor_ranks import THREE_CHOICES, TWO_JOINTS, Outcome, Scenario, iteration, run_ranks
-from tests.worker_ranks import context_of, in_processes
+from tests.worker_ranks import context_of, in_processes, listen, rendezvous_at
 
 SPLITS = {1: (12,), 2: (5, 7), 8: (0, 1, 2, 3, 0, 5, 1, 0)}
 
@@ -107,6 +108,21 @@ def test_a_sum_is_the_same_on_all_ranks_whatever_its_size(shared: bool) -> None:
     for found, size in zip(first, [size for size in SIZES for _ in range(3)], strict=False):
         np.testing.assert_allclose(found, np.arange(size) + 3.0, rtol=1e-6)
     assert first[-1].tolist() == pytest.approx([3.0 + 3e-9] * 2, rel=1e-12)
+
+
+def test_ranks_that_never_join_are_named_by_the_deadline() -> None:
+    """NCCL waits for them without one; gloo says only that a key of its own is not there."""
+    meet = dataclasses.replace(rendezvous_at(listen()), timeout_s=0.05)
+    with pytest.raises(ClusterError, match="actor ranks 1, 2") as caught:
+        Ranks(context_of("actor", 0, 3, meet, {}), timeout_s=60.0)
+    assert caught.value.problem.code == "ranks-absent"
+
+
+def test_a_rank_that_waits_to_join_is_cancelled() -> None:
+    context = context_of("actor", 0, 2, rendezvous_at(listen()), {})
+    context.cancelled.set()
+    with pytest.raises(ChannelBroken, match="waiting for the other ranks"):
+        Ranks(context, timeout_s=60.0)
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:

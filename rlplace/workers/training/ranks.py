@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-from rlplace.errors import ChannelTimeout
+from rlplace.errors import ChannelTimeout, ClusterError
 from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.sharding import SHARD, TENSOR
 from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 Shard = TypeVar("Shard")
 _ALONE = Parallel()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+_MOST_NAMED = 8  # ranks in an error
 
 
 class Ranks:
@@ -86,6 +87,7 @@ class Ranks:
             wait_for_workers=False,
             master_listen_fd=meet.listen_fd if rank == 0 else None,
         )
+        self._meet(meet.timeout_s)
         with Ranks._opening:
             if not (world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1):  # a group to share
                 dist.init_process_group(
@@ -107,6 +109,29 @@ class Ranks:
             parts = torch.arange(world_size).view(self.copies, -1, tensor_parallel).transpose(1, 2).flatten(0, 1)
             self.context = ContextParallel(_subgroup(parts, timeout))
         self._shared = self._share_memory(meet.timeout_s) if world_size > 1 and self._on_host else None
+
+    def _meet(self, timeout_s: float) -> None:
+        """Wait until every rank is here. NCCL would wait for one that never comes without a deadline.
+
+        Raises ClusterError that names the absent ranks, ChannelBroken when the run is cancelled meanwhile.
+        """
+        self.store.set(f"here {self.rank}", "1")
+        absent = [rank for rank in range(self.world_size) if rank != self.rank]
+        deadline = time.monotonic() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while absent := [rank for rank in absent if not self.store.check([f"here {rank}"])]:
+            if self._context.cancelled.wait(pause_s):
+                raise cancelled(self._context.owner, "waiting for the other ranks of its group")
+            if time.monotonic() > deadline:
+                component = self._context.slot.component
+                raise ClusterError.about(
+                    "ranks-absent",
+                    self._context.owner,
+                    f"waited {timeout_s:g} s for {component} rank{'s' * (len(absent) > 1)} {_listed(absent)}",
+                    why="all ranks of a group join before any of them computes; what keeps one stands in its own error",
+                    fix="look at what these workers printed: logs in the folder of the run",
+                )
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _of_copies(self, device_type: str, timeout: timedelta) -> DeviceMesh:
         """Return the mesh of copies, and of the ranks of each. A collective."""
@@ -226,6 +251,11 @@ class Ranks:
             Ranks._members -= 1
             if not Ranks._members:
                 dist.destroy_process_group()
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    return f"{shown} and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else shown
 
 
 def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:

@@ -22,6 +22,7 @@ from rlplace.config.model_folder import no_folder, text_keys
 from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import TAGS, try_config, value_at, with_folder
 from rlplace.config.schema import AlgorithmConfig, Config, FrozenConfig, RewardConfig, SimulatorEnvConfig, TrainedConfig
+from rlplace.config.worker_variables import missing_variables, wrong_variables
 from rlplace.envs.registry import check, check_task, missing_library, spaces_of_job, surely_made
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Problem, ProblemsError, Source, source_of
 from rlplace.models.families import why_not_trained
@@ -53,7 +54,7 @@ _NOT_PLACING = ("env", "rollout", "actor", "runner", "checkpoint", "faults", "me
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
 # Codes of what this machine lacks and another may have: a dry run shows them, and refuses all else that a run refuses.
 _OF_MODELS = ("vllm-missing", "no-model-folder", "not-a-model", "no-tokenizer", "missing-key")
-_LACKING = ("plan-only", "missing-library", *_OF_MODELS)
+_LACKING = ("plan-only", "missing-library", "env-var-missing", *_OF_MODELS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +222,7 @@ def check_launch(config: Config, plan: Plan, sources: Mapping[str, Source]) -> l
     Inside a job of `ray job submit` also a Ray to start, and folders that stay.
     """
     problems = check_sinks(name for name in config.runner.sinks if ":" not in name)
+    problems += missing_variables(config)
     if _JOB in os.environ and config.cluster.launcher == "ray":
         problems += _job_problems(config)
     if config.kind == "causal_lm":
@@ -262,6 +264,7 @@ def _plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
             yield _wrong("plan-only", key, "is required in a run", None, why, fix)
     if not config.runs:
         return
+    yield from wrong_variables(config)
     yield from _undivided_problems(config, plan)
     if config.kind == "mlp":
         return

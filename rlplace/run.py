@@ -22,6 +22,7 @@ from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
+from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
 from rlplace.envs.registry import spaces_of_job
 from rlplace.errors import ConfigError, NodeLost, OutputError, Problem, RlplaceError, WorkerError
 from rlplace.extras import versions_of
@@ -171,7 +172,8 @@ def run(
             _keep(command, folder, job)
         (folder / ERROR).unlink(missing_ok=True)
         try:
-            _run(job, folder, texts, signals or Signals(), resumed, history or History())
+            with _exported(job.config):
+                _run(job, folder, texts, signals or Signals(), resumed, history or History())
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, Stopped):
                 text = str(error) if isinstance(error, RlplaceError) else "".join(traceback.format_exception(error))
@@ -183,6 +185,14 @@ def run(
             raise
     _tell(where(folder))
     return folder
+
+
+def _exported(config: Config) -> contextlib.AbstractContextManager[None]:
+    """Set the variables of workers in this process, whose threads or children they may be."""
+    if (said := not_given(config)) is not None:
+        _tell(said)
+    inline = config.cluster.launcher == "inline"
+    return exported(({THREADS: "1"} if inline else {}) | variables_of(config))
 
 
 def _can_go_on(folder: Path) -> bool:
@@ -309,6 +319,7 @@ def _cluster(job: JobSpec, display: Display, folder: Path) -> Cluster:
         tell=display.starting,
         workers=job.workers.values(),
         output=folder / LOGS,
+        variables=variables_of(job.config),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -18,6 +19,24 @@ from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 
 from rlplace.envs.wrappers import Shown
+
+AT_IMPORT = dict(os.environ)
+
+
+class Telling(gymnasium.Env[NDArray[np.float64], Any]):
+    """Writes the environment variables of its process into `file`, as they were at import and when it is made."""
+
+    def __init__(self, file: str) -> None:
+        self.observation_space = Box(0, 1, (2,))
+        self.action_space = Discrete(2)
+        Path(file).write_text(json.dumps([AT_IMPORT, dict(os.environ)]), encoding="utf-8")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, True, False, {}
 
 
 class Script(gymnasium.Env[NDArray[np.float64], Any]):
@@ -369,6 +388,7 @@ gymnasium.register(
     entry_point=lambda: gymnasium.wrappers.RescaleObservation(Counter(), np.float64(0.0), np.float64(1.0)),
 )
 gymnasium.register("PixelRow-v0", entry_point=lambda: FlattenObservation(Pixels()))
+gymnasium.register("Telling-v0", entry_point=Telling)
 gymnasium.register("Limited-v0", entry_point=Script, max_episode_steps=7)
 _OWN_LIMIT = gymnasium.envs.registration.WrapperSpec("OwnLimit", "tests.gyms:OwnLimit", {})
 gymnasium.register("OwnLimit-v0", entry_point=Script, max_episode_steps=7, additional_wrappers=(_OWN_LIMIT,))

@@ -75,6 +75,9 @@ class ClusterConfig:
     component_placement: Mapping[str, object] = knob("which accelerators each component uses; kept verbatim")
     nodes: tuple[NodeConfig, ...] = knob("the machines one by one, where they are declared; else alike", ())
     node_groups: tuple[Mapping[str, object], ...] = knob("labelled nodes, hardware and environments; verbatim", ())
+    env_vars: Mapping[str, object] = knob(
+        "environment variables of all workers, by name; null: as the run itself has it, for secrets too", dict
+    )
     num_nodes: int = knob("machines in the cluster", 1, minimum=1, maximum=MOST_NODES)
     accelerators_per_node: int | Literal["auto"] = knob(
         "auto counts the GPUs of this machine", "auto", minimum=1, maximum=MOST_PER_NODE

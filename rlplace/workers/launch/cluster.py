@@ -70,12 +70,14 @@ class Cluster:
         tell: Callable[[str], None] = lambda line: None,
         workers: Iterable[type[Worker]] = (),
         output: Path | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node.
 
         `tell` is called with a line for each step of the start, also by other threads. `workers`: classes that will be
         launched, whose imports can be made from now on. `output`: folder of what workers print, a file per rank, on
-        each node; None: where Ray, or this process, puts it.
+        each node; None: where Ray, or this process, puts it. `variables`: of the environment of all workers that are
+        processes.
         """
         self._ray = ray or RayConfig()
         local = self._ray.address is None
@@ -88,7 +90,7 @@ class Cluster:
         if launcher == "inline":
             self._launcher = InlineLauncher(self.topology)
         else:
-            self._launcher = self._ray_launcher(comm or CommConfig(), shared_bytes or {}, workers)
+            self._launcher = self._ray_launcher(comm or CommConfig(), shared_bytes or {}, workers, variables or {})
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
@@ -97,7 +99,11 @@ class Cluster:
         self._started = self._reserved = self._closed = False
 
     def _ray_launcher(
-        self, comm: CommConfig, shared_bytes: Mapping[int, int], workers: Iterable[type[Worker]]
+        self,
+        comm: CommConfig,
+        shared_bytes: Mapping[int, int],
+        workers: Iterable[type[Worker]],
+        variables: Mapping[str, str],
     ) -> RayLauncher:
         with contextlib.ExitStack() as stopped:
             with deferred():
@@ -107,12 +113,12 @@ class Cluster:
                 template, modules = None, modules_of(workers)
                 here = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
                 if modules and here and self._ray.address is None and self._ray.start == "fork":
-                    template = Template(modules)  # before Ray is imported
+                    template = Template(modules, variables)  # before Ray is imported
                     stopped.callback(template.stop)
                 with ray_environment(self._ray.address):
                     from rlplace.workers.ray_launch.launcher import RayLauncher
 
-                launcher = RayLauncher(self.topology, self._ray, comm, shared_bytes, self._tell, template)
+                launcher = RayLauncher(self.topology, self._ray, comm, shared_bytes, self._tell, template, variables)
             stopped.pop_all()
         return launcher
 
@@ -126,6 +132,7 @@ class Cluster:
         tell: Callable[[str], None] = lambda line: None,
         workers: Iterable[type[Worker]] = (),
         output: Path | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> Cluster:
         return cls(
             topology=topology or declared_topology(config),
@@ -136,6 +143,7 @@ class Cluster:
             tell=tell,
             workers=workers,
             output=output,
+            variables=variables,
         )
 
     def start(self) -> None:

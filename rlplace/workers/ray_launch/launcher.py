@@ -64,11 +64,14 @@ class RayLauncher:
         shared_bytes: Mapping[int, int],
         tell: Callable[[str], None],
         template: Template | None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """`shared_bytes`: what the job takes of a node's shared memory, by node rank, where it is known.
 
         `tell` is called with each step of the start. `template`: of this machine, if that is all that there is.
+        `variables`: of the environment of all workers.
         """
+        self._variables = variables or {}
         self._tell = tell
         self._topology = topology
         self._shared_bytes = shared_bytes
@@ -83,7 +86,7 @@ class RayLauncher:
         self._channels: JobChannels | None = None
         self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
         self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
-        self._templates = Templates(template)
+        self._templates = Templates(template, self._variables)
         self._forks = 0  # of the workers
         self._connections: Connections | None = None
 
@@ -97,7 +100,7 @@ class RayLauncher:
             self._tell(f"Ray: {note}")
         if not self._session.local:  # somebody has joined it since the template was made for this machine alone
             self._templates.stop()
-            self._templates = Templates(None)
+            self._templates = Templates(None, self._variables)
         self._machines = self._session.machines()
         self._connections = Connections()
         self._channels = JobChannels(
@@ -247,7 +250,7 @@ class RayLauncher:
     def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers. `output`: folder of what these print."""
         slot, runtime_env = slots[0], slots[0].runtime_env
-        environment = {"OMP_NUM_THREADS": "1", **dict(runtime_env.env_vars)}
+        environment = {"OMP_NUM_THREADS": "1", **self._variables, **dict(runtime_env.env_vars)}
         # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
         ids = self._reserved[slot.node].visible_ids(slot)
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}

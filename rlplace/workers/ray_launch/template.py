@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlplace.signals import blocked_signals
@@ -23,8 +23,8 @@ END_S = 1.0  # for the template to end
 class Template:
     """The template of this node; as a Ray actor, of the actor's. Owns the process and its folder."""
 
-    def __init__(self, modules: Iterable[str]) -> None:
-        """Start it, without waiting: who wants a fork waits."""
+    def __init__(self, modules: Iterable[str], variables: Mapping[str, str] | None = None) -> None:
+        """Start it, without waiting: who wants a fork waits. `variables`: that imports find beside the environment."""
         self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
         self._guard = Guard.removing(self._door.parent)
         # Nobody reads while it runs: a pipe may fill.
@@ -33,15 +33,16 @@ class Template:
             door.bind(str(self._door))
             door.listen(1024)  # who comes early waits
             with blocked_signals():
-                self._process = self._started(door.fileno(), modules)
+                self._process = self._started(door.fileno(), modules, variables or {})
         self._errors = ""
 
-    def _started(self, listening: int, modules: Iterable[str]) -> subprocess.Popen[str]:
+    def _started(self, listening: int, modules: Iterable[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, fork.__file__, "--template", str(listening), *modules],
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
+                **variables,
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
             },

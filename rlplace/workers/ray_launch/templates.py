@@ -19,8 +19,9 @@ _WAKE_S = 0.2  # the longest wait in which deferred signals are not delivered
 class Templates:
     """The templates of all nodes; where there is none, or it has ended, workers start as Ray starts them."""
 
-    def __init__(self, here: Template | None) -> None:
-        """`here`: the one of this machine, for a Ray of this machine alone."""
+    def __init__(self, here: Template | None, variables: Mapping[str, str] | None = None) -> None:
+        """`here`: the one of this machine, for a Ray of this machine alone. `variables`: of workers' environment."""
+        self._variables = variables or {}
         self._here = here
         self._elsewhere: dict[int, tuple[Any, str]] = {}  # by node: actor and command
         self._without: dict[int, str] = {}  # nodes where it failed: why
@@ -31,7 +32,7 @@ class Templates:
             return
         made: Any = ray.remote(Template)
         new = {node: on for node, on in nodes.items() if node not in self._elsewhere and node not in self._without}
-        hosts = {node: made.options(num_cpus=0, **on).remote(modules) for node, on in new.items()}
+        hosts = {node: made.options(num_cpus=0, **on).remote(modules, self._variables) for node, on in new.items()}
         asked = {node: host.command.remote() for node, host in hosts.items()}
         if asked:
             late_of(list(asked.values()), timeout_s)

@@ -155,7 +155,7 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
     if name is not None and not os.environ.get(name):
         what = "there is no such environment variable, or it is empty"
         why = "its value is sent with every request as a bearer token"
-        fix = f"export {name}=<token>        (where the workers start)"
+        fix = f"export {name}=<token>        (before the run, which gives it to the workers)"
         yield Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=name, why=why, fix=fix)
 
 

@@ -44,6 +44,7 @@ from rlplace.workers.arguments import (
     SimulatorArguments,
 )
 from rlplace.workers.engines.contract import Engine, EngineSettings, TextEngine
+from rlplace.workers.threads import threads
 from rlplace.workers.worker import MoveReport, RoleWorker, out_of_step
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class RolloutWorker(RoleWorker):
         from rlplace.comm.weights.host_sync import receiver_of
         from rlplace.workers.engines.weights import KeptWeights
 
-        torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
+        torch.set_num_threads(threads())
         self.engine = engine
         self._opened.callback(engine.close)
         actor, context = self.config.config.actor, self.context
@@ -185,7 +186,7 @@ class VectorRolloutWorker(RolloutWorker):
             nonlocal batches
             context.check_cancelled("generate")
             if not batches:
-                torch.set_num_threads(1)  # as `_open` did, but each thread has a number of its own
+                torch.set_num_threads(threads())  # as `_open` did, but each thread has a number of its own
             watch.lap("wait")
             writable = np.require(observations, requirements=("C", "W"))  # of other memory, torch warns
             decision = self._decide(iteration, [(step, first_row, len(observations))], writable)

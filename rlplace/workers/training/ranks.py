@@ -34,6 +34,7 @@ from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.sharding import SHARD, TENSOR
 from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
 from rlplace.placement.language.spec import Parallel
+from rlplace.workers.threads import threads
 from rlplace.workers.training.shared_sum import MOST_BYTES, SharedSum
 from rlplace.workers.worker import WorkerContext, cancelled
 
@@ -76,7 +77,7 @@ class Ranks:
         context.device.verify()
         if not self._on_host:
             torch.cuda.set_device(device)
-        torch.set_num_threads(1)  # a rank has one core; more threads only wake each other
+        torch.set_num_threads(threads())
         timeout = timedelta(seconds=meet.timeout_s)
         self.store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
             meet.host,

@@ -1,0 +1,11 @@
+"""How many threads torch has in a worker."""
+
+from __future__ import annotations
+
+import os
+
+
+def threads() -> int:
+    """Return OMP_NUM_THREADS, which `cluster.env_vars` may set; 1 without: more threads only wake each other."""
+    first = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0].strip()  # the others are of nested regions
+    return max(1, int(first)) if first.isdecimal() else 1

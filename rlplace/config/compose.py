@@ -30,11 +30,11 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
+from rlplace.config.from_environment import of_environment, without_variable
 from rlplace.config.keys import all_places, takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.paths import at_home, names_config, readable
 from rlplace.config.read import value_at, word_meant
-from rlplace.config.variables import of_environment, without_variable
 from rlplace.config.yaml_text import (
     closes,
     line_sources,

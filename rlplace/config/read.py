@@ -32,13 +32,13 @@ from rlplace.config.fields import (
     fields_of,
     tag_of,
 )
+from rlplace.config.from_environment import decoded
 from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
 from rlplace.config.model_folder import GET, model_folder, models_below, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word, not_named
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
 from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
-from rlplace.config.variables import decoded
 from rlplace.config.yaml_text import quote, show, torn_number
 from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
 

@@ -54,6 +54,7 @@ from rlplace.workers.engines.vllm_loading import NothingLoaded, load_from, load_
 from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, check_fit, merged
 from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.devices import CudaDevice, Room
+from rlplace.workers.launch.sockets import vllm_variables
 
 if TYPE_CHECKING:
     from rlplace.comm.weights.device_push import DevicePush
@@ -272,7 +273,7 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.de
     rollout = settings.rollout
     # Attention on a GPU would round its fp32 numbers to 10 bits.
     exact = {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" and not on_cpu else {}
-    for name, value in {**_UNLESS_SET, **exact}.items():
+    for name, value in {**_UNLESS_SET, **vllm_variables(), **exact}.items():
         os.environ.setdefault(name, value)
     others: dict[str, Any] = {**_memory_arguments(settings, expected, on_cpu), **rollout.engine_args}
     with _quiet():

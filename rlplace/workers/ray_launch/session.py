@@ -21,6 +21,7 @@ from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
 from rlplace.signals import blocked_signals, deliver_deferred
 from rlplace.workers.launch.reservation import Machine
+from rlplace.workers.launch.sockets import ray_variables
 from rlplace.workers.ray_launch import fork, private
 from rlplace.workers.ray_launch.token import make_token, use_token
 
@@ -67,8 +68,11 @@ _REMOVE = (
 
 @contextlib.contextmanager
 def ray_environment(address: str | None) -> Iterator[None]:
-    """Set variables for importing and starting Ray (`address` None) or joining one; the user's own settings win."""
-    wanted = _ALWAYS | (_JOINED if address else _STARTED_HERE)
+    """Set variables for importing and starting Ray (`address` None) or joining one; the user's own settings win.
+
+    Raises ClusterError for a folder of Ray's that is too long for its sockets.
+    """
+    wanted = _ALWAYS | (_JOINED if address else {**_STARTED_HERE, **ray_variables()})
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:

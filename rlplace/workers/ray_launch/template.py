@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlplace.signals import blocked_signals
+from rlplace.workers.launch.sockets import socket_folder
 from rlplace.workers.ray_launch import fork
 from rlplace.workers.ray_launch.session import Guard
 from rlplace.workers.worker import Worker
@@ -25,7 +26,7 @@ class Template:
 
     def __init__(self, modules: Iterable[str], variables: Mapping[str, str] | None = None) -> None:
         """Start it, without waiting: who wants a fork waits. `variables`: that imports find beside the environment."""
-        self._door = Path(tempfile.mkdtemp(prefix="rlplace_")) / "door"
+        self._door = Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
         self._guard = Guard.removing(self._door.parent)
         # Nobody reads while it runs: a pipe may fill.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop

@@ -41,7 +41,11 @@ def refused(tmp_path: Path, old: str = "", new: str = "", *overrides: str) -> Pr
             "gamma: ${algorithm.gae_lambda}",
         ),
         ("${algorithm.gama}", "the config has no key 'algorithm.gama'", "gamma: <a value>"),  # not itself
-        ("${oc.env:NO_SUCH_VARIABLE}", "\"Environment variable 'NO_SUCH_VARIABLE' not found\"", "gamma: <a value>"),
+        (
+            "${oc.env:NO_SUCH_VARIABLE}",
+            "the environment has no NO_SUCH_VARIABLE",
+            "export NO_SUCH_VARIABLE=<a value>        (or gamma: ${oc.env:NO_SUCH_VARIABLE,<a default>})",
+        ),
         (
             "${algorithm.gae_lambda",
             "cannot read this: no viable alternative at input '${algorithm.gae_lambda'",

@@ -1,0 +1,49 @@
+"""Where sockets of one machine go: their paths are short, and those of TMPDIR may be long."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlplace.errors import ClusterError
+
+LONGEST = 107  # bytes in the path of a socket on Linux
+SHORT = Path("/tmp")
+# Bytes that are put behind the folder:
+_OURS = len("/rlplace_12345678/door")
+_OF_RAY = len("/ray/session_2026-12-31_23-59-59_999999_9999999/sockets/plasma_store.9")
+_OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
+
+
+def socket_folder(behind: int = _OURS) -> Path:
+    """Return the folder for temporary files, or /tmp where `behind` it more bytes of a socket's path do not fit."""
+    usual = Path(tempfile.gettempdir())
+    return usual if _fits(usual, behind) else SHORT
+
+
+def ray_variables() -> Mapping[str, str]:
+    """Return what Ray needs to put its sockets into a short folder, where TMPDIR is a long one.
+
+    Raises ClusterError for a RAY_TMPDIR that is too long: Ray itself ends in the middle of a start.
+    """
+    own = os.environ.get("RAY_TMPDIR")
+    if own is None:
+        return {"RAY_TMPDIR": str(SHORT)} if socket_folder(_OF_RAY) == SHORT else {}
+    if not _fits(Path(own), _OF_RAY):
+        what, why = (
+            "is too long a path for Ray's sockets",
+            f"they are {_OF_RAY} bytes longer, and {LONGEST} are allowed",
+        )
+        raise ClusterError.about("long-folder", "RAY_TMPDIR", what, got=own, why=why, fix=f"export RAY_TMPDIR={SHORT}")
+    return {}
+
+
+def vllm_variables() -> Mapping[str, str]:
+    """Return what vLLM needs to put its sockets into a short folder, where TMPDIR is a long one."""
+    return {"VLLM_RPC_BASE_PATH": str(SHORT)} if not _fits(Path(tempfile.gettempdir()), _OF_VLLM) else {}
+
+
+def _fits(folder: Path, behind: int) -> bool:
+    return len(os.fsencode(folder)) + behind <= LONGEST

@@ -28,10 +28,14 @@ from rlplace.commands import DONE, FAILED, answered, run_command, typed
 from rlplace.config import compose
 from rlplace.config.model_folder import model_folder
 from rlplace.config.options import OptionParser
+from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.envs.registry import missing_library
 from rlplace.errors import ClusterError, Problem, ProblemsError
 from rlplace.extras import version_of, versions_of
+from rlplace.placement.language.spec import role_of
 from rlplace.placement.show.text import chapter, table
-from rlplace.prepare import Prepared, check_run, prepare_composed
+from rlplace.prepare import Prepared, check_run, missing_libraries, prepare_composed
+from rlplace.tried import installed, untried
 from rlplace.units import show_bytes
 from rlplace.workers.launch.machines import visible_gpus
 from rlplace.workers.launch.reservation import Machine, check_size, node_uses
@@ -65,10 +69,18 @@ class Library:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a config runs here. `problem`: the first reason why not."""
+    """Whether a config runs here. `problem`: the first reason why not.
+
+    `inline`: what to add to the command line for it to run without Ray, where only Ray is missing; else None.
+    """
 
     config: str
     problem: Problem | None
+    inline: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.problem is None or self.inline is not None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found, known = machine(), libraries()
         verdicts = [examine(name) for name in compose.config_names()]
         print(_as_json(found, known, verdicts) if options.format == "json" else render(found, known, verdicts))
-        return DONE if any(verdict.problem is None for verdict in verdicts) else FAILED
+        return DONE if any(verdict.runs for verdict in verdicts) else FAILED
 
     return answered(command)
 
@@ -177,24 +189,55 @@ def libraries() -> list[Library]:
 
 def examine(name: str) -> Verdict:
     """Make the checks that `train` makes of a shipped config before it starts, and those of a Ray on this machine."""
+    lacking, job = _lacking([name])
+    problem = next(iter(lacking), None)
+    if problem is not None:  # one command for all that is missing in the same way, such as several models
+        fixes = [(p.fix or "").partition(" " * 8)[0] for p in lacking if p.code == problem.code]
+        together = len(fixes) > 1 and all(fix.startswith("scripts/") for fix in fixes)
+        problem = dataclasses.replace(problem, fix=" && ".join(dict.fromkeys(fixes))) if together else problem
+    return Verdict(config=name, problem=problem, inline=None if job is None else _without_ray(name, job))
+
+
+def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
+    """Return what refuses a run of a config here, and its job; None where it cannot be planned."""
+    job = None
     try:
-        (composed,) = compose.with_hydra([name])
+        (composed,) = compose.with_hydra(words)
         job = prepare_composed(composed)
         lacking = check_run(job)
         if job.refused:
             lacking += job.view.shortages
+        if not lacking:
+            lacking += _without_simulator(job)
         if not lacking:
             _check_machine(job)
     except ProblemsError as error:
         lacking = [*error.problems]
     except ClusterError as error:
         lacking = [error.problem]
-    problem = next(iter(lacking), None)
-    if problem is not None:  # one command for all that is missing in the same way, such as several models
-        fixes = [(p.fix or "").partition(" " * 8)[0] for p in lacking if p.code == problem.code]
-        together = len(fixes) > 1 and all(fix.startswith("scripts/") for fix in fixes)
-        problem = dataclasses.replace(problem, fix=" && ".join(dict.fromkeys(fixes))) if together else problem
-    return Verdict(config=name, problem=problem)
+    return lacking, job
+
+
+def _without_simulator(job: Prepared) -> list[Problem]:
+    """Report simulators of Gymnasium where it is not installed: a plan is silent about it."""
+    env = job.config.env
+    if not isinstance(env, SimulatorEnvConfig) or env.kind == "envpool" or ":" in env.kind:
+        return []
+    if importlib.util.find_spec("gymnasium") is not None:
+        return []
+    why = "there is no module gymnasium"
+    return list(missing_library(why, got=env.id, extra="envs", key="env.id", of="the simulator").problems)
+
+
+def _without_ray(name: str, job: Prepared) -> str | None:
+    """Return the words with which a job that lacks Ray runs as threads of one process; None where they do not help."""
+    if not missing_libraries(job.config):
+        return None
+    words = ["cluster.launcher=inline"]
+    for component in job.plan.placement.components:  # ranks that compute together need a process each
+        if role_of(component) not in ("env", "rollout") and job.plan.placement.world_size(component) > 1:
+            words.append(f"cluster.component_placement.{component}=0")
+    return None if _lacking([name, *words])[0] else " ".join(words)
 
 
 def _check_machine(job: Prepared) -> None:
@@ -219,22 +262,38 @@ def _check_machine(job: Prepared) -> None:
 def render(found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]) -> str:
     """Write three chapters: the machine, the libraries and the configs."""
     rows = [(name if at == 0 else "", line) for name, text in found.items() for at, line in enumerate(text.split("\n"))]
-    present = ", ".join(f"{library.name} {library.found}" for library in known if library.found)
+    named = {library.name: library.found for library in known if library.found} or installed()
+    present = ", ".join(f"{name} {version}" for name, version in named.items())
     absent = ", ".join(library.name for library in known if library.found is None)
-    lines = textwrap.wrap(f"installed: {present or 'unknown, since rlplace is not'}", 116, subsequent_indent="  ")
+    lines = textwrap.wrap(f"installed: {present}", 116, subsequent_indent="  ")
+    lines += [] if known else ["rlplace itself is not installed here: its modules are those of this folder"]
     lines += textwrap.wrap(f"not installed: {absent}", 116, subsequent_indent="  ") if absent else []
     for library in known:
         if not library.fits:
             wanted = f"{library.name}{library.wanted}"
             lines.append(f"warning: {library.name} {library.found} is not {wanted}: pip install '{wanted}'")
+    for name, note in notes().items():
+        lines += textwrap.wrap(f"not tried: {name} {note}", 116, subsequent_indent="  ")
     width = max(len(verdict.config) for verdict in verdicts)
     shown = [line for verdict in verdicts for line in _lines(verdict, width)]
     chapters = (("machine", table(rows)), ("libraries", lines), ("shipped configs", shown))
     return "\n\n".join(chapter(title, lines) for title, lines in chapters)
 
 
+def notes() -> dict[str, str]:
+    """Say of each library here that is older or newer than those that were tried what that may mean, by name."""
+    said = {}
+    for name, version in installed().items():
+        if (window := untried(name, version)) is not None:
+            newest = window.newest.removesuffix(".99")
+            said[name] = f"{version} ({window.oldest} to {newest} were): {window.means}"
+    return said
+
+
 def _lines(verdict: Verdict, width: int) -> list[str]:
     problem = verdict.problem
+    if verdict.inline is not None:
+        return [f"{verdict.config:<{width}}   runs without Ray: {verdict.inline}"]
     if problem is None:
         return [f"{verdict.config:<{width}}   runs"]
     lines = [f"{verdict.config:<{width}}   does not run: {problem.key}: {problem.what} [{problem.code}]"]
@@ -248,9 +307,10 @@ def _as_json(found: Mapping[str, str], known: Sequence[Library], verdicts: Seque
     for verdict in verdicts:
         problem = verdict.problem
         reason = None if problem is None else {name: getattr(problem, name) for name in _REASON}
-        configs[verdict.config] = {"runs": problem is None, "problem": reason}
+        configs[verdict.config] = {"runs": verdict.runs, "problem": reason, "inline": verdict.inline}
     versions = {library.name: {**dataclasses.asdict(library), "fits": library.fits} for library in known}
-    return json.dumps({"machine": found, "libraries": versions, "configs": configs}, indent=1)
+    told = {"machine": found, "libraries": versions, "not tried": notes(), "configs": configs}
+    return json.dumps(told, indent=1)
 
 
 if __name__ == "__main__":

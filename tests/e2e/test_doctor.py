@@ -17,7 +17,7 @@ def test_it_tells_the_same_in_both_formats(monkeypatch: pytest.MonkeyPatch, caps
     assert doctor.main(["--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert list(told["configs"]) == list(compose.config_names())
-    assert told["configs"]["cartpole"] == {"runs": True, "problem": None}
+    assert told["configs"]["cartpole"] == {"runs": True, "problem": None, "inline": None}
     for name, verdict in told["configs"].items():
         (line,) = (line for line in text.splitlines() if line.split()[:1] == [name])
         reason = verdict["problem"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -103,6 +104,40 @@ def test_shared_memory_is_part_of_the_verdict(tmp_path: Path, monkeypatch: pytes
     problem = examine("hybrid_ppo").problem
     assert problem is not None
     assert (problem.code, problem.got) == ("shm-folder", str(tmp_path / "gone"))
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in libraries else find(name))
+
+
+@needs("gymnasium")
+def test_without_ray_threads_of_one_process_run_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    without(monkeypatch, "ray", "zmq", "psutil")
+    assert examine("cartpole").problem is None, "it is inline as it is shipped"
+    verdict = examine("hybrid_ppo")
+    assert verdict.inline == "cluster.launcher=inline cluster.component_placement.actor=0"
+    assert "  hybrid_ppo   runs without Ray: cluster.launcher=inline" in render({"cores": "2"}, [], [verdict])
+    without(monkeypatch, "ray", "torch")
+    assert not examine("hybrid_ppo").runs, "torch is needed by threads, too"
+
+
+def test_a_simulator_without_gymnasium_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    without(monkeypatch, "gymnasium")
+    problem = examine("cartpole").problem
+    assert problem is not None
+    assert (problem.code, problem.key) == ("missing-library", "env.id")
+
+
+def test_versions_that_were_not_tried_are_told_with_what_they_may_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed", lambda: {"Python": "3.14.0", "torch": "2.11.0a0+nv25.11", "ray": "2.48.0"})
+    assert list(doctor.notes()) == ["Python", "ray"]
+    shown = render({"cores": "2"}, [], [Verdict(config="cartpole", problem=None)])
+    assert "  not tried: ray 2.48.0 (2.49.0 to " in shown
+    assert "Ray is started its own way" in shown
+    assert "rlplace itself is not installed here" in shown
 
 
 def test_a_format_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,10 @@ def unpack(archive, members):
                 os.chmod(made, 0o755)
 
 
+try:
+    import lzma  # noqa: F401
+except ImportError:
+    give_up(f"{sys.executable} has no module lzma, by which large files are packed: name another Python")
 notes = sorted(here.glob("*.json"))
 if not notes:
     give_up(f"no bundle lies in {here}: its note NAME.json has to lie beside the parts")

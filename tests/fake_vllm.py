@@ -6,12 +6,70 @@ v1/core/sched/scheduler.py (has_requests). `tests/contract/test_vllm_engine.py` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from rlplace.workers.engines.vllm import Held
 
 WEIGHTS, CACHE = "weights", "kv_cache"
+
+
+class Allocation:
+    def __init__(self, tag: str) -> None:
+        self.tag, self.is_asleep = tag, False
+        self.handle = [0, 1]  # each its own
+        self.cpu_backup_tensor: object | None = None
+
+
+class OlderVllm:
+    """A vLLM without `release_kv_cache_memory`, with one worker: what is unmapped twice, or mapped twice, is an error.
+
+    After vllm 0.26: v1/worker/gpu_worker.py (sleep, wake_up), device_allocator/cumem.py and sleep_mode_backend.py.
+    """
+
+    def __init__(self) -> None:
+        self.pointer_to_data = {1: Allocation(WEIGHTS), 2: Allocation(CACHE), 3: Allocation(WEIGHTS)}
+        self.forgotten = False  # its scheduler knows of no block in the cache
+        self.copied: list[str] = []
+
+    @property
+    def mapped(self) -> set[str]:
+        return {each.tag for each in self.pointer_to_data.values() if not each.is_asleep}
+
+    def unmap(self, each: Allocation) -> None:
+        assert not each.is_asleep, f"{each.tag} is unmapped twice"
+
+    def collective_rpc(
+        self,
+        method: Callable[..., Any] | str,
+        /,
+        *,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        step = getattr(self, method) if isinstance(method, str) else partial(method, self)
+        return [step(*args, **kwargs)]
+
+    def reset_prefix_cache(self) -> bool:
+        self.forgotten = True
+        return True
+
+    def sleep(self, level: int) -> None:
+        """Of the worker."""
+        for each in self.pointer_to_data.values():
+            self.unmap(each)
+            each.is_asleep = True
+            if level == 1 and each.tag == WEIGHTS:
+                self.copied.append(each.tag)
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Of the worker."""
+        for each in self.pointer_to_data.values():
+            if each.tag in tags:
+                assert each.is_asleep, f"{each.tag} is mapped twice"
+                each.is_asleep = False
 
 
 class FakeVllm:

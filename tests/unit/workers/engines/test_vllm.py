@@ -14,9 +14,19 @@ from torch import nn
 
 from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.vllm import KV_CACHE, WEIGHTS, CpuMemory, CudaMemory, EngineMemory, Held, Level
+from rlplace.workers.engines.vllm import (
+    KV_CACHE,
+    WEIGHTS,
+    CpuMemory,
+    CudaMemory,
+    EngineMemory,
+    Held,
+    Level,
+    _held_on_gpu,
+    cuda_memory,
+)
 from rlplace.workers.launch.devices import CudaDevice, Room
-from tests.fake_vllm import FakeVllm
+from tests.fake_vllm import FakeVllm, OlderVllm
 from tests.rollout_stage import Ledger
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
@@ -122,6 +132,30 @@ def test_on_a_gpu_a_step_that_vllm_only_logs_is_an_error() -> None:
         memory.move(WEIGHTS_ONLY)
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_older_vllm_gives_back_its_cache_alone_and_unmaps_nothing_twice(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own sleep takes all it has, also what sleeps."""
+    gpu = OlderVllm()
+    unmap = {id(each.handle): each for each in gpu.pointer_to_data.values()}
+    cumem = types.SimpleNamespace(unmap_and_release=lambda handle: gpu.unmap(unmap[id(handle)]))
+    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: gpu, cumem=cumem)
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", cumem)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(CudaMemory, "_measure", lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)])
+    assert cuda_memory(FakeVllm()) is CudaMemory
+    memory = cuda_memory(gpu)(gpu, Ledger(), level)
+    for to in [step for pair in itertools.product((OFF, WEIGHTS_ONLY, FULL), repeat=2) for step in pair]:
+        memory.move(to)
+        assert gpu.mapped == {OFF: set(), WEIGHTS_ONLY: {"weights"}, FULL: {"weights", "kv_cache"}}[to]
+        assert gpu.forgotten or to == FULL
+    assert set(gpu.copied) == ({"weights"} if level == 1 else set())
+    assert sorted(gpu.pointer_to_data) == [1, 2, 3]
+
+
 class Pool:
     """A pool of torch's with segments of `sizes` bytes."""
 
@@ -160,6 +194,17 @@ def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkey
             return [method(None, *args), Held(weights=90, cache=40, accelerator=170, host=5)]
 
     assert CudaMemory(Workers(), Ledger(), 1).held() == (100, 40, 180, 75)
+
+
+def test_of_an_older_vllm_the_last_pool_of_each_tag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = types.SimpleNamespace(
+        pointer_to_data={}, allocator_and_pools={"weights": (Pool(100), "its allocator"), "kv_cache": (Pool(30), "...")}
+    )
+    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: own)
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 150)
+    assert _held_on_gpu(None) == (0, 0, 20, 0)
 
 
 def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:

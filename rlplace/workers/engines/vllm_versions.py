@@ -1,0 +1,85 @@
+"""The one door to what vLLM's versions have in different ways.
+
+Each function looks for what it needs by its name and takes the way of the versions that have it: an installed vLLM
+counts by what it has, not by what it calls itself. Read in its source and tried on a CPU: 0.26.0 and 0.32.0.
+
+==========================  ==================================  ================================================
+what                        newer (0.32)                        older (0.26)
+==========================  ==================================  ================================================
+memory of the KV cache      `release_kv_cache_memory`           ours: `unmap_cache`
+a sleep after that          skips what is asleep                would unmap it twice: `sleep_but_for_what_sleeps`
+pools of memory             a list of pairs for each tag        the last pair of each tag: `pools`
+adapters after a reload     `reset_lora_state`                  there is none: `reset_lora`
+config while it reloads     set by the worker                   not set: `reload`
+==========================  ==================================  ================================================
+
+Functions whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+def releases_its_cache(engine: Any) -> bool:
+    """Whether vLLM's engine itself can give back the memory of its KV cache alone."""
+    return hasattr(engine, "release_kv_cache_memory")
+
+
+def tokens_so_far(engine: Any) -> dict[str, int]:
+    """Return how many tokens each answer in flight has, by the name it was asked under."""
+    states: Iterable[Any] = engine.output_processor.request_states.values()
+    return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
+
+
+def pools(allocator: Any) -> Iterator[Any]:
+    """Yield the torch pools of vLLM's allocator."""
+    for kept in allocator.allocator_and_pools.values():
+        yield from (pool for pool, _ in (kept if isinstance(kept, list) else [kept]))
+
+
+# ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def unmap_cache(worker: Any) -> None:
+    """Give back the pages of the KV cache; its addresses stay. `wake_up` with the tag `kv_cache` maps new ones."""
+    from vllm.device_allocator import get_mem_allocator_instance
+    from vllm.device_allocator.cumem import unmap_and_release
+
+    torch.cuda.synchronize()  # nothing may be at work in it
+    allocator: Any = get_mem_allocator_instance()
+    for each in allocator.pointer_to_data.values():
+        if each.tag == "kv_cache" and not each.is_asleep:
+            unmap_and_release(each.handle)
+            each.is_asleep = True
+
+
+def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
+    """Let the worker sleep, as it does, without the allocations that sleep already: it would unmap them once more."""
+    from vllm.device_allocator import get_mem_allocator_instance
+
+    allocations: dict[int, Any] = get_mem_allocator_instance().pointer_to_data  # type: ignore[attr-defined]
+    asleep = {address: each for address, each in allocations.items() if each.is_asleep}
+    for address in asleep:
+        del allocations[address]
+    try:
+        worker.sleep(level)
+    finally:
+        allocations.update(asleep)
+
+
+def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
+    """Load all weights, as vLLM's `reload_weights` does; layers look for the engine's config meanwhile."""
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(worker.vllm_config):
+        worker.model_runner.reload_weights(weights_iterator=items)
+
+
+def reset_lora(runner: Any) -> None:
+    if hasattr(runner, "reset_lora_state"):
+        runner.reset_lora_state()

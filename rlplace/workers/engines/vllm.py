@@ -55,6 +55,7 @@ from rlplace.workers.engines.vllm_versions import (
     pools,
     releases_its_cache,
     reload,
+    seeded_draws,
     sleep_but_for_what_sleeps,
     tokens_so_far,
     unmap_cache,
@@ -300,6 +301,8 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.de
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if on_cpu:
+            others = {**seeded_draws(), **others}
         return LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(settings.model),

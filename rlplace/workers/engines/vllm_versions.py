@@ -11,6 +11,7 @@ a sleep after that          skips what is asleep                would unmap it t
 pools of memory             a list of pairs for each tag        the last pair of each tag: `pools`
 adapters after a reload     `reset_lora_state`                  there is none: `reset_lora`
 config while it reloads     set by the worker                   not set: `reload`
+draws on a CPU              by seed, if there is one            not beside one without a seed: `seeded_draws`
 ==========================  ==================================  ================================================
 
 Functions whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
@@ -40,6 +41,17 @@ def pools(allocator: Any) -> Iterator[Any]:
     """Yield the torch pools of vLLM's allocator."""
     for kept in allocator.allocator_and_pools.values():
         yield from (pool for pool, _ in (kept if isinstance(kept, list) else [kept]))
+
+
+def seeded_draws() -> dict[str, bool]:
+    """Return the arguments by which a CPU's engine draws every answer that has a seed by it.
+
+    An older one draws all answers of a step without seeds where one of them has none, as a greedy one.
+    """
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    forgets = "compiled_random_sample" in TopKTopPSampler.forward_cpu.__code__.co_names
+    return {"use_fp64_gumbel": True} if forgets else {}
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────

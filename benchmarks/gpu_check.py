@@ -231,7 +231,9 @@ def render(outcomes: Sequence[Outcome]) -> str:
     rows: list[tuple[str, ...]] = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
     for outcome in outcomes:
         rows += _rows(outcome)
-    failures = [chapter(f"{o.check.name}:", o.errors.splitlines()[-_LAST_LINES:]) for o in outcomes if o.result == "failed"]
+    failures = [
+        chapter(f"{o.check.name}:", o.errors.splitlines()[-_LAST_LINES:]) for o in outcomes if o.result == "failed"
+    ]
     return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
 
 

@@ -248,6 +248,7 @@ class VllmEngine:
             raise AssertionError(f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}")
         versions = np.empty(len(answer.token_ids), np.int32)
         for first, version in asked.versions:
+            assert version is not None, "weights are loaded before anything is asked of them"
             versions[first:] = version
         request = asked.request
         return Completion(

@@ -67,7 +67,7 @@ def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
     from ray._private import node, parameter, services, utils
 
     params = functools.partial(parameter.RayParams, setup_worker_path=setup_worker, **_LEFT_OUT)
-    ask = getattr(services, "get_node", None)
+    ask: Any = getattr(services, "get_node", None)  # `why_not_lean` looks whether it is there
     return [
         (parameter, "RayParams", params),
         (node.Node, "start_api_server", lambda *_, **__: None),
@@ -131,7 +131,7 @@ def servers_killed() -> Iterator[None]:
     """Have `ray.shutdown` kill the servers that it started: it would wait a second for each to end by SIGTERM."""
     from ray._private import worker
 
-    node = getattr(worker, "_global_node", None)
+    node: Any = getattr(worker, "_global_node", None)
     kill = getattr(node, "kill_all_processes", None)
     if kill is None or not {"check_alive", "allow_graceful"} <= set(inspect.signature(kill).parameters):
         yield  # Ray was joined, or ends its own way

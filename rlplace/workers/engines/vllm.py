@@ -78,6 +78,8 @@ _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "H
 _UNLESS_SET = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are meant here
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a rank does not own the cores vLLM would bind it to
+    # FlashInfer draws no answer whose log-probabilities are asked for, and a vLLM that looks for it wants it installed.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers of a tensor parallel engine: torch has threads by now
 }
 _CPU_BLOCK = 32  # tokens; vLLM's 128 there would share no prompt shorter than that among the samples of a group

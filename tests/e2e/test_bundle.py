@@ -1,6 +1,6 @@
 """The real bundle, made and unpacked: a machine with a torch of its own and no network plans, trains and has vLLM.
 
-The machine is an environment with what such machines have (benchmarks/bundle.py), and a network namespace with nothing in it.
+The machine is an environment with what such machines have (benchmarks/bundle.py), in a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 HAS = """
-    torch==2.11.0 transformers==5.17.0 numpy>=2.3 accelerate==1.15.0 peft==0.21.2 safetensors tensorboard psutil rich requests
-    aiohttp imageio click filelock packaging protobuf msgpack pyyaml attrs cloudpickle jinja2 pillow einops sentencepiece tiktoken
-    prometheus-client regex opencv-python-headless py-cpuinfo six ninja numba grpcio urllib3
+    torch==2.11.0 transformers==5.17.0 numpy>=2.3 accelerate==1.15.0 peft==0.21.2 safetensors tensorboard psutil rich
+    requests aiohttp imageio click filelock packaging protobuf msgpack pyyaml attrs cloudpickle jinja2 pillow einops
+    sentencepiece tiktoken prometheus-client regex opencv-python-headless py-cpuinfo six ninja numba grpcio urllib3
 """
 NO_NETWORK = ("dns error", "failed to lookup address", "Could not connect", "Connection refused", "timed out")
 SEALED = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sealed"]

@@ -18,11 +18,15 @@ from rlplace.extras import version_of
 
 # Modules of the extras; the planner's own are not among them, nor what the tests are run with.
 OPTIONAL = {
-    *("PIL", "accelerate", "datasets", "grpc", "gymnasium", "imageio", "jsonschema", "math_verify", "minigrid"),
+    *("PIL", "accelerate", "cv2", "datasets", "grpc", "gymnasium", "imageio", "jsonschema", "math_verify", "minigrid"),
     *("mujoco", "nbclient", "numpy", "pandas", "peft", "pyarrow", "ray", "reasoning_gym", "rich", "safetensors"),
     *("tensorboard", "tokenizers", "torch", "torchvision", "transformers", "trl", "urllib3", "vllm", "zmq"),
 }
-_NAMED = re.compile(r"No module named '(\w+)|there is no module (\w+)|requires the (\w+) library but it was not found")
+# As Python, this project, transformers and Gymnasium say it.
+_NAMED = re.compile(
+    r"No module named '(\w+)|there is no module (\w+)|requires the (\w+) library but it was not found"
+    r"|\((\w+)\) is not installed"
+)
 
 
 @functools.cache
@@ -54,7 +58,8 @@ def lacking(error: BaseException | None) -> str | None:
 
 def named(text: str) -> str | None:
     """Return the first library whose absence a text tells."""
-    names = (first or second or third.lower() for first, second, third in _NAMED.findall(text))
+    names = ("".join(groups) for groups in _NAMED.findall(text))  # one of them matched
+    names = (name if name in OPTIONAL else name.lower() for name in names)
     return next(filter(absent, names), None)
 
 

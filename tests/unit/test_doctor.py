@@ -123,6 +123,7 @@ def test_without_ray_threads_of_one_process_run_what_they_can(monkeypatch: pytes
     assert not examine("hybrid_ppo").runs, "torch is needed by threads, too"
 
 
+@needs("ray", "torch")
 def test_a_simulator_without_gymnasium_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     without(monkeypatch, "gymnasium")

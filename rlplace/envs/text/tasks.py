@@ -148,6 +148,11 @@ class ToyText:
     def _make(self) -> Any:
         with needs("gymnasium", got=self._id, extra="envs"):
             import gymnasium
+        if self._id not in gymnasium.registry:
+            here, stem = [game for game in _GAMES if game in gymnasium.registry], self._id.partition("-v")[0]
+            same = next((game for game in here if game.startswith(stem)), None)
+            why = f"Gymnasium {gymnasium.__version__} has no such version"
+            raise unknown_choice("game", self._id, here, why=why, example=same)
         return gymnasium.make(self._id, disable_env_checker=True, **self._options)
 
 
@@ -204,17 +209,19 @@ def _blackjack(env: Any, observation: Any) -> str:
     return f"You have {own}{' with an ace that counts 11' if ace else ''}. The dealer shows {dealer}."
 
 
+_TAXI = WordedGame(
+    "You drive a taxi: fetch the passenger, bring them where they want to go, and let them out there.",
+    ("south", "north", "east", "west", "pickup", "dropoff"),
+    _taxi,
+)
 _GAMES: Mapping[str, WordedGame] = {
     "FrozenLake-v1": WordedGame(
         "You are P on a frozen lake of F (ice), H (hole) and G (goal). Reach G; a hole ends the game.",
         ("left", "down", "right", "up"),
         _frozen_lake,
     ),
-    "Taxi-v4": WordedGame(
-        "You drive a taxi: fetch the passenger, bring them where they want to go, and let them out there.",
-        ("south", "north", "east", "west", "pickup", "dropoff"),
-        _taxi,
-    ),
+    "Taxi-v4": _TAXI,
+    "Taxi-v3": _TAXI,  # its name in older versions of Gymnasium
     "Blackjack-v1": WordedGame(
         "You play blackjack against a dealer: come nearer to 21 than they do, and not above it.",
         ("stick", "hit"),

@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rlplace.config.compose import CONFIG_DIR, Composed, override, with_hydra
 from rlplace.errors import ConfigError, Problem
 from rlplace.prepare import prepare_composed
+from tests.absent import needs
 
 SHIPPED = (CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")
 
@@ -424,8 +425,8 @@ def test_a_file_of_another_editor_is_read(begin: str, end: str, tmp_path: Path) 
         (["help"], "--help"),
         (["cartpole", "resume=true"], "resume=auto"),
         (["cartpole", "runner.sinks=none"], "'runner.sinks=[]'"),
-        (["cartpole", "env.id=cartpole"], "env.id=CartPole-v1"),
-        (["cartpole", "env.id=CartPole-v7"], "env.id=CartPole-v1"),
+        pytest.param(["cartpole", "env.id=cartpole"], "env.id=CartPole-v1", marks=needs("gymnasium")),
+        pytest.param(["cartpole", "env.id=CartPole-v7"], "env.id=CartPole-v1", marks=needs("gymnasium")),
     ],
 )
 def test_words_that_are_typed_wrong_have_a_fix_that_works(

@@ -27,10 +27,17 @@ def problem_of(make: Callable[[], object]) -> Problem:
     return problem
 
 
+def taxi() -> str:
+    """Return the name that the taxi has in the Gymnasium that is here."""
+    import gymnasium
+
+    return max(name for name in gymnasium.registry if name.startswith("Taxi-"))
+
+
 MAKERS: dict[str, Callable[..., TextTask]] = {
     "arithmetic": lambda **k: Arithmetic(digits=3, operations=("+", "-", "*"), **k),
     "guess_number": lambda **k: GuessNumber(highest=10_000, **k),
-    "toy_text": lambda **k: ToyText(game="Taxi-v4", **k),
+    "toy_text": lambda **k: ToyText(game=taxi(), **k),
     "reasoning_gym": lambda **k: ReasoningGym(dataset="chain_sum", **k),
 }
 
@@ -49,6 +56,17 @@ def test_what_is_asked_follows_from_seed_split_and_number_alone(name: str) -> No
     assert told(train, range(19, 9, -1)) == told(train)[:9:-1]
     assert told(train) != told(make(seed=4, split="train"))
     assert told(train) != told(make(seed=3, split="held_out"))
+
+
+def test_a_game_that_another_version_of_gymnasium_has_names_those_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gymnasium
+
+    here, other = taxi(), "Taxi-v4" if taxi() == "Taxi-v3" else "Taxi-v3"
+    left = {name: spec for name, spec in gymnasium.registry.items() if name != other}
+    monkeypatch.setattr(gymnasium, "registry", left)
+    found = problem_of(lambda: ToyText(seed=0, split="train", game=other))
+    assert here in str(found.fix)
+    assert gymnasium.__version__ in str(found.why)
 
 
 @pytest.mark.parametrize(("sign", "value"), [("+", operator.add), ("-", operator.sub), ("*", operator.mul)])

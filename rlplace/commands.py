@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from rlplace.errors import ClusterError, ConfigError, ProblemsError, RlplaceError
+from rlplace.proxies import keep_local
 from rlplace.streams import Streams
 
 DONE, FAILED, WRONG = 0, 1, 2
@@ -53,8 +54,9 @@ def run_command(main: Callable[[], int]) -> NoReturn:
 
 
 def begin() -> Streams:
-    """Make a command's standard streams safe; end it where its working folder is gone."""
+    """Make a command's standard streams safe, keep its own calls from proxies; end it where its folder is gone."""
     streams = Streams()
+    keep_local()
     try:
         os.getcwd()
     except OSError as error:

@@ -50,10 +50,8 @@ class JobFolder:
         parent = parent or SHARED_MEMORY
         longest = _LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
         if len(os.fsencode(parent)) > longest:
-            what, why = (
-                "is too long a path",
-                f"sockets are made in it, whose paths have at most {_LONGEST_SOCKET} bytes",
-            )
+            what = "is too long a path"
+            why = f"sockets are made in it, whose paths have at most {_LONGEST_SOCKET} bytes"
             fix = f"{_KEY}={SHARED_MEMORY}        (or a link to the folder, of at most {longest} characters)"
             raise ClusterError.about("long-folder", _KEY, what, got=str(parent), why=why, fix=fix)
         try:

@@ -24,6 +24,7 @@ from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import setup_order
+from rlplace.proxies import keep_local
 from rlplace.signals import deferred
 from rlplace.workers.launch.devices import Device, MemoryAccount, ProcessClaims, make_device
 from rlplace.workers.launch.group import (
@@ -79,6 +80,7 @@ class Cluster:
         each node; None: where Ray, or this process, puts it. `variables`: of the environment of all workers that are
         processes.
         """
+        keep_local()  # also of workers, which get the environment
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(

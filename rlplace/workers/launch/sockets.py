@@ -32,10 +32,8 @@ def ray_variables() -> Mapping[str, str]:
     if own is None:
         return {"RAY_TMPDIR": str(SHORT)} if socket_folder(_OF_RAY) == SHORT else {}
     if not _fits(Path(own), _OF_RAY):
-        what, why = (
-            "is too long a path for Ray's sockets",
-            f"they are {_OF_RAY} bytes longer, and {LONGEST} are allowed",
-        )
+        what = "is too long a path for Ray's sockets"
+        why = f"they are {_OF_RAY} bytes longer, and {LONGEST} are allowed"
         raise ClusterError.about("long-folder", "RAY_TMPDIR", what, got=own, why=why, fix=f"export RAY_TMPDIR={SHORT}")
     return {}
 

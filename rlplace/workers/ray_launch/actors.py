@@ -22,6 +22,7 @@ from rlplace.comm.address import Place, ProcessChannels
 from rlplace.comm.channel import ChannelSpec
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
+from rlplace.proxies import keep_local
 from rlplace.signals import outlast_sigterm, unblock_sigterm
 from rlplace.workers.launch.devices import Device, ProcessClaims
 from rlplace.workers.launch.group import Settle, WorkerHandle
@@ -40,12 +41,15 @@ CONTROL = "control"  # concurrency group beside the threads that run the workers
 class RayHost:
     """A Ray actor with the workers of one process, by number: each has one thread, in which all its methods run."""
 
-    def __init__(self, environment: Mapping[str, str], outputs: Sequence[Path | None]) -> None:
-        """`outputs`: the file of what each worker prints."""
+    def __init__(
+        self, environment: Mapping[str, str], outputs: Sequence[Path | None], nodes: Sequence[str] = ()
+    ) -> None:
+        """`outputs`: the file of what each worker prints. `nodes`: addresses of the cluster's machines."""
         self._files, self._outputs = outputs, Outputs(outputs)
         ray_is_set_up()
         outlast_sigterm()
         os.environ.update(environment)  # before anything imports torch
+        keep_local(nodes)  # of a Ray that was joined, too
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
         self._ends, self._lending, self._claims = ProcessChannels(), Lending(), ProcessClaims()
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]

@@ -264,7 +264,8 @@ class RayLauncher:
         if not runtime_env.env_vars and not runtime_env.interpreter and (command := self._templates.command(slot.node)):
             options["runtime_env"] = {"py_executable": command}
         files = [output_file(output and output.absolute(), each) for each in slots]  # processes are in other folders
-        actor = host.options(**options, **self._on(slot.node)).remote(environment, files)
+        nodes = [machine.address for machine in self._machines]
+        actor = host.options(**options, **self._on(slot.node)).remote(environment, files, nodes)
         process = RayProcess(actor, len(slots))
         if slot.process:
             self._shared[slot.process] = process

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from rlplace.errors import ClusterError
+from rlplace.proxies import DIRECT
 from rlplace.workers.ray_launch import private
 
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
@@ -62,7 +63,7 @@ def _refuses(address: str, headers: Mapping[str, str]) -> bool:
     """Return whether a cluster answers that the token is missing or wrong; Ray itself tries for 20 s, and says less."""
     import grpc
 
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=DIRECT) as channel:
         ask = channel.unary_unary(_CLUSTER_ID, request_serializer=None, response_deserializer=None)
         try:
             ask(b"", timeout=_ASK_S, metadata=[(name.lower(), value) for name, value in headers.items()])

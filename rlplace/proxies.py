@@ -1,0 +1,27 @@
+"""Keep calls to this machine and its cluster away from the proxies of the environment, such as `http_proxy`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+_EXCEPT = ("no_proxy", "NO_PROXY")  # some libraries read the one, some the other
+DIRECT = (("grpc.enable_http_proxy", 0),)  # options of a channel of gRPC to a machine of the cluster
+
+
+def keep_local(nodes: Iterable[str] = ()) -> None:
+    """Except this machine, and the addresses of `nodes`, from the proxies of this process and of those it starts.
+
+    Does nothing where no proxy is set. What the user has excepted stays excepted.
+    """
+    if not any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
+        return
+    written = [text for name in _EXCEPT for text in os.environ.get(name, "").split(",")]
+    given = [text.strip() for text in written if text.strip()]
+    if "*" in given:  # all of them
+        return
+    wanted = dict.fromkeys([*given, *LOCAL, socket.gethostname(), *nodes])
+    os.environ.update(dict.fromkeys(_EXCEPT, ",".join(wanted)))

@@ -1,0 +1,52 @@
+"""A proxy that counts who comes, a server beside it, and a simulator that asks the server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.registration import register
+
+ADDRESS = "TESTS_SERVER"  # variable with the server's URL
+
+
+class _Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"here")
+
+    do_CONNECT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[tuple[str, list[str]]]:
+    """Serve on this machine; give the URL, and a list of the paths that are asked for."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        asked: list[str] = []
+        server.asked = asked  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+        thread.join()
+
+
+class Asking(CartPoleEnv):
+    """CartPole that asks a server before it begins, as a simulator that runs elsewhere on the machine would."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        urllib.request.build_opener().open(os.environ[ADDRESS], timeout=20).read()  # not the one of an earlier test
+
+
+register("Asking-v0", entry_point=Asking, max_episode_steps=100)

@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import socket
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -224,9 +226,27 @@ def _join(address: str) -> None:
         with private.signals_kept():
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
+        if (differs := _of_other_versions(str(error), address)) is not None:
+            raise differs from error
         why = (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
         why = why if where == address else f"{where}: {why}"
         raise _nothing_to_join("cluster-unreachable", "no Ray cluster answers here", address, why) from error
+
+
+def _of_other_versions(said: str, address: str) -> ClusterError | None:
+    """Return the error of a cluster whose Ray or Python is another one, which `said` says in Ray's words."""
+    versions = [dict(re.findall(r"(Ray|Python): (\S+)", part)) for part in said.partition("This process")[::2]]
+    if "Version mismatch" not in said or any(part.keys() != {"Ray", "Python"} for part in versions):
+        return None
+    there, here = versions
+    what = "the cluster has another " + " and another ".join(name for name in there if there[name] != here[name])
+    texts = [" and ".join(f"{name} {version}" for name, version in part.items()) for part in (there, here)]
+    why = f"cluster: {texts[0]}\ndriver:  {texts[1]}, {sys.executable}\nRay and Python are the same everywhere"
+    fix = f"pip install 'ray=={there['Ray']}'        (here; or on all machines of the cluster ray=={here['Ray']})"
+    if there["Python"] != here["Python"]:
+        fix = f"uv venv --python {there['Python']}        (an environment here, then ray=={there['Ray']} in it;"
+        fix += f" or Python {here['Python']} on all machines of the cluster)"
+    return ClusterError.about("ray-differs", "cluster.ray.address", what, got=address, why=why, fix=fix)
 
 
 def _shared_address() -> str:

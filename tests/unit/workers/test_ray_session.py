@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,34 @@ def test_what_a_ray_does_not_have_is_done_without(monkeypatch: pytest.MonkeyPatc
     private.show_name("actor rank 0")
     assert private.token_loader() is None
     assert token.make_token() is None
+
+
+@pytest.mark.parametrize(
+    ("ray_version", "python", "what", "fix"),
+    [
+        ("2.49.2", None, "the cluster has another Ray", "pip install 'ray==2.49.2' "),
+        (None, "3.10.2", "the cluster has another Python", "uv venv --python 3.10.2 "),
+        ("2.49.2", "3.10.2", "the cluster has another Ray and another Python", "uv venv --python 3.10.2 "),
+    ],
+)
+def test_a_cluster_of_other_versions_says_which_is_where(
+    ray_version: str | None, python: str | None, what: str, fix: str
+) -> None:
+    import ray
+    from ray._private.utils import check_version_info
+
+    here = (ray.__version__, platform.python_version())
+    there = {"ray_version": ray_version or here[0], "python_version": python or here[1]}
+    with pytest.raises(RuntimeError) as theirs:  # the words of the Ray that is installed
+        check_version_info(there, "node 10.0.0.2:6379")
+    error = session._of_other_versions(str(theirs.value), "10.0.0.1:6379")
+    assert error is not None
+    assert (error.code, error.problem.what, error.problem.got) == ("ray-differs", what, "10.0.0.1:6379")
+    lines = (error.problem.why or "").splitlines()
+    assert lines[0] == f"cluster: Ray {there['ray_version']} and Python {there['python_version']}"
+    assert lines[1].startswith(f"driver:  Ray {here[0]} and Python {here[1]}, ")
+    assert (error.problem.fix or "").startswith(fix)
+
+
+def test_what_else_ray_says_is_not_about_versions() -> None:
+    assert session._of_other_versions("Failed to connect to GCS", "auto") is None

@@ -29,6 +29,7 @@ from rlplace.config import compose
 from rlplace.config.model_folder import model_folder
 from rlplace.config.options import OptionParser
 from rlplace.config.schema import SimulatorEnvConfig
+from rlplace.cores import usable_cores
 from rlplace.envs.registry import missing_library
 from rlplace.errors import ClusterError, Problem, ProblemsError
 from rlplace.extras import version_of, versions_of
@@ -104,7 +105,7 @@ def machine() -> dict[str, str]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {
         "Python": f"{platform.python_version()}, {sys.executable}",
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": _cores(),
         "memory": show_bytes(memory),
         "GPUs": _gpus(),
         "driver": _driver(),
@@ -123,6 +124,11 @@ def machine() -> dict[str, str]:
     names = sorted(config.parent.name for config in folder.glob("*/config.json"))
     found["models"] = f"{folder}: {', '.join(names) or 'none'}"
     return found
+
+
+def _cores() -> str:
+    usable, all_of = usable_cores(), len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
+    return f"{usable} of {all_of}, by affinity and cgroups" if usable < all_of else str(usable)
 
 
 def _gpus() -> str:
@@ -246,7 +252,7 @@ def _check_machine(job: Prepared) -> None:
     if cluster.launcher != "ray" or cluster.ray.address is not None:
         return
     slots = [slot for component in placement.components for slot in placement.slots(component)]
-    total = {"CPU": float(os.cpu_count() or 1), "GPU": float(len(visible_gpus()))}
+    total = {"CPU": float(usable_cores()), "GPU": float(len(visible_gpus()))}
     here = Machine(id="", address="this machine", total=total)
     check_size(node_uses(slots, job.plan.topology), [here], "this machine")
     folder = Path(cluster.comm.shm_folder or SHARED_MEMORY)

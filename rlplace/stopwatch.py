@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from rlplace.cores import usable_cores
 from rlplace.metrics import Metric, Metrics
 
 OFF_S = 2e-5  # without a processor in a lap: it was another's
@@ -191,7 +192,7 @@ class Recorder:
             process=os.getpid(),
             process_cpu_s=process_cpu_s,
             beside_cpu_s=max(0.0, process_cpu_s - self._process_cpu - cpu_s),
-            cores=len(os.sched_getaffinity(0)),
+            cores=usable_cores(),
             parts=tuple(part for watch in self._watches for part in watch.parts()),
             spans=tuple(watch.spans(epoch_s) for watch in self._watches),
             draws={name: values for watch in self._watches for name, values in watch.draws.items()},

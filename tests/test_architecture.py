@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rlplace"
 
 FLOORS = (  # lowest first; a room imports from floors below its own
-    ("codes", "errors", "extras", "proxies", "signals", "streams", "tried", "units"),
+    ("codes", "cores", "errors", "extras", "proxies", "signals", "streams", "tried", "units"),
     ("checkpoints", "commands", "config", "metrics", "stopwatch", "tokens", "trajectory"),
     ("algo", "imports", "placement", "trained"),
     ("comm",),

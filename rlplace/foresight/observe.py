@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import statistics
 from collections import defaultdict, deque
@@ -12,6 +11,7 @@ from typing import Any
 
 from rlplace.config.policies import MlpConfig, PolicyConfig
 from rlplace.config.schema import Config
+from rlplace.cores import usable_cores
 from rlplace.extras import versions_of
 from rlplace.foresight.profile import ACCELERATOR, COLD, PROCESSOR, Curve, Point, Profile
 from rlplace.placement.plan import Plan
@@ -231,7 +231,7 @@ def _point(iterations: Collection[Part]) -> Point:
 
 def machine() -> dict[str, Any]:
     """Return what seconds depend on of this machine."""
-    return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count() or 1}
+    return {"host": platform.node(), "processor": _processor(), "cores": usable_cores()}
 
 
 def _processor() -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from rlplace.config.schema import RayConfig
+from rlplace.cores import usable_cores
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import in_rank_order
 from rlplace.signals import blocked_signals, deliver_deferred
@@ -195,7 +196,13 @@ def _start_local(timeout_s: float) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with private.signals_kept(), private.lean_start(fork.__file__), blocked_signals():
-                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(
+                    address="local",
+                    num_cpus=usable_cores(),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
             return
         except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
             ray.shutdown()

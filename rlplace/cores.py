@@ -1,0 +1,57 @@
+"""How many cores this process may use: those of its affinity (`taskset`), within the quotas of its cgroups."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def usable_cores(system: Path = Path("/")) -> int:
+    """Return the cores that this process may keep busy, at least 1. Half a core of a quota counts as none.
+
+    `system`: the root below which /proc and /sys are.
+    """
+    quotas = [quota for quota in _quotas(system) if quota > 0]
+    return max(1, math.floor(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def _quotas(system: Path) -> Iterator[float]:
+    """Yield the processor time a second that each cgroup of this process allows, of either version."""
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:  # version 2
+            root, read = system / "sys/fs/cgroup", _of_version_2
+        elif "cpu" in controllers.split(","):
+            root, read = system / "sys/fs/cgroup" / controllers, _of_version_1
+            root = root if root.is_dir() else system / "sys/fs/cgroup/cpu"
+        else:
+            continue
+        # A limit above holds for all below; in a container, the path may be one of the host, and only the root is here.
+        group = root / path.lstrip("/")
+        for folder in [group, *group.parents]:
+            if not folder.is_relative_to(root):
+                break
+            yield from read(folder)
+
+
+def _of_version_2(folder: Path) -> Iterator[float]:
+    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    if quota.isdecimal() and period.isdecimal():  # "max" is no number
+        yield int(quota) / int(period)
+
+
+def _of_version_1(folder: Path) -> Iterator[float]:
+    quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    if quota.isdecimal() and period.isdecimal():  # -1 is no limit
+        yield int(quota) / int(period)
+
+
+def _text(file: Path) -> str:
+    """Return what a file has; nothing where it cannot be read, which is no limit."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -5,6 +5,7 @@ The machine is an environment with what such machines have (benchmarks/bundle.py
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from benchmarks.gpu_check import CHECKS
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -106,3 +109,22 @@ import xgrammar
 print(importlib.metadata.version("vllm"), xgrammar.__doc__.split(",")[0])
 """
     assert there("-c", program).splitlines()[-1] == "0.26.0 A stub in place of xgrammar"
+
+
+# Of these, --emulated runs every line that needs no GPU. vLLM for GPUs cannot be built without one.
+CHECKED = [check.name for check in CHECKS if not {"vllm", "pytest"} & set(check.needs)]
+
+
+def test_the_check_of_gpus_runs_start_to_end_by_the_interpreter_that_is_there(
+    python: Path, packages: Path, tmp_path: Path
+) -> None:
+    """No network, nothing installed: each check says what it learned, and none fails."""
+    file = tmp_path / "found.jsonl"
+    words = ["--python", str(python), "--emulated", "--json", str(file), *CHECKED]
+    checked = done([*SEALED, str(ROOT / "scripts/gpu_check"), *words], PYTHONPATH=str(packages))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    found = {told["check"]: told for told in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
+    assert list(found) == CHECKED
+    assert {name: told["errors"] for name, told in found.items() if told["result"] != "ok"} == {}
+    silent = [name for name, told in found.items() if not told["figure"]]
+    assert silent == []

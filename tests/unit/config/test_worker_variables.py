@@ -9,7 +9,14 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.config.worker_variables import exported, missing_variables, not_given, variables_of, wrong_variables
+from rlplace.config.worker_variables import (
+    _OF_WORKERS,
+    exported,
+    missing_variables,
+    not_given,
+    variables_of,
+    wrong_variables,
+)
 
 
 def config(variables: dict[str, Any], **cluster: Any) -> Config:
@@ -70,7 +77,7 @@ def test_keys_of_reward_endpoints_are_given_without_being_named(monkeypatch: pyt
 
 
 def test_what_does_not_reach_workers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("HF_")]:
+    for name in filter(_OF_WORKERS.fullmatch, list(os.environ)):  # vLLM sets some where it is imported
         monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HF_HOME", "/data/hf")

@@ -65,7 +65,11 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=4000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=4000
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -225,7 +229,7 @@ def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(slur
     assert "goes on after iteration" in slurm.output(job)
     assert slurm.run_of(job) == saved, "it goes on in the folder of its run"
 
-    # As a job of more priority takes its place: SIGTERM to all of its processes, those of Ray too.
+    # As at the end of a preemption's grace: SIGTERM to all of its processes, those of Ray too.
     slurm.call("scontrol", "requeue", job)
     until("it has saved", lambda: "stopped by SIGTERM" in slurm.output(job))
     before = slurm.saved(job)
@@ -237,6 +241,20 @@ def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(slur
     until("it has ended", lambda: slurm.state(job) == "CANCELLED")
     assert slurm.shown(job, "Restarts") == "2"
     assert slurm.saved(job) > before
+
+
+def test_a_job_of_more_priority_takes_the_place_of_one_that_has_saved(slurm: Slurm) -> None:
+    job = slurm.submit("--nodelist=n1", "--exclusive", job=ONE_MACHINE)
+    slurm.trained(job, 3)
+    urgent = slurm.call(
+        *("sbatch", "--parsable", "--partition=urgent", "--nodelist=n1", "--exclusive", "--output=/dev/null"),
+        *("--wrap", "sleep 1"),
+    )
+    until("the other job has run", lambda: slurm.state(urgent) == "COMPLETED")
+    assert "stopped by SIGUSR1" in slurm.output(job)
+    slurm.start_now(job, 1)
+    slurm.trained(job, slurm.iterations(job) + 1)
+    assert "goes on after iteration" in slurm.output(job)
 
 
 def test_the_time_limit_warns(slurm: Slurm) -> None:

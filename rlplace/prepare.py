@@ -18,7 +18,7 @@ from typing import Any
 
 from rlplace.config.compose import Composed
 from rlplace.config.keys import PLACEMENT
-from rlplace.config.model_folder import no_folder, text_keys
+from rlplace.config.model_folder import GET, no_folder, text_keys, to_get
 from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import TAGS, try_config, value_at, with_folder
 from rlplace.config.schema import AlgorithmConfig, Config, FrozenConfig, RewardConfig, SimulatorEnvConfig, TrainedConfig
@@ -535,6 +535,8 @@ def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
         yield no_folder(str(folder.relative_to(here) if folder.is_relative_to(here) else folder), key)
     elif not any(folder.glob("*.safetensors")):
         what, fix = "the model has no weights", 'model.save_pretrained("<folder>") in transformers writes them'
+        if (download := to_get(folder)) != GET:
+            fix = download
         why = f"{folder} has no *.safetensors, from which its weights are read"
         yield _wrong("not-a-model", key, what, str(folder), why, fix)
     elif (unread := unread_weights(folder)) is not None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.errors import Problem, Source, did_you_mean, one_of
 
 CLONE = Path(__file__).parents[2]  # where scripts/get_model puts models
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_OLD_HUB_ID = re.compile(r"\w[\w.-]*")  # without an owner, such as gpt2
 _OTHER = "        (or the folder of another Hugging Face model)"
 GET = f"scripts/get_model smollm2{_OTHER}"
 _GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")  # what scripts/get_model makes
@@ -37,15 +38,24 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
     elif (near := _near(written)) is not None:
         fix = f"path: {near}"
     elif _is_hub_id(written):
-        fix = f"hf download {written}        (or the folder of another Hugging Face model)"
+        fix = f"hf download {written}{_OTHER}"
     why = "\n".join(f"looked for {folder}{note}" for folder, note in _places(written))
     what = "there is no such folder"
     return Problem(code="no-model-folder", key=key, what=what, got=written, source=source, why=why, fix=fix)
 
 
-def models_below(folder: Path) -> list[str]:
-    """Return the folders in this one that are models, by name."""
-    return sorted(str(found.parent) for found in folder.glob("*/config.json"))
+def to_get(folder: Path) -> str:
+    """Return the fix of a folder that is no whole model: the download of one of the hub, such as one cut short."""
+    _, found, name = folder.parent.parent.name.partition("models--")
+    return f"hf download {name.replace('--', '/')}{_OTHER}" if found and folder.parent.name == "snapshots" else GET
+
+
+def instead_of(folder: Path) -> str:
+    """Return the fix of a folder that is no model: the models in it, or a download."""
+    below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
+    if len(below) > 1:
+        return one_of(below)
+    return below[0] if below else to_get(folder)
 
 
 def _near(written: str) -> str | None:
@@ -64,9 +74,11 @@ def _places(written: str) -> Iterator[tuple[Path, str]]:
     yield path.resolve(), ""
     if not path.is_absolute() and (CLONE / path).resolve() != path.resolve():
         yield (CLONE / path).resolve(), ", beside the package"
-    if _is_hub_id(written):
+    if _HUB_ID.fullmatch(written) or _OLD_HUB_ID.fullmatch(written):
         folder = _hub_cache() / f"models--{written.replace('/', '--')}"
-        yield folder / "snapshots" / _revision(folder), ", where the Hugging Face hub's downloads are"
+        snapshot = folder / "snapshots" / _revision(folder)
+        if _is_hub_id(written) or os.path.isdir(snapshot):
+            yield snapshot, ", where the Hugging Face hub's downloads are"
 
 
 def _is_hub_id(written: str) -> bool:
@@ -76,15 +88,17 @@ def _is_hub_id(written: str) -> bool:
 
 
 def _hub_cache() -> Path:
-    """Return the folder of downloads, as huggingface_hub finds it."""
+    """Return the folder of downloads, as huggingface_hub finds it, which a planner need not have."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub"))).absolute()
+    hub = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{home}/hub")  # its name in older versions
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", hub)))).absolute()
 
 
 def _revision(folder: Path) -> str:
-    """Return the commit that `main` was when it was downloaded last."""
+    """Return the commit that `main` was when it was downloaded last; of one that was named there, the only one."""
     try:
         return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
-        return "main"
+        found = [snapshot.name for snapshot in (folder / "snapshots").glob("*")]
+        return found[0] if len(found) == 1 else "main"

@@ -34,7 +34,7 @@ from rlplace.config.fields import (
 )
 from rlplace.config.from_environment import decoded
 from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
-from rlplace.config.model_folder import GET, model_folder, models_below, no_folder
+from rlplace.config.model_folder import instead_of, model_folder, no_folder
 from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word, not_named
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
@@ -594,7 +594,7 @@ def _config_json(folder: Path, written: str, key: str, source: Source | None) ->
     else:
         why = f"{file} names no model_type"
     if not isinstance(keys, dict) or "model_type" not in keys:
-        what, below = "is not the folder of a Hugging Face model", models_below(folder)
-        fix = one_of(f"path: {each}" for each in below) if below[1:] else f"path: {below[0]}" if below else GET
+        what = "is not the folder of a Hugging Face model"
+        fix = instead_of(folder)
         raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
     return keys

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from rlplace.algo.packing import fit
-from rlplace.config.model_folder import no_folder
+from rlplace.config.model_folder import model_folder, no_folder
 from rlplace.models.causal_lm import FrozenLm, reward_lm
 from rlplace.models.packed import Packed
 from rlplace.models.tokenizer import Tokenizer
@@ -86,7 +86,9 @@ class _Post(BaseHTTPRequestHandler):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="serve_reward", description="Serves a reward model over HTTP.")
-    parser.add_argument("folder", type=Path, help="a Hugging Face folder of sequence classification with one label")
+    parser.add_argument(
+        "folder", type=Path, help="a Hugging Face folder or hub id: sequence classification with one label"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000, help="0: any free one")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
@@ -97,10 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     key = None if options.api_key_env is None else os.environ.get(options.api_key_env)
     if options.api_key_env is not None and not key:
         parser.error(f"--api-key-env: there is no environment variable {options.api_key_env}, or it is empty")
-    if not options.folder.is_dir():
+    folder = model_folder(str(options.folder))
+    if not folder.is_dir():
         parser.exit(2, f"{no_folder(str(options.folder), 'folder').render()}\n")
     with RewardServer(
-        options.folder,
+        folder,
         address=(options.host, options.port),
         dtype=options.dtype,
         head=options.head,

@@ -13,7 +13,7 @@ _TEXTS = ("env.system", "env.template", "rollout.stop")  # keys whose values are
 _LISTED = "profile"  # the key whose value has several paths, with commas between
 # A path in a home, without quotes: the value of a key, or an entry of a list or block.
 _BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")
-_BARE_EQUALS = re.compile(r"(?=.*/)[\w./~@%+=-]+")
+_BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 
 
 def at_home(path: str) -> str:
@@ -51,7 +51,7 @@ def names_config(word: str) -> bool:
 
 
 def readable(word: str) -> str:
-    """Return an override with quotes around paths that have `~` or `=` in them: Hydra reads neither without.
+    """Return an override with quotes around paths with `~`, `=` or letters beyond ASCII: Hydra reads none without.
 
     Whatever else a word is stays as it is, what has quotes already too.
     """
@@ -60,7 +60,7 @@ def readable(word: str) -> str:
         return word
     if key == _LISTED and ("~" in value or "=" in value):
         return f'{key}="{value}"'
-    if "=" in value and _BARE_EQUALS.fullmatch(value):
+    if ("=" in value or not value.isascii()) and _BARE_PATH.fullmatch(value):
         return f'{key}="{value}"'
     return f"{key}=" + _BARE_HOME.sub(r'\1"\2"', value)
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rlplace.algo.packing import fit
+from rlplace.commands import begin
 from rlplace.config.model_folder import model_folder, no_folder
 from rlplace.models.causal_lm import FrozenLm, reward_lm
 from rlplace.models.packed import Packed
@@ -118,4 +119,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    begin()
     main()

@@ -70,6 +70,7 @@ def test_a_shell_leaves_the_home_in_an_override_alone(value: str, home: Path) ->
         ("profile=~/a.json,~/b.json", 'profile="~/a.json,~/b.json"'),
         ("resume=runs/lr=0.1/x", 'resume="runs/lr=0.1/x"'),
         ("resume=lr=0.1/x", 'resume="lr=0.1/x"'),
+        ("resume=größe/x", 'resume="größe/x"'),
         ("resume='lr=0.1/x'", "resume='lr=0.1/x'"),
         ("runner.seed==3", "runner.seed==3"),
         ("~runner.seed", "~runner.seed"),

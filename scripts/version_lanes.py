@@ -46,7 +46,7 @@ TESTS = (
         "tests/unit/workers/test_connections.py",
     ),
 )
-SHORT = ("runner.total_iterations=2", "checkpoint.every_iterations=0")
+SHORT = ("runner.total_iterations=2",)
 TEST_S, RUN_S = 1200, 300
 
 
@@ -84,7 +84,8 @@ class LaneError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/lanes", description="Tries other versions of the libraries.")
     parser.add_argument("lanes", nargs="*", metavar="LANE", help=f"{', '.join(LANES)}; none: all")
-    parser.add_argument("--python", default="3.11", help="3.11 (the default), 3.12, 3.13, or an interpreter's path")
+    about = "3.11, 3.12, 3.13, or an interpreter's path; as in .venv unless given"
+    parser.add_argument("--python", default=sys.executable, help=about)
     parser.add_argument("--folder", type=Path, default=ROOT / ".lanes", help="of the environments")
     parser.add_argument("--dry-run", action="store_true", help="only find out which versions would be installed")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
@@ -93,8 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no lane {unknown[0]}: {', '.join(LANES)}")
     failed = []
+    own = options.python == sys.executable
+    label = f"{sys.version_info.major}.{sys.version_info.minor}" if own else Path(options.python).name
     for name in options.lanes or LANES:
-        began, place = time.monotonic(), options.folder / f"{name}-{Path(options.python).name}"
+        began, place = time.monotonic(), options.folder / f"{name}-{label}"
         try:
             if options.dry_run:
                 said = resolve(LANES[name], place, options.python)
@@ -103,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LaneError as error:
             failed.append(name)
             said = f"FAILED: {error}"
-        print(f"{name:<9} Python {options.python}: {said}, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{name:<9} Python {label}: {said}, {time.monotonic() - began:.0f} s", flush=True)
         if options.dry_run or not options.keep:
             shutil.rmtree(place, ignore_errors=True)
     return 1 if failed else 0

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from rlplace.workers.engines.vllm import Held
+from rlplace.workers.engines.vllm_memory import Held
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 

@@ -82,7 +82,12 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     "trackio": {"report.trackers"},
     "transformers": {"models", "workers.engines.transformers"},
     "urllib3": {"workers.engines.vllm_server", "workers.roles.reward"},
-    "vllm": {"workers.engines.vllm", "workers.engines.vllm_loading", "workers.engines.vllm_versions"},
+    "vllm": {
+        "workers.engines.vllm",
+        "workers.engines.vllm_loading",
+        "workers.engines.vllm_memory",
+        "workers.engines.vllm_versions",
+    },
     "wandb": {"report.trackers"},
     "yaml": {"config.compose", "config.yaml_text", "imports.settings", "report.record", "resume", "run", "trained"},
     "zmq": {"comm.network"},

@@ -30,15 +30,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.tokens import Request
 from rlplace.workers.engines import vllm_loading, vllm_versions
 from rlplace.workers.engines.contract import EngineSettings
-from rlplace.workers.engines.vllm import (
-    KV_CACHE,
-    WEIGHTS,
-    CudaMemory,
-    Held,
-    _build,
-    _memory_arguments,
-    cuda_memory,
-)
+from rlplace.workers.engines.vllm import _build, _memory_arguments
+from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CudaMemory, Held, cuda_memory
 from rlplace.workers.engines.weights import ExpectedWeights, in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.contract.device_sync import Mixture, serve

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, text_needs
-from rlplace.workers.engines.vllm import CudaMemory
+from rlplace.workers.engines.vllm_memory import CudaMemory
 from tests.fake_vllm import FakeVllm
 from tests.rollout_stage import Ledger
 

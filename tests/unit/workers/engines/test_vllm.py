@@ -14,7 +14,7 @@ from torch import nn
 
 from rlplace.errors import AcceleratorOutOfMemory
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.vllm import (
+from rlplace.workers.engines.vllm_memory import (
     KV_CACHE,
     WEIGHTS,
     CpuMemory,

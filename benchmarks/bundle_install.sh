@@ -62,6 +62,9 @@ for note in notes:
         with zipfile.ZipFile(whole.name) as opened:
             # The largest first, so that no thread is left with one of them.
             members = sorted(opened.infolist(), key=lambda member: -member.file_size)
+        # All folders before the threads: two of them would make the same one at once.
+        for folder in {(target / member.filename).parent for member in members}:
+            folder.mkdir(parents=True, exist_ok=True)
         threads = min(8, os.cpu_count() or 1)
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(unpack, whole.name, members[at::threads]) for at in range(threads)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -25,7 +26,7 @@ HANDS_ON = [
 # What may be typed besides this project's own commands; pages say what of it was not tried.
 OTHER_COMMANDS = {
     *("bash", "cd", "docker", "export", "git", "kill", "kubectl", "ls", "mkdir", "pip", "python3", "ray", "rm"),
-    *("sbatch", "source", "srun", "sudo", "tensorboard", "umask"),
+    *("sbatch", "source", "srun", "sudo", "tensorboard", "umask", "uv"),
 }
 TRAIN = (["scripts/train"], ["rlplace", "train"], ["python", "-m", "rlplace.train"])
 FOLDERS = ("resume=runs/", "resume=<", "/models/", "profile=runs/", "my_configs/", "<")  # of the reader's own
@@ -65,6 +66,8 @@ def test_every_command_is_one_that_can_be_typed(typed: str) -> None:
         assert (ROOT / first).exists()
     elif first in ("python", ".venv/bin/python") and rest[:1] == ["-m"]:
         assert importlib.util.find_spec(rest[1]), f"no module {rest[1]}"
+    elif first == "python" and rest[:1] == ["-c"]:
+        ast.parse(rest[1])
     elif first in ("python", ".venv/bin/python"):
         assert (ROOT / rest[0]).exists()
     elif first == "rlplace":

@@ -136,7 +136,7 @@ def test_stages_that_depend_on_the_same_take_as_long(words: tuple[str, ...], tri
     ("words", "tries"),
     [
         ((), 20),
-        (("cluster.launcher=inline",), 20),
+        (("cluster.launcher=inline", "cluster.component_placement.actor=0"), 20),
         (("rollout.merge_requests=true",), 20),
         (NODES, 15),
         pytest.param((), 800, marks=pytest.mark.slow),

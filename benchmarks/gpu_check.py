@@ -20,6 +20,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,8 @@ FINE, FAILED, WRONG = 0, 1, 2
 NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
 GRACE_S = 30.0  # for what is past its deadline, to end what it has started
 WITHIN_S = 480.0  # all checks, the end of the last one included
+MODELS = "RLPLACE_CHECK_MODELS"  # names the folder that a check writes its models into
+MODEL_BYTES = 20 << 30
 RESULTS = Path("runs/gpu_check.jsonl")  # one JSON object a check
 _LOOK_S = 0.05
 _LAST_LINES = 15  # of a failure, below the table
@@ -130,6 +133,12 @@ def main(
     if not asked.emulated and not count():
         print(no_gpu(), file=sys.stderr)
         return WRONG
+    try:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.open("a").close()
+    except OSError as error:
+        print(f"gpu_check: {asked.json} cannot be written: {error.strerror}        (--json FILE)", file=sys.stderr)
+        return WRONG
     outcomes = []
     ends = time.monotonic() + asked.within - min(GRACE_S, asked.within / 4)
     for check in checks:
@@ -189,7 +198,6 @@ def _tell(outcome: Outcome, file: Path) -> None:
         "measured": [dict(zip(_MEASURED, row, strict=True)) for row in outcome.measured],
         "errors": outcome.errors,
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as appended:
         appended.write(json.dumps(told) + "\n")
 
@@ -201,9 +209,15 @@ def run(check: Check, limit_s: float | None = None) -> Outcome:
     """
     began = time.perf_counter()
     limit_s = check.deadline_s if limit_s is None else limit_s
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        tempfile.TemporaryDirectory(prefix="gpu_check_", dir=_roomy()) as folder,
+    ):
         # Files, since whoever a check leaves behind would keep the end of a pipe open.
-        process = subprocess.Popen(check.command, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(
+            check.command, stdout=out, stderr=err, start_new_session=True, env=_environment(folder)
+        )
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -256,6 +270,17 @@ def no_gpu() -> ClusterError:
             fix="run it where nvidia-smi lists one        (scripts/gpu_check --emulated tries the checks themselves)",
         )
     )
+
+
+def _roomy() -> str | None:
+    """Return a folder in memory where models of 16 GB have room; None: the usual one of the machine."""
+    fast = Path("/dev/shm")
+    return str(fast) if fast.is_dir() and shutil.disk_usage(fast).free > MODEL_BYTES else None
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return that of a check, whose models lie in a folder that goes with it, also where it is killed."""
+    return os.environ | {MODELS: folder}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -15,10 +15,8 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.gpu_tries import models_folder
 from benchmarks.random_models import parameters, random_model
 from rlplace.comm.ends import LocalChannel
 from rlplace.placement.memory.demands import Part
@@ -62,7 +61,7 @@ class Case:
 
 
 class Reading(NamedTuple):
-    """Bytes of one case, but for `seconds`."""
+    """Bytes of one case, in pairs of measured and predicted; seconds where a name ends in `_s`."""
 
     resident: tuple[int, int]  # measured, predicted
     peak: tuple[int, int]
@@ -133,11 +132,11 @@ def emulated(case: Case) -> Case:
 
 def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
     """Let one rank of the actor learn, and read what it holds."""
+    unused = _device_bytes_used(on_cpu)  # before anything begins CUDA
     job = _job(case, folder, on_cpu)
     spec = job.spec
     (footprint,) = spec.case.ledger().footprints["actor"]
     channels = {name: LocalChannel(spec_of(name)) for name in (SAMPLES, WEIGHTS)}
-    unused = _device_bytes_used(on_cpu)
     context = context_of("actor", 0, 1, rendezvous_at(listen()), channels, device=_device(on_cpu))
     worker: Any = spec.workers["actor"](spec.arguments, context)
     worker.setup()
@@ -230,7 +229,7 @@ def main(group: str, on_cpu: bool) -> int:
     """Print measurements as gpu_check reads them; return how many were missed."""
     missed = list[str]()
     chosen = [emulated(case) for case in cases(group)] if on_cpu else cases(group)
-    with tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
+    with models_folder() as folder:
         for case in chosen:
             model = Path(folder) / case.size
             if not model.exists():
@@ -246,13 +245,19 @@ def _shown(case: Case, model: Path, on_cpu: bool) -> list[str]:
     """Measure one case and print its lines; return what was missed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_IMPORTED))
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        pending = pool.submit(measure, case, model, on_cpu)
+    pool = ProcessPoolExecutor(1, mp_context=context)
+    pending = pool.submit(measure, case, model, on_cpu)
+    try:
         error = pending.exception(CASE_S)
+    except TimeoutError as late:
+        error = late
+        _kill(pool)
+    pool.shutdown()
     if error is not None:
+        why = f"not done after {CASE_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
         print(f"@{case.name}\tdied\t-\tmissed", flush=True)
-        print(f"{case.name}: {type(error).__name__}: {error}\n{error.__cause__ or ''}", file=sys.stderr, flush=True)
-        return [f"{case.name} died of {type(error).__name__}"]
+        print(f"{case.name}: {why}: {error}\n{error.__cause__ or ''}", file=sys.stderr, flush=True)
+        return [f"{case.name} died: {why}"]
     reading = pending.result()
     missed = [
         _row(f"{case.name}: resident", *reading.resident, on_cpu),
@@ -273,6 +278,12 @@ def _shown(case: Case, model: Path, on_cpu: bool) -> list[str]:
     return [what for what in missed if what]
 
 
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End the process of a case that hangs: the pool itself would wait for it."""
+    for process in list(pool._processes.values()):
+        process.kill()
+
+
 def _row(what: str, measured: int, predicted: int, on_cpu: bool) -> str:
     """Print one measurement; return it where it was missed."""
     apart = measured - predicted
@@ -285,12 +296,6 @@ def _row(what: str, measured: int, predicted: int, on_cpu: bool) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.3f} GiB"
-
-
-def _fast_folder() -> str | None:
-    """Return a folder in memory, where there is room for a model of 16 GB."""
-    fast = Path("/dev/shm")
-    return str(fast) if fast.is_dir() and shutil.disk_usage(fast).free > 20 * GIB else None
 
 
 if __name__ == "__main__":

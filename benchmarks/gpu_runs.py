@@ -13,12 +13,11 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_tries import MIB, ON_CPU, expect, missed
+from benchmarks.gpu_tries import MIB, ON_CPU, expect, missed, models_folder
 from benchmarks.random_models import model_config, random_model
 from tests.tiny_lm import tiny_model, tiny_tokenizer
 
@@ -34,15 +33,16 @@ _LEARNABLE = (
     "actor.optimizer.lr=5.0e-3",
 )
 _IN_BF16 = ("rollout.dtype=bf16", "actor.compute=bf16")
+LEARNED = 0.7  # mean reward, of 1 at most; it begins below 0.5
 SMALL_BYTES = 256 * MIB  # of a component, in which torch's allocator rounds: within 5 % only above it
 
 
 def learns() -> str:
     """One process, a tiny model: the reward rises."""
-    with tempfile.TemporaryDirectory() as folder:
+    with models_folder() as folder:
         model = tiny_model(Path(folder) / "model", "qwen3")
         summary = _run(Path(folder), *one_gpu(ON_CPU), *inline_words(model), *([] if ON_CPU else _IN_BF16))
-    expect("reward of the last iterations", summary["return_last"], least=2.0 * max(0.05, summary["return_first"]))
+    expect("reward of the last iteration", summary["return_last"], least=LEARNED)
     return f"reward {summary['return_first']:.3f} -> {summary['return_last']:.3f}; {_spent(summary)}"
 
 
@@ -57,7 +57,7 @@ def inline_words(model: Path) -> list[str]:
 
 def turns() -> str:
     """Ray workers take turns on one GPU: memory of each beside the plan, weights from one to the other."""
-    with tempfile.TemporaryDirectory() as folder:
+    with models_folder() as folder:
         size = "emulated" if ON_CPU else "Qwen3-0.6B"
         model = random_model(Path(folder) / "model", size)
         tiny_tokenizer(320).save_pretrained(model)
@@ -81,7 +81,7 @@ def turns_words(model: Path, size: str) -> list[str]:
 
 def vllm() -> str:
     """A tiny model on one GPU that all share; its memory against the plan's."""
-    with tempfile.TemporaryDirectory() as folder:
+    with models_folder() as folder:
         model = tiny_model(Path(folder) / "model", "qwen3")
         summary = _run(Path(folder), *one_gpu(ON_CPU), *vllm_words(ON_CPU), f"actor.model.path={model}")
     if not summary["tokens_learned"] or not math.isfinite(summary["return_last"]):

@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks.gpu_learning import needs, show
 from benchmarks.gpu_tries import MIB, ON_CPU, expect, missed
 
+LEARNED = 30.0  # return of the pole, which begins at about 9
+
 
 def simulators() -> str:
     """Hybrid PPO in one process: actor, rollout and simulators share the GPU in turns; the same on the CPU."""
@@ -32,7 +34,7 @@ def simulators() -> str:
         }
         show(f"{where}, seconds of an iteration", f"{per_iteration:.2f} s", parts_of(seconds))
         show(f"{where}, start", f"{summary['start_s']:.1f} s")
-        expect(f"{where}, return of the last iteration, of the first's", last / first, least=3.0, unit=" x")
+        expect(f"{where}, return of the last iteration", last, least=LEARNED)
         figures.append(f"{where} {first:.0f} -> {last:.0f}, {per_iteration:.2f} s per iteration")
     return "; ".join(figures)
 

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.gpu_check import NOT_HERE
+from benchmarks.gpu_check import MODELS, NOT_HERE
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
@@ -63,9 +63,15 @@ TOKENS = [3 + 11 * i % 300 for i in range(64)]
 missed: list[str] = []
 
 
+def models_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for models of real sizes: in memory where gpu_check has found room there."""
+    return tempfile.TemporaryDirectory(dir=os.environ.get(MODELS))
+
+
 def expect(what: str, measured: float, least: float | None = None, most: float | None = None, unit: str = "") -> None:
     """Print a measurement; one that is out of bounds makes the try fail at its end."""
-    bound = f"at least {least:g}{unit}" if least is not None else f"at most {most:g}{unit}"
+    limits = (("at least", least), ("at most", most))
+    bound = ", ".join(f"{word} {limit:g}{unit}" for word, limit in limits if limit is not None)
     fine = ON_CPU or ((least is None or measured >= least) and (most is None or measured <= most))
     print(f"@{what}\t{measured:.3g}{unit}\t{'-' if ON_CPU else bound}\t{'' if fine else 'missed'}", flush=True)
     if not fine:
@@ -77,41 +83,46 @@ def environment() -> str:
     if not ON_CPU and not torch.cuda.is_available():
         built = f"for CUDA {torch.version.cuda}, which needs a newer driver" if torch.version.cuda else "for CPUs"
         sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build {built}        (rlplace doctor)")
-    _check_compilers()
-    _check_vllm()
     shm = os.statvfs("/dev/shm")
     expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
     if ON_CPU:
         return f"torch {torch.__version__}"
     expect("bf16 product of 8192 x 8192 matrices", _matrix_rate() / 1e12, least=100.0, unit=" TFLOP/s")
     expect("copy within the GPU, read and written", 2 * SIZE / GIB / _within(SIZE, DEVICE), least=500.0, unit=" GiB/s")
+    # What is wrong is told after the rates, which do not depend on it.
+    for what, why in (
+        ("compilers of kernels", _lacks_to_compile()),
+        ("vLLM", _wrong_vllm()),
+        ("weights past the host", obstacle("cuda:0")),
+    ):
+        if why:
+            print(f"@{what}\t{why}\t-\tmissed", flush=True)
+            missed.append(f"{what}: {why}")
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     found = torch.cuda.get_device_properties(0)
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
-    if why := obstacle("cuda:0"):
-        sys.exit(f"{why}: weights go through the host here ({versions})")
     count, size = torch.cuda.device_count(), f"{found.total_memory / GIB:.0f} GiB"
     return f"{count} x {found.name}, {size}; {versions}; {os.cpu_count()} cores"
 
 
-def _check_compilers() -> None:
-    if ON_CPU or importlib.util.find_spec("hydra") is None:  # the doctor reads configs
-        return
+def _lacks_to_compile() -> str | None:
+    if importlib.util.find_spec("hydra") is None:  # the doctor reads configs
+        return None
     from rlplace.doctor import lacks_to_compile
 
-    if lacking := lacks_to_compile():
-        sys.exit(f"{lacking}, and kernels are compiled on first use        (sudo apt-get install gcc g++ python3-dev)")
+    lacking = lacks_to_compile()
+    return f"{lacking}        (sudo apt-get install gcc g++ python3-dev)" if lacking else None
 
 
-def _check_vllm() -> None:
+def _wrong_vllm() -> str | None:
     if importlib.util.find_spec("vllm") is None:
-        return
+        return None
     from rlplace.workers.engines.contract import vllm_problem
 
-    if problem := vllm_problem("emulated" if ON_CPU else "gpu"):
-        sys.exit(problem.render())
-    if not ON_CPU:
-        importlib.import_module("cuda.bindings.driver")  # for vLLM's kernels: an older cuda-python writes over it
+    problem = vllm_problem("gpu")
+    if problem is None and importlib.util.find_spec("cuda.bindings.driver") is None:
+        return "no cuda.bindings.driver, which its kernels need: an older cuda-python writes over it"
+    return None if problem is None else problem.what
 
 
 def _matrix_rate() -> float:

@@ -7,7 +7,10 @@ import io
 import os
 import select
 import sys
-from typing import Literal, TextIO, TypeGuard
+from typing import TYPE_CHECKING, Literal, TextIO, TypeGuard
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 FALLBACK = "rlplace.fallback"  # name of the codec error handler
 _PLAIN = {"±": "+-", "→": "->", "…": "...", "µ": "u", "–": "-", "—": "-", "×": "x", "·": "."}
@@ -39,8 +42,11 @@ class Streams:
         stream.flush()
         raw = _Output(descriptor, "w", closefd=False)
         self._raw.append(raw)
+        # Under `python -u` nothing may wait in a buffer: a process that is killed would lose it.
+        kind = _Unbuffered if stream.write_through else io.BufferedWriter
+        binary = kind(raw)  # type: ignore[type-var,arg-type]  # its stub asks for more than is called
         return io.TextIOWrapper(
-            io.BufferedWriter(raw),  # type: ignore[type-var]  # its stub asks for more than is called
+            binary,
             encoding=stream.encoding,
             errors=FALLBACK,
             line_buffering=stream.line_buffering,
@@ -67,6 +73,15 @@ class _Output(io.FileIO):
                     return written
                 select.select([], [self], [])  # another program has made it non-blocking
         return len(data)
+
+
+class _Unbuffered(io.BufferedWriter):
+    """Gives each write to its descriptor at once, and whole: a bare descriptor may take less than it is given."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        written = super().write(data)
+        self.flush()
+        return written
 
 
 def _is_of(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:

@@ -13,6 +13,7 @@ _TEXTS = ("env.system", "env.template", "rollout.stop")  # keys whose values are
 _LISTED = "profile"  # the key whose value has several paths, with commas between
 # A path in a home, without quotes: the value of a key, or an entry of a list or block.
 _BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")
+_WHOLE_HOME = re.compile(r"~[\w.-]*/[^,:\[\]{}'\"\\$]*")  # with blanks in it
 _BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 
 
@@ -61,6 +62,8 @@ def readable(word: str) -> str:
     if key == _LISTED and ("~" in value or "=" in value):
         return f'{key}="{value}"'
     if ("=" in value or not value.isascii()) and _BARE_PATH.fullmatch(value):
+        return f'{key}="{value}"'
+    if _WHOLE_HOME.fullmatch(value):
         return f'{key}="{value}"'
     return f"{key}=" + _BARE_HOME.sub(r'\1"\2"', value)
 

@@ -23,7 +23,9 @@ KEY = "cluster.env_vars"
 THREADS = "OMP_NUM_THREADS"
 _WRITTEN = "secret-in-config"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWD|PWD|PAT|AUTH|CREDENTIALS?)$|(APIKEY|PASSWORD|PASSPHRASE)S?$", re.IGNORECASE
+)
 _LOGIN = re.compile(r"://[^/@]+@")  # in an address, such as that of a proxy
 _PLACED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # set for each worker by the placement
 # Of libraries in workers; Ray and its machines have some of their own.
@@ -50,11 +52,16 @@ def _wrong(config: Config) -> Iterator[Problem]:
         elif value is not None and not isinstance(value, str | int | float):
             what, why = "expected text or a number", "a variable has one value; null takes that of your shell"
             yield Problem(code="bad-env-var", key=key, what=what, got=show(value), why=why, fix=f'{name}: "..."')
-        elif value and (_SECRET.search(name) or _LOGIN.search(str(value))):
+        elif value and _is_secret(name, str(value)):
             what = "a secret is not to be written in a config"
             why = "the config is kept in the run's folder and given to trackers"
             fix = f"{name}: null        (and export {name}=... in the shell that starts the run)"
             yield Problem(code=_WRITTEN, key=key, what=what, got="(not shown)", why=why, fix=fix)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a value is to stay out of files, by the name of its variable; the path of a file is no secret."""
+    return bool(_LOGIN.search(value)) or (bool(_SECRET.search(name)) and not value.startswith(("/", "~/")))
 
 
 def missing_variables(config: Config) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.config.worker_variables import _OF_WORKERS
 from tests.e2e.namespaces import RAY
 from tests.e2e.training import INLINE, SMALL, Finished, placed, train
 
@@ -28,7 +29,9 @@ def told(output: Path, *overrides: str, environment: Mapping[str, str]) -> tuple
 
 
 def shell(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MY_"))}
+    """A shell's variables without those of libraries: vLLM sets some in this process where it is imported."""
+    ours = [name for name in os.environ if _OF_WORKERS.fullmatch(name) or name.startswith("MY_")]
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"MY_SWITCH": "on", "MY_TOKEN": SECRET} | more
 
 

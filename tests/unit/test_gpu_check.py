@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_groups, gpu_learning, gpu_simulators
+from benchmarks import gpu_groups, gpu_learning, gpu_ledger, gpu_simulators
 from benchmarks.gpu_check import CHECKS, NOT_HERE, Check, _end, _seconds, main, run
 from benchmarks.gpu_ledger import GROUPS, cases, emulated, measure
 from benchmarks.gpu_runs import RUNS, inline_words, one_gpu, turns_words, vllm_words
@@ -195,3 +195,29 @@ def test_the_readings_of_the_ledger_are_of_a_real_actor(tmp_path: Path) -> None:
     measured, predicted = reading.peak
     assert measured <= predicted <= 1.1 * measured
     assert reading.moved == reading.resident[0]
+
+
+def test_a_case_of_the_ledger_that_hangs_is_ended_and_the_next_ones_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_ledger, "CASE_S", 0.01)
+    case = emulated(cases("small")[0])
+    assert gpu_ledger._shown(case, tmp_path, on_cpu=True) == [f"{case.name} died: not done after 0.01 s"]
+    assert capsys.readouterr().out == f"@{case.name}\tdied\t-\tmissed\n"
+
+
+def test_results_that_cannot_be_written_are_told_before_anything_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").touch()
+    never = check("never", "raise AssertionError")
+    assert main(["--json", str(folder / "file" / "found.jsonl")], [never], count=lambda: 1) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_models_of_a_check_that_is_killed_are_removed(folder: Path) -> None:
+    program = "import os, pathlib, threading; models = pathlib.Path(os.environ['RLPLACE_CHECK_MODELS']); "
+    program += f"(models / 'weights').touch(); pathlib.Path({str(folder / 'told')!r}).write_text(str(models)); "
+    outcome = run(check("hanging", program + "threading.Event().wait()", deadline_s=5.0))
+    assert outcome.result == "failed"
+    assert not Path((folder / "told").read_text()).exists()

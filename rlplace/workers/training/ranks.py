@@ -117,22 +117,28 @@ class Ranks:
         Raises ClusterError that names the absent ranks, ChannelBroken when the run is cancelled meanwhile.
         """
         self.store.set(f"here {self.rank}", "1")
-        absent = [rank for rank in range(self.world_size) if rank != self.rank]
+        here = self.store.add("here", 1)
         deadline = time.monotonic() + timeout_s
         pause_s = _FIRST_PAUSE_S
-        while absent := [rank for rank in absent if not self.store.check([f"here {rank}"])]:
+        while here < self.world_size:
             if self._context.cancelled.wait(pause_s):
                 raise cancelled(self._context.owner, "waiting for the other ranks of its group")
             if time.monotonic() > deadline:
-                component = self._context.slot.component
-                raise ClusterError.about(
-                    "ranks-absent",
-                    self._context.owner,
-                    f"waited {timeout_s:g} s for {component} rank{'s' * (len(absent) > 1)} {_listed(absent)}",
-                    why="all ranks of a group join before any of them computes; what keeps one stands in its own error",
-                    fix="look at what these workers printed: logs in the folder of the run",
-                )
+                raise self._absent(timeout_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            here = self.store.add("here", 0)
+
+    def _absent(self, timeout_s: float) -> ClusterError:
+        """Return the error that names the ranks which have not come."""
+        component = self._context.slot.component
+        absent = [rank for rank in range(self.world_size) if not self.store.check([f"here {rank}"])]
+        return ClusterError.about(
+            "ranks-absent",
+            self._context.owner,
+            f"waited {timeout_s:g} s for {component} rank{'s' * (len(absent) > 1)} {_listed(absent)}",
+            why="all ranks of a group join before any of them computes; what keeps one stands in its own error",
+            fix="look at what these workers printed: logs in the folder of the run",
+        )
 
     def _of_copies(self, device_type: str, timeout: timedelta) -> DeviceMesh:
         """Return the mesh of copies, and of the ranks of each. A collective."""

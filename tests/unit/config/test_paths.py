@@ -66,6 +66,7 @@ def test_a_shell_leaves_the_home_in_an_override_alone(value: str, home: Path) ->
     ("word", "read"),
     [
         ("a.b=[~/x,~me/y,z]", 'a.b=["~/x","~me/y",z]'),
+        ("resume=~/a b/c", 'resume="~/a b/c"'),
         ("a.b={path: ~/x}", 'a.b={path: "~/x"}'),
         ("profile=~/a.json,~/b.json", 'profile="~/a.json,~/b.json"'),
         ("resume=runs/lr=0.1/x", 'resume="runs/lr=0.1/x"'),

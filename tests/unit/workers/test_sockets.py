@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ from rlplace.errors import ClusterError
 from rlplace.workers.launch.sockets import SHORT, ray_variables, socket_folder, vllm_variables
 from rlplace.workers.ray_launch.connections import Service
 from rlplace.workers.ray_launch.template import Template
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one, whatever the name of the user and of the test."""
+    with tempfile.TemporaryDirectory(prefix="sockets_", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

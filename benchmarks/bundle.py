@@ -130,13 +130,26 @@ GROUPS: Mapping[str, Group] = {
 }
 
 
+PYTHONS = ("3.11", "3.12", "3.13")
+_BRINGS = "base: for runs in one process; ray: for several processes; vllm: for NVIDIA GPUs of the Hopper kind"
+
+
+def _mib(text: str) -> float:
+    size = float(text)
+    if not size > 0.0:
+        raise argparse.ArgumentTypeError(f"{text} MiB is no size of a part")
+    return size
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the parts and their sizes; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bundle", description="Makes the libraries for a machine without a network.")
-    parser.add_argument("--python-version", default="3.12", help="of the machine; default 3.12")
-    parser.add_argument("--part-mib", type=float, default=60.0, help="most MiB of a part; default 60")
+    parser.add_argument(
+        *("--python-version",), default="3.12", choices=PYTHONS, help="the machine's Python; default 3.12"
+    )
+    parser.add_argument("--part-mib", type=_mib, default=60.0, help="most MiB of a part; default 60")
     parser.add_argument("--to", type=Path, default=Path("build/bundle"), help="folder; default build/bundle")
-    parser.add_argument("groups", nargs="+", choices=[*GROUPS], metavar="group", help=", ".join(GROUPS))
+    parser.add_argument("groups", nargs="+", choices=[*GROUPS], metavar="group", help=_BRINGS)
     asked = parser.parse_args(argv)
     try:
         parts = make(asked.groups, asked.to, asked.python_version, int(asked.part_mib * MIB))

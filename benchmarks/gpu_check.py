@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -140,13 +141,15 @@ def main(
         print(f"gpu_check: {asked.json} cannot be written: {error.strerror}        (--json FILE)", file=sys.stderr)
         return WRONG
     outcomes = []
+    if asked.emulated:
+        print("a CPU stands in for the GPU: nothing here says anything about one", flush=True)
     ends = time.monotonic() + asked.within - min(GRACE_S, asked.within / 4)
     for check in checks:
         if asked.only and check.name not in asked.only:
             continue
         outcome = _outcome(check, asked.emulated, ends - time.monotonic(), asked.within)
         outcomes.append(outcome)
-        _tell(outcome, asked.json)
+        _tell(outcome, asked.json, asked.emulated)
     print(render(outcomes))
     return FAILED if any(outcome.result == "failed" for outcome in outcomes) else FINE
 
@@ -155,10 +158,14 @@ def _arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.
     names = [check.name for check in checks]
     parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")
     parser.add_argument("--emulated", action="store_true", help="let a CPU stand in for the GPU: tries the checks")
-    parser.add_argument("--within", type=_seconds, default=WITHIN_S, metavar="TIME", help="of all checks: 8m, 90s")
+    parser.add_argument(
+        "--python", metavar="PYTHON", help="the interpreter of the checks, as it is: nothing is installed"
+    )
+    parser.add_argument("--within", type=_seconds, metavar="TIME", help="of all checks: 8m (the default), 90s")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where each result is appended")
     parser.add_argument("only", nargs="*", metavar="check", help=", ".join(names))
     asked = parser.parse_args(argv)
+    asked.within = asked.within or (math.inf if asked.emulated else WITHIN_S)
     if unknown := [name for name in asked.only if name not in names]:
         parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(names)}")
     return asked
@@ -176,20 +183,21 @@ def _outcome(check: Check, emulated: bool, left_s: float, within_s: float) -> Ou
     """Run it, unless this machine lacks what it needs, or no time is left."""
     if lacking := [name for name in check.needs if importlib.util.find_spec(name) is None]:
         return Outcome(check=check, result="not here", figure=f"{' and '.join(lacking)} not installed")
-    if left_s <= 0 and not emulated:
+    if left_s <= 0:
         why = f"{within_s:g} s are over        (scripts/gpu_check {check.name})"
         return Outcome(check=check, result="no time", figure=why)
     print(f"{check.name}: {check.what} ...", flush=True)
     command = [*check.command, *(check.words if emulated else ())]
-    limit_s = check.deadline_s if emulated else min(check.deadline_s, left_s)
-    return run(dataclasses.replace(check, command=command), limit_s)
+    return run(dataclasses.replace(check, command=command), min(check.deadline_s, left_s))
 
 
-def _tell(outcome: Outcome, file: Path) -> None:
+def _tell(outcome: Outcome, file: Path, emulated: bool) -> None:
     """Print the lines of a check that has ended, and append them to the file."""
     for line in table(_rows(outcome)):
         print(line, flush=True)
     told = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": "a CPU that stands in" if emulated else ", ".join(gpu_names()),
         "check": outcome.check.name,
         "what": outcome.check.what,
         "result": outcome.result,
@@ -256,6 +264,14 @@ def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
     first = (outcome.check.name, outcome.result, "", "", f"{outcome.seconds:.1f}", figure)
     measured = outcome.measured
     return [first, *((f"  {what}", missed, found, expected, "", "") for what, found, expected, missed in measured)]
+
+
+def gpu_names() -> list[str]:
+    """Return the names of this machine's GPUs as its driver gives them; none where it has no such command."""
+    asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    if shutil.which(asked[0]) is None:
+        return []
+    return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=GRACE_S).stdout.splitlines()
 
 
 def no_gpu() -> ClusterError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -22,6 +23,7 @@ COMMANDS = {
     "export": "writes the model of a checkpoint for other programs",
 }
 WRONG = 2
+NEEDED = ("hydra", "omegaconf", "pydantic")
 
 
 def main() -> None:
@@ -40,6 +42,12 @@ def main() -> None:
         fix = f"rlplace {near or 'train'}"
         what = "no such command" + suggestion(near)
         print(ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix), file=sys.stderr)
+        sys.exit(WRONG)
+    if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        why = f"there is no module {' and none '.join(lacking)}; every command reads configs by these"
+        fix = "pip install --no-deps hydra-core omegaconf antlr4-python3-runtime==4.9.3 pydantic pydantic-core"
+        what = "libraries of the planner are not installed"
+        print(ConfigError.of("missing-library", "rlplace", what, None, why, fix), file=sys.stderr)
         sys.exit(WRONG)
     by_module = sys.argv[0].endswith("__main__.py")
     # As `python -m` does, so that modules of the user's own are found here; not where a clone would hide the package.

@@ -7,10 +7,7 @@ import io
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, Literal, TextIO, TypeGuard
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, Literal, TextIO, TypeGuard
 
 FALLBACK = "rlplace.fallback"  # name of the codec error handler
 _PLAIN = {"±": "+-", "→": "->", "…": "...", "µ": "u", "–": "-", "—": "-", "×": "x", "·": "."}
@@ -78,7 +75,7 @@ class _Output(io.FileIO):
 class _Unbuffered(io.BufferedWriter):
     """Gives each write to its descriptor at once, and whole: a bare descriptor may take less than it is given."""
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:  # whatever has bytes
         written = super().write(data)
         self.flush()
         return written

@@ -74,8 +74,13 @@ def missing_variables(config: Config) -> Iterator[Problem]:
                 what="there is no such environment variable where the run starts",
                 got=f"{name}: null",
                 why="null gives the workers the value that the run itself finds",
-                fix=f"export {name}=...        (before the run, or in its job script; or write the value: {name}: ...)",
+                fix=f"export {name}=...        (before the run, or in its job script{_or_written(name)})",
             )
+
+
+def _or_written(name: str) -> str:
+    """Return the other way to give a variable; none for a secret, which is refused in a config."""
+    return "" if _SECRET.search(name) else f"; or write the value: {name}: ..."
 
 
 def variables_of(config: Config) -> dict[str, str]:

@@ -107,3 +107,10 @@ def test_variables_of_this_process_are_put_back(monkeypatch: pytest.MonkeyPatch)
         assert (os.environ["BEFORE"], os.environ["NEW_ONE"]) == ("2", "3")
     assert os.environ["BEFORE"] == "1"
     assert "NEW_ONE" not in os.environ
+
+
+@pytest.mark.parametrize(("name", "written"), [("MY_SWITCH", True), ("MY_TOKEN", False)])
+def test_no_fix_has_a_secret_written(name: str, written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name, raising=False)
+    (problem,) = missing_variables(config({name: None}))
+    assert ("or write the value" in (problem.fix or "")) == written

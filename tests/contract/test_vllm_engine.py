@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,7 +32,7 @@ from rlplace.tokens import Request
 from rlplace.workers.engines import vllm_loading, vllm_versions
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm import _build, _memory_arguments
-from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CudaMemory, Held, cuda_memory
+from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CudaMemory, Held, OlderCudaMemory, cuda_memory
 from rlplace.workers.engines.weights import ExpectedWeights, in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.contract.device_sync import Mixture, serve
@@ -177,6 +178,65 @@ def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
         engine.move(WEIGHTS_ONLY)
         engine.move(FULL)
     assert moved == ["discard", "sleep", "wake_up", "wake_up", "discard", "wake_up"] * 2
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_vllms_own_allocator_unmaps_and_maps_each_page_once(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is the installed vLLM's; the driver's calls below it, which take a GPU, are counted instead."""
+    cumem = pytest.importorskip("vllm.device_allocator.cumem")
+    from vllm import device_allocator
+    from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+
+    pages, copied = {1: True, 2: True, 3: True}, list[int]()
+
+    def turned(to: bool) -> Callable[[Any], None]:
+        def turn(handle: Any) -> None:
+            assert pages[handle[2]] is not to, f"allocation {handle[2]} twice"
+            pages[handle[2]] = to
+
+        return turn
+
+    allocator = object.__new__(cumem.CuMemAllocator)
+    tags = {1: "weights", 2: "kv_cache", 3: "weights"}
+    made = {at: device_allocator.AllocationData((0, 8, at, at), tag) for at, tag in tags.items()}
+    allocator.pointer_to_data = made
+    driver = types.SimpleNamespace(cudaMemcpy=lambda to, of, size: copied.append(size), cudaMemset=lambda *_: None)
+    for name, value in (
+        ("unmap_and_release", turned(False)),
+        ("create_and_map", turned(True)),
+        ("libcudart", driver),
+        ("PIN_MEMORY", False),
+    ):
+        monkeypatch.setattr(cumem, name, value)
+    monkeypatch.setattr(device_allocator, "get_mem_allocator_instance", lambda: allocator)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+        monkeypatch.setattr(torch.accelerator, name, lambda *_: None)
+    backend = CuMemBackend()
+
+    class Worker:
+        def sleep(self, level: int) -> None:
+            backend.suspend(level)
+
+        def wake_up(self, tags: list[str]) -> None:
+            backend.resume(tags)
+
+    class Engine:
+        def collective_rpc(self, method: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
+            step = getattr(Worker(), method) if isinstance(method, str) else partial(method, Worker())
+            return [step(*args, **(kwargs or {}))]
+
+        def reset_prefix_cache(self) -> bool:
+            return True
+
+    monkeypatch.setattr(OlderCudaMemory, "_measure", lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)])
+    memory = OlderCudaMemory(Engine(), Ledger(), level)
+    mapped = {OFF: set(), WEIGHTS_ONLY: {1, 3}, FULL: {1, 2, 3}}
+    for to in (OFF, WEIGHTS_ONLY, FULL, WEIGHTS_ONLY, FULL, OFF, FULL, OFF):
+        memory.move(to)
+        assert {at for at, there in pages.items() if there} == mapped[to]
+        assert {at for at, each in made.items() if not each.is_asleep} == mapped[to]
+    assert bool(copied) is (level == 1)
 
 
 def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(

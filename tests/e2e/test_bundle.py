@@ -23,6 +23,7 @@ HAS = """
     torch==2.11.0 transformers==5.17.0 numpy>=2.3 accelerate==1.15.0 peft==0.21.2 safetensors tensorboard psutil rich
     requests aiohttp imageio click filelock packaging protobuf msgpack pyyaml attrs cloudpickle jinja2 pillow einops
     sentencepiece tiktoken prometheus-client regex opencv-python-headless py-cpuinfo six ninja numba grpcio urllib3
+    uvloop scipy pandas pyarrow pytest pytest-timeout hypothesis
 """
 NO_NETWORK = ("dns error", "failed to lookup address", "Could not connect", "Connection refused", "timed out")
 SEALED = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sealed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterator
@@ -11,10 +12,15 @@ from pathlib import Path
 def usable_cores(system: Path = Path("/")) -> int:
     """Return the cores that this process may keep busy, at least 1. Half a core of a quota counts as none.
 
-    `system`: the root below which /proc and /sys are.
+    Affinity is looked up each time, quotas once: workers ask with every call. `system`: the root below which /proc and
+    /sys are.
     """
-    quotas = [quota for quota in _quotas(system) if quota > 0]
-    return max(1, math.floor(min([len(os.sched_getaffinity(0)), *quotas])))
+    return max(1, math.floor(min(len(os.sched_getaffinity(0)), _least_quota(system))))
+
+
+@functools.cache
+def _least_quota(system: Path) -> float:
+    return min((quota for quota in _quotas(system) if quota > 0), default=math.inf)
 
 
 def _quotas(system: Path) -> Iterator[float]:

@@ -40,8 +40,7 @@ class Streams:
         raw = _Output(descriptor, "w", closefd=False)
         self._raw.append(raw)
         # Under `python -u` nothing may wait in a buffer: a process that is killed would lose it.
-        kind = _Unbuffered if stream.write_through else io.BufferedWriter
-        binary = kind(raw)  # type: ignore[type-var,arg-type]  # its stub asks for more than is called
+        binary = _Unbuffered(raw) if stream.write_through else io.BufferedWriter(raw)
         return io.TextIOWrapper(
             binary,
             encoding=stream.encoding,
@@ -59,7 +58,7 @@ class _Output(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data: memoryview, /) -> int:  # type: ignore[override]  # what a BufferedWriter gives
+    def write(self, data: Any, /) -> int:  # a BufferedWriter gives a memoryview
         while self.error is None:
             try:
                 written = super().write(data)

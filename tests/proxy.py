@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.registration import register
@@ -15,9 +16,17 @@ from gymnasium.envs.registration import register
 ADDRESS = "TESTS_SERVER"  # variable with the server's URL
 
 
+class _Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.asked: list[str] = []
+
+
 class _Answers(BaseHTTPRequestHandler):
+    server: _Server
+
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.server.asked.append(self.path)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"here")
@@ -31,12 +40,10 @@ class _Answers(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def answering() -> Iterator[tuple[str, list[str]]]:
     """Serve on this machine; give the URL, and a list of the paths that are asked for."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
-        asked: list[str] = []
-        server.asked = asked  # type: ignore[attr-defined]
+    with _Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", server.asked
         server.shutdown()
         thread.join()
 
@@ -44,8 +51,8 @@ def answering() -> Iterator[tuple[str, list[str]]]:
 class Asking(CartPoleEnv):
     """CartPole that asks a server before it begins, as a simulator that runs elsewhere on the machine would."""
 
-    def __init__(self, **kwargs: object) -> None:
-        super().__init__(**kwargs)  # type: ignore[arg-type]
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         urllib.request.build_opener().open(os.environ[ADDRESS], timeout=20).read()  # not the one of an earlier test
 
 

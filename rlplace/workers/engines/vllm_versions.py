@@ -74,7 +74,8 @@ def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
     """Let the worker sleep, as it does, without the allocations that sleep already: it would unmap them once more."""
     from vllm.device_allocator import get_mem_allocator_instance
 
-    allocations: dict[int, Any] = get_mem_allocator_instance().pointer_to_data  # type: ignore[attr-defined]
+    allocator: Any = get_mem_allocator_instance()
+    allocations: dict[int, Any] = allocator.pointer_to_data
     asleep = {address: each for address, each in allocations.items() if each.is_asleep}
     for address in asleep:
         del allocations[address]

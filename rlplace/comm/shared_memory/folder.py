@@ -31,7 +31,7 @@ SEGMENTS = "segments"
 _TAKEN = re.compile(r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n ]*)$", re.MULTILINE)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
-_LONGEST_SOCKET = 107  # bytes of its path, on Linux
+LONGEST_SOCKET = 107  # bytes of its path, on Linux
 _SOCKET = "12345678/calls-12345678"  # a socket of a worker, behind the beginning of a job folder's name
 _KEY = "cluster.comm.shm_folder"
 
@@ -48,10 +48,10 @@ class JobFolder:
     def create(cls, parent: Path | None = None) -> JobFolder:
         """Make a folder in `parent` (/dev/shm), after `sweep`. ClusterError: it is missing, not writable, too long."""
         parent = parent or SHARED_MEMORY
-        longest = _LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
+        longest = LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
         if len(os.fsencode(parent)) > longest:
             what = "is too long a path"
-            why = f"sockets are made in it, whose paths have at most {_LONGEST_SOCKET} bytes"
+            why = f"sockets are made in it, whose paths have at most {LONGEST_SOCKET} bytes"
             fix = f"{_KEY}={SHARED_MEMORY}        (or a link to the folder, of at most {longest} characters)"
             raise ClusterError.about("long-folder", _KEY, what, got=str(parent), why=why, fix=fix)
         try:

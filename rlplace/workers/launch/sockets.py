@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlplace.comm.shared_memory.folder import LONGEST_SOCKET
 from rlplace.errors import ClusterError
 
-LONGEST = 107  # bytes in the path of a socket on Linux
 SHORT = Path("/tmp")
 # Bytes that are put behind the folder:
 _OURS = len("/rlplace_12345678/door")
@@ -33,7 +33,7 @@ def ray_variables() -> Mapping[str, str]:
         return {"RAY_TMPDIR": str(SHORT)} if socket_folder(_OF_RAY) == SHORT else {}
     if not _fits(Path(own), _OF_RAY):
         what = "is too long a path for Ray's sockets"
-        why = f"they are {_OF_RAY} bytes longer, and {LONGEST} are allowed"
+        why = f"they are {_OF_RAY} bytes longer, and {LONGEST_SOCKET} are allowed"
         raise ClusterError.about("long-folder", "RAY_TMPDIR", what, got=own, why=why, fix=f"export RAY_TMPDIR={SHORT}")
     return {}
 
@@ -44,4 +44,4 @@ def vllm_variables() -> Mapping[str, str]:
 
 
 def _fits(folder: Path, behind: int) -> bool:
-    return len(os.fsencode(folder)) + behind <= LONGEST
+    return len(os.fsencode(folder)) + behind <= LONGEST_SOCKET

@@ -60,8 +60,11 @@ def _wrong(config: Config) -> Iterator[Problem]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value is to stay out of files, by the name of its variable; the path of a file is no secret."""
-    return bool(_LOGIN.search(value)) or (bool(_SECRET.search(name)) and not value.startswith(("/", "~/")))
+    """Whether a value is to stay out of files, by the name of its variable. Credentials may be the path of a file."""
+    if _LOGIN.search(value):
+        return True
+    is_path = name.upper().endswith("CREDENTIALS") and value.startswith("/")
+    return bool(_SECRET.search(name)) and not is_path
 
 
 def missing_variables(config: Config) -> Iterator[Problem]:

@@ -46,6 +46,7 @@ def test_values_are_text_and_null_is_the_value_of_this_process(monkeypatch: pyte
         ("GITHUB_PAT", "secret-1", "secret-in-config"),
         ("MYSQL_PWD", "secret-1", "secret-in-config"),
         ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json", None),
+        ("AWS_SECRET_ACCESS_KEY", "/secret-1", "secret-in-config"),  # base64 may begin so
         ("https_proxy", "http://me:secret-1@proxy:3128", "secret-in-config"),
         ("TOKENIZERS_PARALLELISM", "false", None),
         ("https_proxy", "http://proxy:3128", None),

@@ -44,8 +44,8 @@ def main() -> None:
         print(ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix), file=sys.stderr)
         sys.exit(WRONG)
     if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        why = f"there is no module {' and none '.join(lacking)}; every command reads configs by these"
-        fix = "pip install --no-deps hydra-core omegaconf antlr4-python3-runtime==4.9.3 pydantic pydantic-core"
+        why = f"not found: {', '.join(lacking)}; every command reads configs with them"
+        fix = "pip install 'hydra-core==1.3.*' 'omegaconf==2.3.*' 'pydantic>=2.11,<3'"
         what = "libraries of the planner are not installed"
         print(ConfigError.of("missing-library", "rlplace", what, None, why, fix), file=sys.stderr)
         sys.exit(WRONG)

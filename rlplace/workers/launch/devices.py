@@ -292,6 +292,13 @@ class ProcessClaims:
         with self._lock:
             self._claimed.get(gpu, {}).pop(resident, None)
 
+    def drop_owner(self, owner: str) -> None:
+        """Drop all that a worker has claimed, on every GPU."""
+        with self._lock:
+            for claimed in self._claimed.values():
+                for resident in [resident for resident in claimed if resident[0] == owner]:
+                    del claimed[resident]
+
     def of_owner(self, gpu: int, owner: str) -> int:
         """Return the bytes that a worker has asked for there."""
         with self._lock:
@@ -366,6 +373,9 @@ class CudaDevice(Device):
             import torch
 
             torch.cuda.empty_cache()
+
+    def worker_ended(self) -> None:
+        self._claims.drop_owner(self._owner)
 
     def held_bytes(self) -> int:
         if self._untouched():

@@ -15,8 +15,19 @@ import pytest
 import torch
 
 from rlplace.errors import AcceleratorOutOfMemory, ClusterError
-from rlplace.workers.launch import devices
-from rlplace.workers.launch.devices import CudaDevice, EmulatedDevice, MemoryAccount, ProcessClaims, SharedAccount
+from rlplace.placement.machines.topology import Topology
+from rlplace.workers.launch import cluster, devices
+from rlplace.workers.launch.cluster import InlineLauncher
+from rlplace.workers.launch.devices import (
+    CudaDevice,
+    Device,
+    EmulatedDevice,
+    MemoryAccount,
+    ProcessClaims,
+    SharedAccount,
+)
+from rlplace.workers.launch.group import GroupSpec
+from rlplace.workers.worker import Rendezvous, Worker
 from tests.open_calls import slot_of
 
 
@@ -203,6 +214,9 @@ def test_threads_of_one_process_are_told_apart_by_what_they_asked_for(monkeypatc
     actor.release("weights")
     rollout.acquire(100, "engine weights")
     assert (actor.held_bytes(), rollout.held_bytes()) == (0, 100)
+    rollout.worker_ended()
+    actor.acquire(100, "weights")  # nothing of a worker that has ended is in the way
+    assert (actor.held_bytes(), rollout.held_bytes()) == (100, 0)
 
 
 def test_a_gpu_goes_to_another_process_without_the_claims_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +248,41 @@ def test_engines_that_share_a_gpu_are_built_one_after_the_other(tmp_path: Path) 
     emulated = device(MemoryAccount([100]), "rollout", 0)
     with emulated.alone(tmp_path), emulated.alone(tmp_path):
         pass
+
+
+class Told(Device):
+    """Notes what its process has told it."""
+
+    def __init__(self) -> None:
+        self.claims: list[ProcessClaims] = []
+
+    def share_process(self, claims: ProcessClaims) -> None:
+        self.claims.append(claims)
+
+
+def test_workers_that_are_threads_of_the_driver_share_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices_made = [Told(), Told()]
+    waiting = iter(devices_made)
+    monkeypatch.setattr(cluster, "make_device", lambda *_, **__: next(waiting))
+    launcher = InlineLauncher(Topology.uniform(1, 1, "cuda", 100))
+    for name in ("env", "rollout"):
+        spec = GroupSpec(name=name, worker=Worker, slots=(slot_of(name),), config=None, channels={})
+        launcher._make(spec, slot_of(name)).end()
+    ((first,), (second,)) = (device.claims for device in devices_made)
+    assert first is second
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, 0), (2, 1)])
+def test_workers_of_one_ray_process_share_its_claims(
+    workers: int, told: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`process: shared`; a worker alone in its process is measured by CUDA."""
+    actors = pytest.importorskip("rlplace.workers.ray_launch.actors")
+    monkeypatch.setattr(actors.private, "show_name", lambda name: None)
+    monkeypatch.setattr(actors.gc, "disable", lambda: None)
+    made = [Told() for _ in range(workers)]
+    host = actors.RayHost({}, [None] * workers)
+    for number, gpu in enumerate(made):
+        host.make(number, b"no pickle", slot_of("env", number), gpu, tmp_path, Rendezvous(host="", port=0))
+    assert [len(gpu.claims) for gpu in made] == [told] * workers
+    assert len({id(claims) for gpu in made for claims in gpu.claims}) == told

@@ -72,7 +72,7 @@ class Library:
 class Verdict:
     """Whether a config runs here. `problem`: the first reason why not.
 
-    `inline`: what to add to the command line for it to run without Ray, where only Ray is missing; else None.
+    `inline`: overrides with which the config runs without Ray, if only Ray is missing; else None.
     """
 
     config: str

@@ -40,7 +40,7 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Turn the signals that end a program into Stopped. Once it was raised at once, more of them do nothing.
+    """Turn the signals that end a program into Stopped. After a Stopped that ends it at once, further ones do nothing.
 
     While a run ends, every wait of it is bounded.
     """

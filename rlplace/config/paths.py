@@ -52,9 +52,9 @@ def names_config(word: str) -> bool:
 
 
 def readable(word: str) -> str:
-    """Return an override with quotes around paths with `~`, `=` or letters beyond ASCII: Hydra reads none without.
+    """Quote paths in an override that Hydra cannot read bare: those with `~`, `=` or letters beyond ASCII.
 
-    Whatever else a word is stays as it is, what has quotes already too.
+    Any other word, and a word that has quotes, is returned unchanged.
     """
     key, equals, value = word.partition("=")
     if not equals or word.startswith("-") or names_file(word) or any(quote in value for quote in "'\""):

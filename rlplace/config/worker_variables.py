@@ -97,7 +97,7 @@ def variables_of(config: Config) -> dict[str, str]:
 
 
 def not_given(config: Config) -> str | None:
-    """Say which variables of this process, that workers may need, do not reach them; None where all do."""
+    """Name variables of this process that workers may need and do not get; None if they get all."""
     given, joined = config.cluster.env_vars, config.cluster.ray.address is not None
     names = {THREADS} if os.environ.get(THREADS, "1") != "1" else set[str]()
     if joined and config.cluster.launcher == "ray":

@@ -6,6 +6,6 @@ import os
 
 
 def threads() -> int:
-    """Return OMP_NUM_THREADS, which `cluster.env_vars` may set; 1 without: more threads only wake each other."""
+    """Return OMP_NUM_THREADS, which `cluster.env_vars` can set; 1 if it is not set, since a rank has one core."""
     first = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0].strip()  # the others are of nested regions
     return max(1, int(first)) if first.isdecimal() else 1

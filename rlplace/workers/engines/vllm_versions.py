@@ -1,7 +1,7 @@
-"""The one door to what vLLM's versions have in different ways.
+"""The only module that knows how versions of vLLM differ.
 
-Each function looks for what it needs by its name and takes the way of the versions that have it: an installed vLLM
-counts by what it has, not by what it calls itself. Read in its source and tried on a CPU: 0.26.0 and 0.32.0.
+Each function checks whether vLLM has a function or attribute, and not which version number it has. The sources of
+0.26.0 and 0.32.0 were read, and both were tried on a CPU.
 
 ==========================  ==================================  ================================================
 what                        newer (0.32)                        older (0.26)

@@ -1,7 +1,7 @@
-"""All of Ray that is not public, behind one door: each has a way without it, for versions that do not have it.
+"""The only module that uses private functions of Ray. Each use has a fallback for a Ray without that function.
 
-What is only faster is used with versions that were tried (`rlplace.tried`); with others Ray goes its own way, and
-`RaySession.notes` says so.
+Private functions that only save time are used with versions of Ray that were tried (`rlplace.tried`). Other versions
+start in their own way, and `RaySession.notes` says so.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     scripts/gpu_check [--python PYTHON] [--within 8m] [--json FILE] [--emulated] [check ...]
 
-A check that fails, hangs or crashes does not keep the others from running; one whose libraries are missing is `not
-here`. Each prints its lines as soon as it has ended, and appends them to a JSON file: a machine that goes away in the
-middle has told what it had. What tells most per second comes first. After eight minutes, set-up aside, the last check
-is ended, and those that are not begun are left out. With `--emulated`, on a machine without a GPU, a CPU stands in for
-it: nothing is learned about GPUs, but every line of the checks runs that needs none.
+A check that fails, hangs or crashes does not stop the others. A check whose libraries are missing is `not here`. When
+a check has ended, its lines are printed and appended to a JSON file, so that they are not lost with the machine. The
+checks that tell most per second come first. After eight minutes, without set-up, the running check is ended and the
+others are not started. With `--emulated` a CPU stands in for the GPU: this tries the checks, and says nothing of GPUs.
 
 `--python` names the interpreter of a machine as it is found: nothing is installed, and no network is used.
 Exit codes: 0 nothing failed, 1 something did, 2 there is no GPU, or no such check.
@@ -41,7 +40,7 @@ NOT_HERE = 77  # exit code of a check that this machine cannot run; its last lin
 GRACE_S = 30.0  # for what is past its deadline, to end what it has started
 WITHIN_S = 480.0  # all checks, the end of the last one included
 MODELS = "RLPLACE_CHECK_MODELS"  # names the folder that a check writes its models into
-MODEL_BYTES = 20 << 30
+MODEL_BYTES = 20 << 30  # of the largest model, with room to spare
 RESULTS = Path("runs/gpu_check.jsonl")  # one JSON object a check
 _LOOK_S = 0.05
 _LAST_LINES = 15  # of a failure, below the table
@@ -85,7 +84,7 @@ _CONFIG = ("hydra", "pydantic")  # to read a config
 _MODEL = (*_CONFIG, "transformers", "safetensors")
 _RUN = (*_CONFIG, "zmq", "psutil")
 _SIMULATORS = (*_RUN, "gymnasium", "mujoco")
-# What tells most per second first; what needs Ray, vLLM or a second GPU at the end.
+# Those that tell most per second come first; those with vLLM or a second GPU come last.
 CHECKS = (
     _check("gpu_tries", "environment", "libraries, drivers, shared memory; whether processes can share a GPU's", 180.0),
     _check("gpu_tries", "attention", "packed attention against one sequence at a time", 60.0, "transformers"),
@@ -103,7 +102,7 @@ CHECKS = (
     _check("gpu_learning", "learning-1.7b", "how fast a model of 1.7B learns", 120.0, *_MODEL),
     _check("gpu_runs", "grpo-turns", "GRPO by Ray, in turns on one GPU", 240.0, *_RUN, "ray", argument="turns"),
     _check("gpu_simulators", "simulators-ray", "hybrid PPO by Ray, in turns on one GPU", 120.0, *_SIMULATORS, "ray"),
-    _check("gpu_learning", "fused", "whether compiled layers and another AdamW help", 120.0, *_MODEL),
+    _check("gpu_learning", "fused", "whether compiled layers and another AdamW help", 120.0, *_MODEL, "triton"),
     _check("gpu_learning", "learning-4b-lora", "how fast factors of a model of 4B learn", 150.0, *_MODEL, "peft"),
     _check("gpu_tries", "sleep-1", "vLLM sleeps at level 1: weights on the host", 300.0, *_MODEL, "vllm"),
     _check("gpu_tries", "sleep-2", "vLLM sleeps at level 2: weights dropped", 300.0, *_MODEL, "vllm"),
@@ -211,9 +210,9 @@ def _tell(outcome: Outcome, file: Path, emulated: bool) -> None:
 
 
 def run(check: Check, limit_s: float | None = None) -> Outcome:
-    """Blocks until its process has ended, at most the deadline and GRACE_S. Nothing it started stays in its group.
+    """Block until the check's process has ended, at most its deadline and GRACE_S; then end what it has started.
 
-    `limit_s`: what is left of the time of all checks, if that is less than its deadline.
+    `limit_s`: what is left of the time of all checks, if that is less than the deadline.
     """
     began = time.perf_counter()
     limit_s = check.deadline_s if limit_s is None else limit_s

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_learning import show, synchronize
-from benchmarks.gpu_tries import DEVICE, MIB, ON_CPU, PATIENCE_S, expect, missed
+from benchmarks.gpu_measure import DEVICE, MIB, ON_CPU, expect, show, synchronize, try_named_on_command_line
+from benchmarks.gpu_tries import PATIENCE_S
 from rlplace.comm.weights.device_group import device_group, within
 from rlplace.comm.weights.device_sync import Member
 from rlplace.comm.weights.rendezvous import SyncRendezvous
@@ -246,7 +246,4 @@ def stop(process: Any) -> None:
 TRIES: Mapping[str, Callable[[], str]] = {"nccl-one": nccl_one}
 
 if __name__ == "__main__":
-    figure = TRIES[sys.argv[1]]()
-    print(figure)
-    if missed:
-        sys.exit("; ".join(missed))
+    try_named_on_command_line(TRIES)

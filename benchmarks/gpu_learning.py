@@ -31,8 +31,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.gpu_check import NOT_HERE
-from benchmarks.gpu_tries import DEVICE, GIB, ON_CPU, expect, missed, models_folder
+from benchmarks.gpu_measure import (
+    DEVICE,
+    GIB,
+    ON_CPU,
+    best,
+    expect,
+    matrix_rate,
+    models_folder,
+    show,
+    synchronize,
+    try_named_on_command_line,
+)
 from benchmarks.random_models import model_config, parameters
 from rlplace.tokens import Sample
 
@@ -106,45 +116,55 @@ if ON_CPU:
 
 def learning(name: str) -> str:
     """Tokens per second of the actor, with prompts of groups shared and without, and of the plain loop."""
-    needs("transformers", "pydantic", "safetensors", "peft")
-    model, peak = MODELS[name], matrix_peak()
-    shared, apart = made_up(model, shared=True), made_up(model, shared=False)
-    lengths = [sample.weight for group in apart for sample in group]
-    tokens, operations = sum(lengths), model.operations(lengths)
+    model = MODELS[name]
+    peak = matrix_rate()
+    shared = made_up(model, shared=True)
+    apart = made_up(model, shared=False)
     with model_folder(model) as folder:
+        # The plain loop first: its log-probabilities go into the samples, so that ratios begin at one and nothing is
+        # clipped.
         plain = Plain(folder, model)
-        # What the weights themselves say of the samples: ratios begin at one, and no gradient is cut.
-        shared, apart = plain.scored(shared), plain.scored(apart)
-        others = [plain.step(apart) for _ in range(STEPS)]
-        plain_peak = most_allocated()
+        shared = plain.scored(shared)
+        apart = plain.scored(apart)
+        theirs = Steps([plain.step(apart) for _ in range(STEPS)], most_allocated())
         del plain
         collect()
+        # Then the actor, on the same samples and from the same weights.
         actor = Actor(folder, model)
         began = actor.digest_of_one()
-        ours = [actor.step(apart) for _ in range(STEPS)]
-        sharing = [actor.step(shared) for _ in range(2)]
-        our_peak = most_allocated()
+        ours = Steps([actor.step(apart) for _ in range(STEPS)], most_allocated())
+        sharing = Steps([actor.step(shared) for _ in range(2)], most_allocated())
         changed = actor.digest_of_one() - began
         actor.close()
-    finite = all(math.isfinite(step.norm) and math.isfinite(step.loss) for step in (*ours, *sharing, *others))
-    if not finite or not math.isfinite(changed) or not changed:
-        sys.exit(f"weights changed by {changed:g}; losses {[step.loss for step in ours]}")
-    apart_s, shared_s, plain_s = (min(step.seconds for step in steps[1:]) for steps in (ours, sharing, others))
+    # Both must have learned, and the same.
+    if not all(steps.finite for steps in (theirs, ours, sharing)) or not math.isfinite(changed) or not changed:
+        sys.exit(f"weights changed by {changed:g}; losses {[step.loss for step in ours.steps]}")
     if model.lora_rank is None:  # factors begin with other random values in both
-        expect("gradient norm of the first step, of the plain loop's", ours[0].norm / others[0].norm, 0.9, 1.1, " x")
-    show("loss of the first and the last step", f"{ours[0].loss:.5f}, {ours[-1].loss:.5f}")
+        ratio = ours.steps[0].norm / theirs.steps[0].norm
+        expect("gradient norm of the first step, of the plain loop's", ratio, 0.9, 1.1, " x")
+    show("loss of the first and the last step", f"{ours.steps[0].loss:.5f}, {ours.steps[-1].loss:.5f}")
+    return _compared(model, peak, apart, ours=ours, sharing=sharing, theirs=theirs)
+
+
+def _compared(model: Model, peak: float, samples: Groups, *, ours: Steps, sharing: Steps, theirs: Steps) -> str:
+    """Print speeds beside each other, and what they are bounded by; return the figure."""
+    lengths = [sample.weight for group in samples for sample in group]
+    tokens = sum(lengths)
+    operations = model.operations(lengths)
     show("matrix products in bfloat16", f"{peak / 1e12:.0f} TFLOP/s")
-    show("plain loop", f"{tokens / plain_s:,.0f} tokens/s", f"{share(operations, plain_s, peak)} of the peak")
-    show("prompts apart", f"{tokens / apart_s:,.0f} tokens/s", f"{share(operations, apart_s, peak)} of the peak")
-    show("prompts shared", f"{tokens / shared_s:,.0f} tokens/s", f"{tokens / shared_s / (tokens / apart_s):.2f} x")
-    show("most allocated", f"{our_peak / GIB:.1f} GiB", f"plain loop {plain_peak / GIB:.1f} GiB")
-    for part, value in ours[-1].parts.items():
+    for what, steps in {"plain loop": theirs, "prompts apart": ours}.items():
+        rate = f"{tokens / steps.seconds:,.0f} tokens/s"
+        show(what, rate, f"{share(operations, steps.seconds, peak)} of the peak")
+    faster = f"{ours.seconds / sharing.seconds:.2f} x"
+    show("prompts shared", f"{tokens / sharing.seconds:,.0f} tokens/s", faster)
+    show("most allocated", f"{ours.most_bytes / GIB:.1f} GiB", f"plain loop {theirs.most_bytes / GIB:.1f} GiB")
+    for part, value in ours.steps[-1].parts.items():
         show(f"  {part}", f"{value:.3g} s")
-    expect("tokens per second, of the plain loop's", plain_s / apart_s, least=1.0, unit=" x")
-    expect("share of the bf16 peak", operations / apart_s / peak, least=0.2)
+    expect("tokens per second, of the plain loop's", theirs.seconds / ours.seconds, least=1.0, unit=" x")
+    expect("share of the bf16 peak", operations / ours.seconds / peak, least=0.2)
     return (
-        f"{tokens / apart_s:,.0f} tokens/s, {plain_s / apart_s:.2f} x the plain loop, "
-        f"{share(operations, apart_s, peak)} of the peak; prompts shared {tokens / shared_s:,.0f} tokens/s"
+        f"{tokens / ours.seconds:,.0f} tokens/s, {theirs.seconds / ours.seconds:.2f} x the plain loop, "
+        f"{share(operations, ours.seconds, peak)} of the peak; prompts shared {tokens / sharing.seconds:,.0f} tokens/s"
     )
 
 
@@ -154,6 +174,23 @@ class Step:
     norm: float
     loss: float
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds by name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of one loop on the same samples; the first warms up."""
+
+    steps: Sequence[Step]
+    most_bytes: int  # allocated on the GPU until now, since the loop began
+
+    @property
+    def seconds(self) -> float:
+        """Of the fastest."""
+        return min(step.seconds for step in self.steps[1:])
+
+    @property
+    def finite(self) -> bool:
+        return all(math.isfinite(step.norm) and math.isfinite(step.loss) for step in self.steps)
 
 
 class Actor:
@@ -385,7 +422,6 @@ def per_pass(work: Callable[..., Tensor], inputs: Sequence[Tensor]) -> float:
 
 def fused() -> str:
     """Ratios of tokens per second of our step of the smallest model, with parts of the layers compiled; no bounds."""
-    needs("transformers", "pydantic", "safetensors", "peft", "triton")
     model = MODELS["0.6b"]
     groups = made_up(model, shared=False)
     with model_folder(model) as folder:
@@ -477,31 +513,6 @@ def kernels(work: Callable[[], object], most: int = 8) -> list[tuple[str, float]
 # ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def matrix_peak() -> float:
-    """Operations per second of a large product in bfloat16."""
-    size = 256 if ON_CPU else 8192
-    left, right = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    best(lambda: left @ right, 2)
-    return 2 * size**3 / best(lambda: left @ right, 5)
-
-
-def best(work: Callable[[], object], times: int) -> float:
-    return min(seconds_of(work) for _ in range(times))
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    synchronize()
-    began = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - began
-
-
-def synchronize() -> None:
-    if not ON_CPU:
-        torch.cuda.synchronize()
-
-
 def collect() -> None:
     gc.collect()
     if not ON_CPU:
@@ -515,21 +526,6 @@ def most_allocated() -> int:
 
 def share(operations: float, seconds: float, peak: float) -> str:
     return f"{100 * operations / seconds / peak:.0f} %"
-
-
-def show(what: str, measured: str, beside: str = "") -> None:
-    """Print a measurement that has no bound."""
-    print(f"@{what}\t{measured}\t{beside}\t", flush=True)
-
-
-def needs(*libraries: str) -> None:
-    """End with code 77 where a library is not here."""
-    import importlib.util
-
-    lacking = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if lacking:
-        print(f"not installed: {', '.join(lacking)}")
-        sys.exit(NOT_HERE)
 
 
 @contextmanager
@@ -550,7 +546,4 @@ TRIES: Mapping[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    figure = TRIES[sys.argv[1]]()
-    print(figure)
-    if missed:
-        sys.exit("; ".join(missed))
+    try_named_on_command_line(TRIES)

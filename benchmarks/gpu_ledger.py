@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu_tries import models_folder
+from benchmarks.gpu_measure import GIB, MIB, models_folder
 from benchmarks.random_models import parameters, random_model
 from rlplace.comm.ends import LocalChannel
 from rlplace.placement.memory.demands import Part
@@ -36,7 +36,6 @@ from tests.memory_peaks import LmJob, allocations, made_up
 from tests.open_calls import slot_of
 from tests.worker_ranks import context_of, listen, rendezvous_at, spec_of
 
-GIB, MIB = 1 << 30, 1 << 20
 LEAST, MOST = 0.98, 1.25  # of predicted over measured
 SMALL_BYTES = 64 * MIB  # differences below are the allocator's rounding
 CASE_S = 90.0  # longest that one case may take

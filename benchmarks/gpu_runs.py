@@ -13,25 +13,16 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_tries import MIB, ON_CPU, expect, missed, models_folder
+from benchmarks.gpu_measure import MIB, ON_CPU, expect, models_folder, try_named_on_command_line
 from benchmarks.random_models import model_config, random_model
+from tests.e2e.text_tasks import LEARNABLE
 from tests.tiny_lm import tiny_model, tiny_tokenizer
 
 _COMPONENTS = ("actor", "env", "rollout")
-# A task that a tiny model learns in a few iterations: answers of small letters.
-_LEARNABLE = (
-    "env.task=tests.e2e.text_tasks:SmallLetters",
-    "~env.kwargs",
-    "algorithm.prompts=4",
-    "algorithm.samples_per_prompt=8",
-    "algorithm.max_prompt_length=64",
-    "algorithm.max_new_tokens=8",
-    "actor.optimizer.lr=5.0e-3",
-)
 _IN_BF16 = ("rollout.dtype=bf16", "actor.compute=bf16")
 LEARNED = 0.7  # mean reward, of 1 at most; it begins below 0.5
 SMALL_BYTES = 256 * MIB  # of a component, in which torch's allocator rounds: within 5 % only above it
@@ -49,9 +40,9 @@ def learns() -> str:
 def inline_words(model: Path) -> list[str]:
     return [
         *("model@actor.model=tiny", f"actor.model.path={model}"),
-        *("cluster.launcher=inline", "rollout.engine=transformers", "rollout.kv_cache_memory=64MiB"),
-        *_LEARNABLE,
-        *("runner.total_iterations=12", "runner.eval_every=0"),
+        *("cluster.launcher=inline", "rollout.engine=transformers"),
+        *LEARNABLE,
+        "runner.total_iterations=12",
     ]
 
 
@@ -141,12 +132,5 @@ def _spent(summary: Mapping[str, Any]) -> str:
 RUNS = {"learns": learns, "turns": turns, "vllm": vllm}
 
 
-def main(argv: Sequence[str]) -> None:
-    figure = RUNS[argv[0]]()
-    print(figure)
-    if missed:
-        sys.exit("; ".join(missed))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try_named_on_command_line(RUNS)

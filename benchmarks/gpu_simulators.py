@@ -15,15 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_learning import needs, show
-from benchmarks.gpu_tries import MIB, ON_CPU, expect, missed
+from benchmarks.gpu_measure import MIB, ON_CPU, expect, show, try_named_on_command_line
 
 LEARNED = 30.0  # return of the pole, which begins at about 9
 
 
 def simulators() -> str:
     """Hybrid PPO in one process: actor, rollout and simulators share the GPU in turns; the same on the CPU."""
-    needs("gymnasium", "mujoco", "hydra", "omegaconf", "pydantic", "psutil", "zmq")
     iterations, figures = 3 if ON_CPU else 12, []
     for where, kind in {"GPU": "emulated" if ON_CPU else "cuda", "CPU": "emulated"}.items():
         summary = run_of(kind, "inline", iterations)
@@ -41,7 +39,6 @@ def simulators() -> str:
 
 def simulators_by_ray() -> str:
     """Hybrid PPO by workers of Ray, all on one GPU in turns: a process each."""
-    needs("ray", "gymnasium", "mujoco", "hydra", "omegaconf", "pydantic", "psutil", "zmq")
     summary = run_of("emulated" if ON_CPU else "cuda", "ray", 3)
     per_iteration = summary["train_s"] / summary["iterations"]
     for component, states in summary["memory"].items():
@@ -81,7 +78,4 @@ def parts_of(seconds: Mapping[str, float]) -> str:
 TRIES: Mapping[str, Callable[[], str]] = {"simulators": simulators, "simulators-ray": simulators_by_ray}
 
 if __name__ == "__main__":
-    figure = TRIES[sys.argv[1]]()
-    print(figure)
-    if missed:
-        sys.exit("; ".join(missed))
+    try_named_on_command_line(TRIES)

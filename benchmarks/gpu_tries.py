@@ -1,16 +1,13 @@
-"""One try of something on this machine's GPUs: `python -m benchmarks.gpu_tries sleep-1`, as gpu_check runs them.
+"""Tries of single things on this machine's GPUs: `python -m benchmarks.gpu_tries sleep-1`, as gpu_check runs them.
 
-Lines that begin with `@` are measurements: what, measured, expected, "" or "missed"; the last line that it prints is
-the figure. Exit codes: 0 it works, 77 this machine cannot run it (the last line says why), else it does not work, or
-not as it should.
-
-With `--emulated` behind the name a CPU stands in for the GPU: the same lines run, with smaller sizes, but for those of
-CUDA itself; what is measured is then printed without being compared.
+Exit codes: 0 it works, 77 this machine cannot run it (the last line says why), else it does not work, or not as it
+should. Lines and `--emulated`: `gpu_measure`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import itertools
@@ -30,7 +27,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.gpu_check import MODELS, NOT_HERE
+from benchmarks.gpu_check import NOT_HERE
+from benchmarks.gpu_measure import (
+    DEVICE,
+    GIB,
+    MIB,
+    ON_CPU,
+    REPETITIONS,
+    best,
+    expect,
+    matrix_rate,
+    miss,
+    seconds_of,
+    synchronize,
+    try_named_on_command_line,
+)
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
@@ -50,32 +61,9 @@ if TYPE_CHECKING:
     from rlplace.workers.worker import Rendezvous
     from tests.lm_ranks import LmScenario, Outcome
 
-EMULATED = "--emulated"
-ON_CPU = EMULATED in sys.argv
-DEVICE = torch.device("cpu" if ON_CPU else "cuda")
-GIB, MIB = 1 << 30, 1 << 20
 SIZE = 64 * MIB if ON_CPU else GIB  # of what is shared, sent and offloaded
 PATIENCE_S = 60.0
-REPETITIONS = 5  # the best counts
 TOKENS = [3 + 11 * i % 300 for i in range(64)]
-
-
-missed: list[str] = []
-
-
-def models_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for models of real sizes: in memory where gpu_check has found room there."""
-    return tempfile.TemporaryDirectory(dir=os.environ.get(MODELS))
-
-
-def expect(what: str, measured: float, least: float | None = None, most: float | None = None, unit: str = "") -> None:
-    """Print a measurement; one that is out of bounds makes the try fail at its end."""
-    limits = (("at least", least), ("at most", most))
-    bound = ", ".join(f"{word} {limit:g}{unit}" for word, limit in limits if limit is not None)
-    fine = ON_CPU or ((least is None or measured >= least) and (most is None or measured <= most))
-    print(f"@{what}\t{measured:.3g}{unit}\t{'-' if ON_CPU else bound}\t{'' if fine else 'missed'}", flush=True)
-    if not fine:
-        missed.append(f"{what} is {measured:.3g}{unit}, expected {bound}")
 
 
 def environment() -> str:
@@ -87,7 +75,7 @@ def environment() -> str:
     expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
     if ON_CPU:
         return f"torch {torch.__version__}"
-    expect("bf16 product of 8192 x 8192 matrices", _matrix_rate() / 1e12, least=100.0, unit=" TFLOP/s")
+    expect("bf16 product of 8192 x 8192 matrices", matrix_rate() / 1e12, least=100.0, unit=" TFLOP/s")
     expect("copy within the GPU, read and written", 2 * SIZE / GIB / _within(SIZE, DEVICE), least=500.0, unit=" GiB/s")
     # What is wrong is told after the rates, which do not depend on it.
     for what, why in (
@@ -96,8 +84,7 @@ def environment() -> str:
         ("weights past the host", obstacle("cuda:0")),
     ):
         if why:
-            print(f"@{what}\t{why}\t-\tmissed", flush=True)
-            missed.append(f"{what}: {why}")
+            miss(what, why)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     found = torch.cuda.get_device_properties(0)
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
@@ -120,20 +107,13 @@ def _wrong_vllm() -> str | None:
     from rlplace.workers.engines.contract import vllm_problem
 
     problem = vllm_problem("gpu")
-    if problem is None and importlib.util.find_spec("cuda.bindings.driver") is None:
-        return "no cuda.bindings.driver, which its kernels need: an older cuda-python writes over it"
-    return None if problem is None else problem.what
-
-
-def _matrix_rate() -> float:
-    """Return operations a second of a large product on random numbers: on zeros it is faster."""
-    size = 8192
-    left = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16)
-    right = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16)
-    left @ right  # begins the library
-    times = 20
-    seconds = _best(lambda: [left @ right for _ in range(times)]) / times
-    return 2.0 * size**3 / seconds
+    if problem is not None:
+        return problem.what
+    try:
+        importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        return f"{error}, which its kernels need: an older cuda-python writes over it"
+    return None
 
 
 def device() -> Device:
@@ -159,7 +139,7 @@ def sleep(level: Literal[1, 2]) -> str:
         engine.load(stored_weights(folder), 1)
         engine.move(Residency.FULL)
         before, awake = np.array(engine.logprobs(TOKENS)), _free()
-        slept_s = _seconds(lambda: engine.move(Residency.OFF))
+        slept_s = seconds_of(lambda: engine.move(Residency.OFF))
         asleep = _free()
 
         def wake() -> None:
@@ -168,7 +148,7 @@ def sleep(level: Literal[1, 2]) -> str:
                 engine.load(stored_weights(folder), 2)
             engine.move(Residency.FULL)
 
-        woke_s = _seconds(wake)
+        woke_s = seconds_of(wake)
         error = float(np.abs(np.array(engine.logprobs(TOKENS)) - before).max())
         strayed = _changed_in_flight(engine, stored_weights(folder))
         engine.close()
@@ -220,14 +200,14 @@ def ipc() -> str:
 def _copy(note: bytes) -> tuple[float, float, float]:
     """The sum of what was shared, seconds to open it and to copy it."""
     found: list[Tensor] = []
-    open_s = _seconds(lambda: found.append(open_shared(note)))
+    open_s = seconds_of(lambda: found.append(open_shared(note)))
     mine = torch.empty_like(found[0])
-    copy_s = _seconds(lambda: mine.copy_(found[0]))
+    copy_s = seconds_of(lambda: mine.copy_(found[0]))
     return mine.double().sum().item(), open_s, copy_s
 
 
 def weight_sync() -> str:
-    """From a sender to a receiver in another process of the same GPU, checksums compared."""
+    """From a sender to a receiver in another process of the same GPU; what arrives is equal to the bit."""
     on = DEVICE if ON_CPU else torch.device("cuda:0")
     mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=SIZE // 16, device=on)
     sent: Weights = {str(i): torch.randn(SIZE // 32 // 2048, 1024, device=on).bfloat16() for i in range(32)}
@@ -240,11 +220,11 @@ def weight_sync() -> str:
         pulled = pool.submit(_pull, mixture, folder.path, versions)
         for version in versions:
             moved = sender.push(version, held_by(0, 1, sent))
-        sums, seconds = pulled.result(PATIENCE_S)
+        digests, seconds = pulled.result(PATIENCE_S)
         sender.close()
         channel.destroy()
     del store
-    if sums != {name: tensor.double().sum().item() for name, tensor in sent.items()}:
+    if digests != _digests(sent):
         sys.exit("other weights arrived than were sent")
     expect("speed, far above that of the host", size / GIB / min(seconds), least=50.0, unit=" GiB/s")
     return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(moved)}"
@@ -309,20 +289,30 @@ def _needs_two_gpus() -> None:
 def _within(size: int, on: torch.device) -> float:
     """Seconds of a copy within the device."""
     target, source = torch.empty(2, size, dtype=torch.uint8, device=on)
-    return _best(lambda: target.copy_(source))
+    return best(lambda: target.copy_(source))
 
 
-def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapping[str, float], list[float]]:
+def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapping[str, str], list[float]]:
     receiver = mixture.receiver(SharedChannel.attach(folder / "weights.channel"), 0, folder)
     seconds: list[float] = []
     for version in versions:
         began = time.perf_counter()
         with receiver.pull(version) as received:
-            _synchronize()
+            synchronize()
             seconds.append(time.perf_counter() - began)
-            sums = {name: tensor.double().sum().item() for name, tensor in received.tensors.items()}
+            if version == versions[-1]:  # to hash a GiB takes longer than to send it
+                digests = _digests(received.tensors)
     receiver.close()
-    return sums, seconds[1:]  # the first meets the sender
+    return digests, seconds[1:]  # the first meets the sender
+
+
+def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return a hash of the bytes of each tensor: equal where they are equal to the bit."""
+    found = {}
+    for name, tensor in tensors.items():
+        bits = tensor.contiguous().view(torch.uint8).cpu().numpy()
+        found[name] = hashlib.sha256(bits.tobytes()).hexdigest()
+    return found
 
 
 def nccl() -> str:
@@ -344,7 +334,7 @@ def _broadcast(rank: int, port: int) -> tuple[float, float]:
     store = TCPStore("127.0.0.1", port, is_master=False)
     group = device_group(store, rank=rank, size=2, device=device, timeout_s=PATIENCE_S)
     tensor = torch.full((SIZE // 4,), float(rank + 1), device=device)
-    seconds = min(_seconds(lambda: group.broadcast(tensor, root=0).wait()) for _ in range(REPETITIONS))
+    seconds = min(seconds_of(lambda: group.broadcast(tensor, root=0).wait()) for _ in range(REPETITIONS))
     return tensor.double().sum().item(), seconds
 
 
@@ -400,9 +390,9 @@ def offload() -> str:
     """Both ways, as shares of a copy between the GPU and pinned memory that is already there."""
     tensor = torch.randn(SIZE // 4, device=DEVICE)
     total, pinned = tensor.sum().item(), torch.empty(SIZE // 4, pin_memory=not ON_CPU)
-    limits = (_best(lambda: pinned.copy_(tensor)), _best(lambda: tensor.copy_(pinned)))
+    limits = (best(lambda: pinned.copy_(tensor)), best(lambda: tensor.copy_(pinned)))
     part = Offloadable("weights", device(), lambda: [tensor])
-    there, back = zip(*((_seconds(part.offload), _seconds(part.onload)) for _ in range(REPETITIONS)), strict=True)
+    there, back = zip(*((seconds_of(part.offload), seconds_of(part.onload)) for _ in range(REPETITIONS)), strict=True)
     if tensor.sum().item() != total:
         sys.exit("what came back is not what was offloaded")
     figures = []
@@ -428,7 +418,7 @@ def attention() -> str:
         kernel, _ = attend(query, key, value)
         exact, _ = attend(query.float(), key.float(), value.float())
         errors.append((kernel.float() - exact).abs().max().item())
-        seconds.append(_best(lambda: attend(query, key, value)))  # noqa: B023  called at once
+        seconds.append(best(lambda: attend(query, key, value)))  # noqa: B023  called at once
     if not max(errors) < 3e-2:
         sys.exit(f"one kernel for all sequences differs from one sequence at a time by {max(errors):.2g}")
     return f"differs by {max(errors):.1g} at most; {sum(lengths)} tokens in {1e6 * seconds[0]:,.0f} us"
@@ -455,25 +445,8 @@ def _free() -> int:
     """Bytes of the GPU; of a CPU, those that this process does not have, from any number on."""
     if ON_CPU:
         return -4096 * int(Path("/proc/self/statm").read_text().split()[1])
-    _synchronize()
+    synchronize()
     return torch.cuda.mem_get_info()[0]
-
-
-def _synchronize() -> None:
-    if not ON_CPU:
-        torch.cuda.synchronize()
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    _synchronize()
-    began = time.perf_counter()
-    work()
-    _synchronize()
-    return time.perf_counter() - began
-
-
-def _best(work: Callable[[], object]) -> float:
-    return min(_seconds(work) for _ in range(REPETITIONS))
 
 
 def _gib(size: int) -> str:
@@ -499,8 +472,4 @@ TRIES: Mapping[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    figure = TRIES[sys.argv[1]]()
-    if missed:
-        print(figure)
-        sys.exit("; ".join(missed))
-    print(figure)
+    try_named_on_command_line(TRIES)

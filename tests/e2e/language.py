@@ -7,20 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.text_tasks import LEARNABLE
 from tests.e2e.training import Finished, placed, train
 
-# 32 answers of 8 tokens an iteration, to a task that is learned in a few of them.
-LEARNABLE = (
-    "env.task=tests.e2e.text_tasks:SmallLetters",
-    "~env.kwargs",
-    "algorithm.prompts=4",
-    "algorithm.samples_per_prompt=8",
-    "algorithm.max_prompt_length=64",
-    "algorithm.max_new_tokens=8",
-    "actor.optimizer.lr=5.0e-3",
-    "runner.eval_every=0",
-    "rollout.kv_cache_memory=4MiB",
-)
 # Of actor, env and rollout: one and two ranks of everything.
 PLACEMENTS = {
     "hybrid_grpo_llm": ("0-1", "0", "1-2"),

@@ -7,6 +7,19 @@ from typing import Any, ClassVar
 
 from rlplace.envs.text.contract import OneTurn, Split, Transcript
 
+# Overrides: 32 answers of 8 tokens an iteration, to a task that is learned in a few of them.
+LEARNABLE = (
+    "env.task=tests.e2e.text_tasks:SmallLetters",
+    "~env.kwargs",
+    "algorithm.prompts=4",
+    "algorithm.samples_per_prompt=8",
+    "algorithm.max_prompt_length=64",
+    "algorithm.max_new_tokens=8",
+    "actor.optimizer.lr=5.0e-3",
+    "runner.eval_every=0",
+    "rollout.kv_cache_memory=4MiB",
+)
+
 
 class SmallLetters:
     """The same prompt every time; what counts is the share of small letters in the answer."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu_learning
+from benchmarks import gpu_learning, gpu_measure
 from benchmarks.gpu_learning import Actor, Model, Plain, advantages_of, made_up
 from rlplace.algo.advantages import Outcomes, grpo
 
@@ -18,8 +18,9 @@ TINY = Model(size="emulated", groups=2, answers=4)
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_learning, "ON_CPU", True)
-    monkeypatch.setattr(gpu_learning, "DEVICE", torch.device("cpu"))
+    for module in (gpu_measure, gpu_learning):
+        monkeypatch.setattr(module, "ON_CPU", True)
+        monkeypatch.setattr(module, "DEVICE", torch.device("cpu"))
     monkeypatch.setattr(gpu_learning, "BUDGET", 128)
 
 

@@ -38,7 +38,6 @@ def test_workers_reach_a_server_of_this_machine(launcher: str, tmp_path: Path, s
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_workers_of_a_ray_that_was_joined_reach_it_too(tmp_path: Path, servers: Servers) -> None:
     """Their environment is that of the cluster, which excepts nothing."""
     import ray

@@ -88,8 +88,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.parametrize("start_by", ["fork", "plain"])
+@pytest.mark.parametrize("start_by", ["fork", pytest.param("plain", marks=pytest.mark.slow)])
 def test_workers_of_a_ray_that_is_joined_have_those_that_are_named(tmp_path: Path, start_by: str, address: str) -> None:
     words = (*SMALL, *placed("0-1", "0", "1"), f"cluster.ray.address={address}", f"cluster.ray.start={start_by}")
     run, (at_import, later) = told(tmp_path, *words, *GIVEN, environment=shell(HF_ENDPOINT="https://mirror"))

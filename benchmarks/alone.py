@@ -24,7 +24,9 @@ class Alone:
         self._mine: dict[int, int] = {}  # process -> ticks when last seen
         self._ours: dict[int, bool] = {}
         self._over = threading.Event()
-        self.seen: list[tuple[float, int, int, int]] = []  # seconds since the epoch; ticks at work, of ours, of all
+        self.seen: list[
+            tuple[float, int, int, int]
+        ] = []  # seconds since the epoch; ticks at work, of ours, of all
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -36,10 +38,18 @@ class Alone:
 
     def others(self, began_s: float = 0.0, ended_s: float = math.inf) -> float:
         """Return the share of all processors that others used between two moments, in seconds since the epoch."""
-        first = max((seen for seen in self.seen if seen[0] <= began_s), default=self.seen[0])
-        last = min((seen for seen in self.seen if seen[0] >= ended_s), default=self.seen[-1])
-        _, busy, ours, whole = (now - then for now, then in zip(last, first, strict=True))
-        return max(0.0, busy - ours) / whole if whole else 0.0
+        first = max(
+            (seen for seen in self.seen if seen[0] <= began_s), default=self.seen[0]
+        )
+        last = min(
+            (seen for seen in self.seen if seen[0] >= ended_s), default=self.seen[-1]
+        )
+        _, busy, ours, whole = (
+            now - then for now, then in zip(last, first, strict=True)
+        )
+        if whole:
+            return max(0.0, busy - ours) / whole
+        return 0.0
 
     def _watch(self) -> None:
         while True:
@@ -56,7 +66,9 @@ class Alone:
         number = int(folder.name)
         try:
             if number not in self._ours:
-                self._ours[number] = self._mark in (folder / "environ").read_bytes().split(b"\0")
+                self._ours[number] = self._mark in (
+                    folder / "environ"
+                ).read_bytes().split(b"\0")
             if self._ours[number]:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 self._mine[number] = int(fields[11]) + int(fields[12])
@@ -66,5 +78,8 @@ class Alone:
 
 def _ticks() -> tuple[int, int]:
     """Return the ticks in which processors were at work, and all."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    fields = [
+        int(field)
+        for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    ]
     return sum(fields) - sum(fields[at] for at in _IDLE), sum(fields)

@@ -32,7 +32,9 @@ from rlplace.errors import OutputError, Problem
 
 MIB = 2**20
 _LARGE = MIB  # bytes of a file from which the slower compression is worth its time
-_GLIBC = range(35, 16, -1)  # minor versions of glibc 2 that wheels may ask for, the newest first
+_GLIBC = range(
+    35, 16, -1
+)  # minor versions of glibc 2 that wheels may ask for, the newest first
 _INSTALLER = Path(__file__).with_name("bundle_install.sh")
 
 
@@ -80,7 +82,12 @@ GROUPS: Mapping[str, Group] = {
         wheels=[
             Wheel(requirement="antlr4-python3-runtime==4.9.3", from_source=True),
             *_plain("hydra-core==1.3.8", "omegaconf==2.3.1"),
-            *_plain("pydantic==2.14.4", "pydantic-core==2.50.5", "annotated-types==0.8.0", "typing-inspection==0.4.5"),
+            *_plain(
+                "pydantic==2.14.4",
+                "pydantic-core==2.50.5",
+                "annotated-types==0.8.0",
+                "typing-inspection==0.4.5",
+            ),
             *_plain("pyzmq==27.3.0", "gymnasium==1.4.0", "farama-notifications==0.0.6"),
             *_plain("mujoco==3.3.0", "glfw==2.11.0", "pyopengl==3.1.10"),
         ]
@@ -92,10 +99,25 @@ GROUPS: Mapping[str, Group] = {
                 without=[
                     "ray/jars/*",  # of Java programs
                     "ray/dashboard/client/*",  # the dashboard's pages
-                    *(f"ray/{part}/*" for part in ("rllib", "tune", "train", "serve", "data", "air", "llm")),
+                    *(
+                        f"ray/{part}/*"
+                        for part in (
+                            "rllib",
+                            "tune",
+                            "train",
+                            "serve",
+                            "data",
+                            "air",
+                            "llm",
+                        )
+                    ),
                 ],
             ),
-            *_plain("jsonschema==4.26.0", "jsonschema-specifications==2025.9.1", "referencing==0.37.0"),
+            *_plain(
+                "jsonschema==4.26.0",
+                "jsonschema-specifications==2025.9.1",
+                "referencing==0.37.0",
+            ),
             *_plain("rpds-py==2026.9.1"),
         ]
     ),
@@ -118,8 +140,19 @@ GROUPS: Mapping[str, Group] = {
                     "vllm/distributed/kv_transfer/*.jpg",
                 ],
             ),
-            *_plain("cbor2==6.3.0", "openai-harmony==0.0.8", "openai==3.57.0", "httpx2==2.16.2", "sniffio==1.3.1"),
-            *_plain("msgspec==0.22.0", "pybase64==1.5.1", "cachetools==8.0.2", "llguidance==1.7.6"),
+            *_plain(
+                "cbor2==6.3.0",
+                "openai-harmony==0.0.8",
+                "openai==3.57.0",
+                "httpx2==2.16.2",
+                "sniffio==1.3.1",
+            ),
+            *_plain(
+                "msgspec==0.22.0",
+                "pybase64==1.5.1",
+                "cachetools==8.0.2",
+                "llguidance==1.7.6",
+            ),
         ],
         stubs={
             "xgrammar/__init__.py": _XGRAMMAR,
@@ -143,22 +176,41 @@ def _mib(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the parts and their sizes; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="bundle", description="Makes the libraries for a machine without a network.")
-    parser.add_argument(
-        *("--python-version",), default="3.12", choices=PYTHONS, help="the machine's Python; default 3.12"
+    parser = argparse.ArgumentParser(
+        prog="bundle",
+        description="Makes the libraries for a machine without a network.",
     )
-    parser.add_argument("--part-mib", type=_mib, default=60.0, help="most MiB of a part; default 60")
-    parser.add_argument("--to", type=Path, default=Path("build/bundle"), help="folder; default build/bundle")
-    parser.add_argument("groups", nargs="+", choices=[*GROUPS], metavar="group", help=_BRINGS)
+    parser.add_argument(
+        *("--python-version",),
+        default="3.12",
+        choices=PYTHONS,
+        help="the machine's Python; default 3.12",
+    )
+    parser.add_argument(
+        "--part-mib", type=_mib, default=60.0, help="most MiB of a part; default 60"
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=Path("build/bundle"),
+        help="folder; default build/bundle",
+    )
+    parser.add_argument(
+        "groups", nargs="+", choices=[*GROUPS], metavar="group", help=_BRINGS
+    )
     asked = parser.parse_args(argv)
     try:
-        parts = make(asked.groups, asked.to, asked.python_version, int(asked.part_mib * MIB))
+        parts = make(
+            asked.groups, asked.to, asked.python_version, int(asked.part_mib * MIB)
+        )
     except OutputError as error:
         print(error, file=sys.stderr)
         return 2
     for part in parts:
         print(f"{part.stat().st_size / MIB:7.1f} MiB  {part}")
-    print(f"there: bash install.sh TARGET        (Python {asked.python_version}; then PYTHONPATH=TARGET)")
+    print(
+        f"there: bash install.sh TARGET        (Python {asked.python_version}; then PYTHONPATH=TARGET)"
+    )
     return 0
 
 
@@ -185,10 +237,14 @@ def make(groups: Sequence[str], to: Path, python: str, part_bytes: int) -> list[
     note = {
         "python": python,
         "wheels": carried,
-        "stubs": sorted({path.partition("/")[0] for group in groups for path in GROUPS[group].stubs}),
+        "stubs": sorted(
+            {path.partition("/")[0] for group in groups for path in GROUPS[group].stubs}
+        ),
         "parts": [{"file": part.name, "sha256": _digest(part)} for part in parts],
     }
-    (to / f"{name}.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    (to / f"{name}.json").write_text(
+        json.dumps(note, indent=1) + "\n", encoding="utf-8"
+    )
     shutil.copy(_INSTALLER, to / "install.sh")
     return parts
 
@@ -198,17 +254,44 @@ def fetch(wheel: Wheel, folder: Path, python: str) -> Path:
     into = folder / "wheel"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     if wheel.from_source:
-        command = [*pip, "wheel", "--no-deps", "--wheel-dir", str(into), wheel.requirement]
+        command = [
+            *pip,
+            "wheel",
+            "--no-deps",
+            "--wheel-dir",
+            str(into),
+            wheel.requirement,
+        ]
     else:
-        platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
-        command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--implementation=cp", "--dest", str(into)]
-        command += [f"--python-version={python}", *(f"--platform={p}" for p in platforms), wheel.requirement]
+        platforms = [f"manylinux_2_{minor}_x86_64" for minor in _GLIBC] + [
+            "manylinux2014_x86_64",
+            "manylinux1_x86_64",
+        ]
+        command = [
+            *pip,
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--implementation=cp",
+            "--dest",
+            str(into),
+        ]
+        command += [
+            f"--python-version={python}",
+            *(f"--platform={p}" for p in platforms),
+            wheel.requirement,
+        ]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)
     if tried.returncode:
         why = "\n".join(tried.stderr.strip().splitlines()[-3:])
         fix = "on a machine that reaches a package registry, or pip's settings for one that is near"
         problem = Problem(
-            code="bundle-wheel", key="bundle", what="a wheel cannot be had", got=wheel.requirement, why=why, fix=fix
+            code="bundle-wheel",
+            key="bundle",
+            what="a wheel cannot be had",
+            got=wheel.requirement,
+            why=why,
+            fix=fix,
         )
         raise OutputError(problem)
     (made,) = into.glob("*.whl")
@@ -220,12 +303,20 @@ def pack(wheel: Path, without: Sequence[str], out: zipfile.ZipFile) -> None:
     with zipfile.ZipFile(wheel) as source:
         for member in source.infolist():
             place = _installed(member.filename)
-            if member.is_dir() or place is None or any(fnmatch.fnmatch(place, pattern) for pattern in without):
+            if (
+                member.is_dir()
+                or place is None
+                or any(fnmatch.fnmatch(place, pattern) for pattern in without)
+            ):
                 continue
-            packed = zipfile.ZipInfo(place)  # without a time: the same wheels make the same archive
+            packed = zipfile.ZipInfo(
+                place
+            )  # without a time: the same wheels make the same archive
             packed.external_attr = member.external_attr  # with its right to be executed
             # The kernels of one library are much alike over long distances, which only this finds.
-            packed.compress_type = zipfile.ZIP_LZMA if member.file_size >= _LARGE else zipfile.ZIP_DEFLATED
+            packed.compress_type = (
+                zipfile.ZIP_LZMA if member.file_size >= _LARGE else zipfile.ZIP_DEFLATED
+            )
             out.writestr(packed, source.read(member), compresslevel=9)
 
 
@@ -235,7 +326,9 @@ def _installed(path: str) -> str | None:
     if not top.endswith(".data"):
         return path
     kind, _, rest = below.partition("/")
-    return rest if kind in ("purelib", "platlib", "data") else None
+    if kind in ("purelib", "platlib", "data"):
+        return rest
+    return None
 
 
 def cut(archive: Path, to: Path, part_bytes: int) -> list[Path]:

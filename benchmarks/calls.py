@@ -22,7 +22,8 @@ from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.worker import Worker
 
-WORKERS, REPETITIONS = 8, 5
+WORKERS = 8
+REPETITIONS = 5
 
 
 class Idle(Worker):
@@ -51,33 +52,54 @@ class Costs(NamedTuple):
 
 def measured(rounds: int, call: Callable[[], list[float]]) -> Costs:
     """Call all workers again and again."""
-    before, began, driver = call(), time.perf_counter(), time.process_time()
+    before = call()
+    began = time.perf_counter()
+    driver = time.process_time()
     for _ in range(rounds - 1):
         call()
     after = call()
-    wall, own = time.perf_counter() - began, time.process_time() - driver
-    calls, theirs = rounds * WORKERS, sum(after) - sum(before)
+    wall = time.perf_counter() - began
+    own = time.process_time() - driver
+    calls = rounds * WORKERS
+    theirs = sum(after) - sum(before)
     return Costs(wall / rounds * 1e3, own / calls * 1e3, theirs / calls * 1e3)
 
 
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     accelerators = FlexiblePlacementStrategy([[number] for number in range(WORKERS)])
-    with Cluster(1, WORKERS, accelerator=AcceleratorConfig(kind="emulated", memory=1), launcher="ray") as cluster:
-        group = Idle.create_group().launch(cluster, name="idle", placement_strategy=accelerators)
+    with Cluster(
+        1,
+        WORKERS,
+        accelerator=AcceleratorConfig(kind="emulated", memory=1),
+        launcher="ray",
+    ) as cluster:
+        group = Idle.create_group().launch(
+            cluster, name="idle", placement_strategy=accelerators
+        )
         plain: Any = ray.remote(num_cpus=0)(Plain)
         actors = [plain.remote() for _ in range(WORKERS)]
         sides: dict[str, Callable[[], list[float]]] = {
             "worker group": lambda: group.spent().wait(),
-            "plain Ray actors": lambda: ray.get([actor.spent.remote() for actor in actors]),
+            "plain Ray actors": lambda: ray.get(
+                [actor.spent.remote() for actor in actors]
+            ),
         }
         found: dict[str, list[Costs]] = {name: [] for name in sides}
         for _ in range(REPETITIONS):
             for name, call in sides.items():
                 found[name].append(measured(rounds, call))
-    print(f"{os.cpu_count()} cores, {WORKERS} workers, ms{'':8}{'round':>8}{'driver':>9}{'worker':>9}")
+    print(
+        f"{os.cpu_count()} cores, {WORKERS} workers, ms{'':8}{'round':>8}{'driver':>9}{'worker':>9}"
+    )
     for name, costs in found.items():
-        print(f"{name:32}" + "".join(f"{statistics.median(values):9.3f}" for values in zip(*costs, strict=True)))
+        print(
+            f"{name:32}"
+            + "".join(
+                f"{statistics.median(values):9.3f}"
+                for values in zip(*costs, strict=True)
+            )
+        )
     return 0
 
 

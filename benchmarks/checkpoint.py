@@ -35,16 +35,23 @@ from tests.open_calls import slot_of
 from tests.worker_ranks import listen, rendezvous_at
 
 GIB = 1 << 30
-EMBEDDING, LAYER = 49152 * 576, 3_540_096  # numbers of the model of lm_learning
+EMBEDDING = 49152 * 576
+LAYER = 3_540_096  # numbers of the model of lm_learning
 NUMBER_BYTES = 12  # with both moments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--folder", default=".", help="where it writes: a disk, if not this one; /tmp may be memory")
+    parser.add_argument(
+        "--folder",
+        default=".",
+        help="where it writes: a disk, if not this one; /tmp may be memory",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     groups = made_up(options.samples)
@@ -52,15 +59,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         write_model(Path(folder), layers)
         algorithm = {"prompts": len(groups), "samples_per_prompt": 4}
-        scenario = LmScenario(model=Path(folder), algorithm=algorithm, trained={"token_budget": 1024})
+        scenario = LmScenario(
+            model=Path(folder), algorithm=algorithm, trained={"token_budget": 1024}
+        )
         device = EmulatedDevice(MemoryAccount([8 * GIB]), slot_of("actor", 0))
         actor = make_lm_worker(scenario, 0, rendezvous_at(listen()), device=device)
         actor.move(Residency.FULL)
-        turns = [turn(actor, groups, Path(folder)) for _ in range(options.repeat + 1)][1:]  # the first warms up
+        turns = [turn(actor, groups, Path(folder)) for _ in range(options.repeat + 1)][
+            1:
+        ]  # the first warms up
         size = sum(tensor.nbytes for tensor in actor._state().values())
         actor.close()
-    seconds = {name: statistics.median(each[name] for each in turns) for name in turns[0]}
-    print(f"{size / GIB:.2f} GiB of state, an iteration of {sum(s.weight for g in groups for s in g)} tokens\n")
+    seconds = {
+        name: statistics.median(each[name] for each in turns) for name in turns[0]
+    }
+    print(
+        f"{size / GIB:.2f} GiB of state, an iteration of {sum(s.weight for g in groups for s in g)} tokens\n"
+    )
     print("| what | seconds | of an iteration |")
     print("|---|---|---|")
     for name, found in seconds.items():
@@ -70,10 +85,16 @@ def main() -> None:
 def turn(actor: Any, groups: Any, folder: Path) -> dict[str, float]:
     """Seconds of everything once."""
     found = {"iteration": seconds_of(lambda: iterate(actor, 0, groups))}
-    behind, alone, plain = folder / "behind", folder / "alone", folder / "plain.pt"
+    behind = folder / "behind"
+    alone = folder / "alone"
+    plain = folder / "plain.pt"
     behind.mkdir()
-    found["save, the part that blocks"] = seconds_of(lambda: actor.save_state(str(behind)))
-    found["iteration in front of the rest"] = seconds_of(lambda: iterate(actor, 0, groups))
+    found["save, the part that blocks"] = seconds_of(
+        lambda: actor.save_state(str(behind))
+    )
+    found["iteration in front of the rest"] = seconds_of(
+        lambda: iterate(actor, 0, groups)
+    )
     wait_for(behind)
     found["save, waited for"] = seconds_of(lambda: save(actor, alone))
     state = actor._state()

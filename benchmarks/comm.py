@@ -33,7 +33,9 @@ from benchmarks import comm_jobs as jobs
 from benchmarks.comm_sides import Queues, RayActors, Shared, Side, Sockets
 
 MIB = 1 << 20
-Measure = Callable[[Side, float], float]  # side, and how much of the full number of messages to send
+Measure = Callable[
+    [Side, float], float
+]  # side, and how much of the full number of messages to send
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,13 @@ class Row:
         return self.unit in ("µs", "% of a core")
 
 
-def rate(size_bytes: int, count: int, *, pairs: int = 1, take: Callable[..., float] = jobs.get_all) -> Measure:
+def rate(
+    size_bytes: int,
+    count: int,
+    *,
+    pairs: int = 1,
+    take: Callable[..., float] = jobs.get_all,
+) -> Measure:
     """Messages per second, or MiB/s, from `pairs` producers to as many consumers of one channel."""
     capacity = max(4, min(1024, 4 * MIB // (size_bytes or 1)))
     warm_up = capacity + 2  # as many as can be under way
@@ -73,7 +81,9 @@ def rate(size_bytes: int, count: int, *, pairs: int = 1, take: Callable[..., flo
         try:
             takers = [(take, channel, warm_up, each)] * pairs
             putters = [(jobs.put_all, channel, size_bytes, warm_up, each)] * pairs
-            return sum(side.run(*takers, *putters)[:pairs]) * (size_bytes / MIB if size_bytes else 1)
+            return sum(side.run(*takers, *putters)[:pairs]) * (
+                size_bytes / MIB if size_bytes else 1
+            )
         finally:
             channel.destroy()
 
@@ -81,18 +91,32 @@ def rate(size_bytes: int, count: int, *, pairs: int = 1, take: Callable[..., flo
 
 
 def latency(side: Side, share: float) -> float:
-    channel, count = side.channel(16), max(50, int(1000 * share))
+    channel = side.channel(16)
+    count = max(50, int(1000 * share))
     try:
-        return float(side.run((jobs.get_paced, channel, count), (jobs.put_paced, channel, count))[0])
+        return float(
+            side.run(
+                (jobs.get_paced, channel, count), (jobs.put_paced, channel, count)
+            )[0]
+        )
     finally:
         channel.destroy()
 
 
-def round_trip(side: Side, share: float, *, ask: Callable = jobs.ask, answer: Callable = jobs.answer) -> float:
-    there, back = side.channel(4), side.channel(4)
+def round_trip(
+    side: Side,
+    share: float,
+    *,
+    ask: Callable = jobs.ask,
+    answer: Callable = jobs.answer,
+) -> float:
+    there = side.channel(4)
+    back = side.channel(4)
     count = max(50, int(2000 * share))
     try:
-        return float(side.run((ask, there, back, count), (answer, there, back, count))[0])
+        return float(
+            side.run((ask, there, back, count), (answer, there, back, count))[0]
+        )
     finally:
         there.destroy()
         back.destroy()
@@ -115,19 +139,30 @@ def weight_sync(*, load: bool) -> Measure:
     """1 GiB from 2 actor ranks to 2 rollout ranks, each byte counted once."""
 
     def measure(side: Side, share: float) -> float:
-        channel, versions = side.channel(100), 4 if share < 1 else 6
+        channel = side.channel(100)
+        versions = 4 if share < 1 else 6
         assert isinstance(side, Shared)
-        folder = Path(tempfile.mkdtemp(dir=side.folder))  # versions of one board only go up
-        pushes = [(jobs.push, channel, folder, rank, 2, 1 << 30, versions) for rank in (0, 1)]
-        pulls = [(jobs.pull, channel, folder, rank, 2, versions, load) for rank in (0, 1)]
+        folder = Path(
+            tempfile.mkdtemp(dir=side.folder)
+        )  # versions of one board only go up
+        pushes = [
+            (jobs.push, channel, folder, rank, 2, 1 << 30, versions) for rank in (0, 1)
+        ]
+        pulls = [
+            (jobs.pull, channel, folder, rank, 2, versions, load) for rank in (0, 1)
+        ]
         try:
             *ended, begun, begun_too = side.run(*pulls, *pushes)
         finally:
             channel.destroy()
             shutil.rmtree(folder)
-        moments = zip(*ended, begun, begun_too, strict=True)  # of one version: two ends, two beginnings
+        moments = zip(
+            *ended, begun, begun_too, strict=True
+        )  # of one version: two ends, two beginnings
         taken = [max(moment[:2]) - min(moment[2:]) for moment in moments]
-        return 1024 / statistics.median(taken[2:])  # both buffers have been written once then
+        return 1024 / statistics.median(
+            taken[2:]
+        )  # both buffers have been written once then
 
     return measure
 
@@ -137,7 +172,9 @@ def memcpy(size_bytes: int) -> Measure:
 
 
 def socket_ping(side: Side, share: float) -> float:
-    return statistics.fmean(_through_sockets(side, jobs.ping, max(50, int(2000 * share))))
+    return statistics.fmean(
+        _through_sockets(side, jobs.ping, max(50, int(2000 * share)))
+    )
 
 
 def socket_pour(side: Side, share: float) -> float:
@@ -209,12 +246,15 @@ class Result:
     def ratio(self, other: float | None) -> float | None:
         if other is None:
             return None
-        return other / self.ours if self.row.less_is_better else self.ours / other
+        if self.row.less_is_better:
+            return other / self.ours
+        return self.ours / other
 
     @property
     def verdicts(self) -> list[tuple[str, bool]]:
         """Each part of the goal, and whether it was reached."""
-        goal, found = self.row.goal, []
+        goal = self.row.goal
+        found = []
         if goal.absolute is not None:
             less = self.row.less_is_better
             met = self.ours <= goal.absolute if less else self.ours >= goal.absolute
@@ -227,16 +267,27 @@ class Result:
         return found
 
 
-def measure(chosen: Sequence[Row], repetitions: int, share: float, *, with_ray: bool) -> list[Result]:
-    ours, sockets, queues, ray = Shared(8), Sockets(2), Queues(), RayActors(8) if with_ray else None
-    figures: dict[str, list[tuple[float | None, ...]]] = {row.name: [] for row in chosen}
+def measure(
+    chosen: Sequence[Row], repetitions: int, share: float, *, with_ray: bool
+) -> list[Result]:
+    ours = Shared(8)
+    sockets = Sockets(2)
+    queues = Queues()
+    ray = RayActors(8) if with_ray else None
+    figures: dict[str, list[tuple[float | None, ...]]] = {
+        row.name: [] for row in chosen
+    }
     try:
         for _ in range(repetitions):
             for row in chosen:
                 limit = row.limit(ours, share) if row.limit else None
                 found = row.ours(ours, share)
                 # fewer messages where each takes a thousand times as long
-                baseline = row.ray(ray, share * (0.03 if "MiB/s" not in row.unit else 0.3)) if row.ray and ray else None
+                baseline = (
+                    row.ray(ray, share * (0.03 if "MiB/s" not in row.unit else 0.3))
+                    if row.ray and ray
+                    else None
+                )
                 zmq = row.ours(sockets, share) if row.one_to_one else None
                 queue = row.ours(queues, share * 0.3) if row.one_to_one else None
                 figures[row.name].append((found, zmq, queue, baseline, limit))
@@ -255,13 +306,34 @@ _COLUMNS = ("ours", "zmq", "queue", "ray", "limit")
 
 def _medians(figures: Sequence[tuple[float | None, ...]]) -> dict[str, Any]:
     columns = zip(_COLUMNS, zip(*figures, strict=True), strict=True)
-    return {name: None if column[0] is None else statistics.median(column) for name, column in columns}
+    return {
+        name: None if column[0] is None else statistics.median(column)
+        for name, column in columns
+    }
 
 
 def table(results: Sequence[Result]) -> str:
-    lines = [("what", "", "ours", "pyzmq", "×", "mp.Queue", "×", "Ray actor", "×", "limit", "of it", "", "goal", "")]
+    lines = [
+        (
+            "what",
+            "",
+            "ours",
+            "pyzmq",
+            "×",
+            "mp.Queue",
+            "×",
+            "Ray actor",
+            "×",
+            "limit",
+            "of it",
+            "",
+            "goal",
+            "",
+        )
+    ]
     for r in results:
-        goals, met = ", ".join(text for text, _ in r.verdicts), all(met for _, met in r.verdicts)
+        goals = ", ".join(text for text, _ in r.verdicts)
+        met = all(met for _, met in r.verdicts)
         lines.append((
             r.row.what, r.row.unit, _number(r.ours), _number(r.zmq), _number(r.ratio(r.zmq)),
             _number(r.queue), _number(r.ratio(r.queue)), _number(r.ray), _number(r.ratio(r.ray)), _number(r.limit),
@@ -270,7 +342,10 @@ def table(results: Sequence[Result]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = "<<>>>>>>>>><<<"
     return "\n".join(
-        "  ".join(f"{cell:{to}{width}}" for cell, to, width in zip(line, aligned, widths, strict=True)).rstrip()
+        "  ".join(
+            f"{cell:{to}{width}}"
+            for cell, to, width in zip(line, aligned, widths, strict=True)
+        ).rstrip()
         for line in lines
     )
 
@@ -278,7 +353,9 @@ def table(results: Sequence[Result]) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -286,17 +363,27 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=[row.name for row in every], metavar="ROW",
                         help="of: " + ", ".join(row.name for row in every))  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="one repetition of a fifth of the messages")
+    parser.add_argument(
+        "--quick", action="store_true", help="one repetition of a fifth of the messages"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--no-ray", action="store_true", help="leave the Ray-actor channel out")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument(
+        "--no-ray", action="store_true", help="leave the Ray-actor channel out"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="write the figures to this file as well"
+    )
     options = parser.parse_args(arguments)
     chosen = [row for row in every if options.rows is None or row.name in options.rows]
     repetitions, share = (1, 0.2) if options.quick else (options.repetitions, 1.0)
     results = measure(chosen, repetitions, share, with_ray=not options.no_ray)
     print(table(results))
     if options.json:
-        figures = {r.row.name: {"unit": r.row.unit} | {name: getattr(r, name) for name in _COLUMNS} for r in results}
+        figures = {
+            r.row.name: {"unit": r.row.unit}
+            | {name: getattr(r, name) for name in _COLUMNS}
+            for r in results
+        }
         options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 

@@ -28,7 +28,11 @@ OBSERVATION = {  # of 64 environments
     "dones": np.zeros(64, bool),
     "step": 1,
 }
-ACTION = {"actions": np.ones((64, 6), np.float32), "logprobs": np.ones(64, np.float32), "step": 1}
+ACTION = {
+    "actions": np.ones((64, 6), np.float32),
+    "logprobs": np.ones(64, np.float32),
+    "step": 1,
+}
 TENSORS = 16
 DEADLINE_S = 120.0
 PACE_S = 0.002  # between messages whose latency is measured, so that the consumer sleeps when one comes
@@ -41,7 +45,9 @@ def wait_until(start: float) -> None:
 # ── channels ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def put_all(start: float, channel: Any, size_bytes: int, warm_up: int, count: int) -> None:
+def put_all(
+    start: float, channel: Any, size_bytes: int, warm_up: int, count: int
+) -> None:
     """`count` arrays of that size, or small dicts for 0, and `warm_up` before that."""
     item = np.ones(size_bytes, np.uint8) if size_bytes else SMALL
     wait_until(start)
@@ -70,7 +76,14 @@ def get_paced(start: float, channel: Any, count: int) -> float:
     return _median_us([-(channel.get()["at"] - time.monotonic()) for _ in range(count)])
 
 
-def ask(start: float, observations: Any, actions: Any, count: int, *, observation: Any = OBSERVATION) -> float:
+def ask(
+    start: float,
+    observations: Any,
+    actions: Any,
+    count: int,
+    *,
+    observation: Any = OBSERVATION,
+) -> float:
     """The env's side of a round trip: its median microseconds."""
     taken = []
     wait_until(start)
@@ -90,7 +103,9 @@ def answer_small(start: float, questions: Any, answers: Any, count: int) -> None
     answer(start, questions, answers, count, action=SMALL)
 
 
-def answer(start: float, observations: Any, actions: Any, count: int, *, action: Any = ACTION) -> None:
+def answer(
+    start: float, observations: Any, actions: Any, count: int, *, action: Any = ACTION
+) -> None:
     """The rollout's side, without any inference."""
     for _ in range(count):
         observations.get()
@@ -110,7 +125,13 @@ def wait_in_vain(start: float, channel: Any, seconds: float) -> float:
 
 
 def push(
-    start: float, channel: Any, folder: Path, rank: int, ranks: int, size_bytes: int, versions: int
+    start: float,
+    channel: Any,
+    folder: Path,
+    rank: int,
+    ranks: int,
+    size_bytes: int,
+    versions: int,
 ) -> list[float]:
     """One actor rank's share of `size_bytes` of weights in float32; the moments when its pushes began."""
     import torch
@@ -119,15 +140,27 @@ def push(
     from rlplace.comm.weights.shards import Shard, row_blocks
     from rlplace.placement.flow import Delivery
 
-    shape, began = (size_bytes // 4 // TENSORS // 1024, 1024), []
+    shape = (size_bytes // 4 // TENSORS // 1024, 1024)
+    began = []
     blocks = row_blocks(shape, ranks)
     mine = torch.ones(blocks[rank].stop - blocks[rank].start)
     shards = [
-        Shard(names=(f"layer.{i}",), dtype="float32", shape=shape, blocks=blocks, data=mine.clone())
+        Shard(
+            names=(f"layer.{i}",),
+            dtype="float32",
+            shape=shape,
+            blocks=blocks,
+            data=mine.clone(),
+        )
         for i in range(TENSORS)
     ]
     everybody = tuple(range(ranks))
-    sender = WeightSender(channel, rank=rank, deliveries=[Delivery(readers=everybody, near=everybody)], folder=folder)
+    sender = WeightSender(
+        channel,
+        rank=rank,
+        deliveries=[Delivery(readers=everybody, near=everybody)],
+        folder=folder,
+    )
     wait_until(start)
     for version in range(versions):
         began.append(time.monotonic())
@@ -138,17 +171,28 @@ def push(
     return began
 
 
-def pull(start: float, channel: Any, folder: Path, rank: int, ranks: int, versions: int, load: bool) -> list[float]:
+def pull(
+    start: float,
+    channel: Any,
+    folder: Path,
+    rank: int,
+    ranks: int,
+    versions: int,
+    load: bool,
+) -> list[float]:
     """The moments when one version after another was here, mapped or copied into tensors of this rank's own."""
     from rlplace.comm.weights.host_sync import CopyReceiver
 
-    receiver, ended = CopyReceiver(channel, rank, folder=folder), []
+    receiver = CopyReceiver(channel, rank, folder=folder)
+    ended = []
     own: dict[str, Any] = {}
     wait_until(start)
     for version in range(versions):
         with receiver.pull(version, timeout_s=DEADLINE_S) as received:
             if load:
-                own = own or {name: tensor.clone() for name, tensor in received.tensors.items()}
+                own = own or {
+                    name: tensor.clone() for name, tensor in received.tensors.items()
+                }
                 for name, tensor in received.tensors.items():
                     own[name].copy_(tensor)
         ended.append(time.monotonic())
@@ -163,7 +207,8 @@ def pull(start: float, channel: Any, folder: Path, rank: int, ranks: int, versio
 
 def copy_memory(start: float, size_bytes: int) -> float:
     """MiB/s of one copy from warm memory to warm memory: the median of some."""
-    source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
+    source = np.ones(size_bytes, np.uint8)
+    target = np.ones(size_bytes, np.uint8)
     taken = []
     for _ in range(max(5, min(200, (256 << 20) // size_bytes))):
         began = time.monotonic()

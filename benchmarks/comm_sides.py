@@ -44,7 +44,9 @@ class Shared:
         self._processes = []
         for _ in range(processes):
             here, there = spawn.Pipe()
-            self._processes.append(spawn.Process(target=_serve, args=(there,), daemon=True))
+            self._processes.append(
+                spawn.Process(target=_serve, args=(there,), daemon=True)
+            )
             self._lines.append(here)
             self._processes[-1].start()
         self.run(*[(_wake,)] * processes)  # until all have started
@@ -55,19 +57,27 @@ class Shared:
 
     def channel(self, capacity_items: int) -> SharedChannel:
         self._made += 1
-        spec = ChannelSpec(name=f"channel {self._made}", capacity_items=capacity_items, timeout_s=_DEADLINE_S)
+        spec = ChannelSpec(
+            name=f"channel {self._made}",
+            capacity_items=capacity_items,
+            timeout_s=_DEADLINE_S,
+        )
         return SharedChannel.create(self.folder, spec)
 
     def run(self, *jobs: Job) -> list[Any]:
         start = time.monotonic() + _HEAD_START_S
         for line, job in zip(self._lines, jobs, strict=False):
             line.send((start, job))
-        running = {line: i for i, (line, _) in enumerate(zip(self._lines, jobs, strict=False))}
+        running = {
+            line: i for i, (line, _) in enumerate(zip(self._lines, jobs, strict=False))
+        }
         results: list[Any] = [None] * len(jobs)
         while running:
             ended = wait(list(running), _DEADLINE_S)
             if not ended:
-                raise TimeoutError(f"{', '.join(jobs[i][0].__name__ for i in running.values())}: no end in sight")
+                raise TimeoutError(
+                    f"{', '.join(jobs[i][0].__name__ for i in running.values())}: no end in sight"
+                )
             for line in [line for line in running if line in ended]:
                 result = results[running.pop(line)] = line.recv()
                 if isinstance(result, BaseException):
@@ -97,7 +107,8 @@ class SocketChannel:
     """
 
     def __init__(self, endpoint: str, capacity_items: int) -> None:
-        self._endpoint, self._capacity_items = endpoint, capacity_items
+        self._endpoint = endpoint
+        self._capacity_items = capacity_items
         self._socket: Any = None
 
     def put(self, item: Any) -> None:
@@ -118,7 +129,9 @@ class SocketChannel:
         if timeout_s is not None and not socket.poll(1000 * timeout_s):
             raise TimeoutError
         frames = socket.recv_multipart(copy=False)
-        return pickle.loads(frames[0].buffer, buffers=[frame.buffer for frame in frames[1:]])
+        return pickle.loads(
+            frames[0].buffer, buffers=[frame.buffer for frame in frames[1:]]
+        )
 
     def destroy(self) -> None:
         """The sockets are their processes'."""
@@ -210,7 +223,12 @@ class RayActors:
 
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else Ray's processes would run at a disadvantage
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        ray.init(address="local", num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=os.cpu_count(),
+            include_dashboard=False,
+            log_to_driver=False,
+        )
         actor: Any = ray.remote(Runner).options(num_cpus=0)
         self._actors = [actor.remote() for _ in range(processes)]
         self.run(*[(_wake,)] * processes)
@@ -224,7 +242,10 @@ class RayActors:
         import ray
 
         start = time.monotonic() + _HEAD_START_S
-        running = [a.run.remote(start, job[0], job[1:]) for a, job in zip(self._actors, jobs, strict=False)]
+        running = [
+            a.run.remote(start, job[0], job[1:])
+            for a, job in zip(self._actors, jobs, strict=False)
+        ]
         results: list[Any] = ray.get(running, timeout=_DEADLINE_S)
         return results
 
@@ -237,5 +258,7 @@ class RayActors:
 class Runner:
     """A Ray actor that does what it is told."""
 
-    def run(self, start: float, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def run(
+        self, start: float, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Any:
         return function(start, *arguments)

@@ -20,11 +20,14 @@ from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
-SAMPLES, TURNS, TOKENS = 64, 4, 320  # of an iteration; of a sample; of a sample on average
+SAMPLES = 64
+TURNS = 4
+TOKENS = 320  # of an iteration; of a sample; of a sample on average
 PASS = 4  # samples of a forward and backward pass of one rank
 SEGMENT = 16  # tokens between two looks at what has arrived
 GB = 1_000_000_000
-CACHE_BYTES, MAPPED_BYTES = 24 * GB, 2 * GB  # mapping a whole cache takes as long as copying so much
+CACHE_BYTES = 24 * GB
+MAPPED_BYTES = 2 * GB  # mapping a whole cache takes as long as copying so much
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,9 @@ class Model:
     turn_s: float = 0.5  # an environment's answer to one turn
     token_s: float = 0.011  # to learn one token
     weights_bytes: int = 16 * GB
-    state_bytes: int = 112 * GB  # float32 masters and moments, over all ranks of the actor
+    state_bytes: int = (
+        112 * GB
+    )  # float32 masters and moments, over all ranks of the actor
     simulator_bytes: int = 8 * GB
     bytes_per_s: float = 25.0 * GB  # between host and accelerator, and of a sync
     scale: float = 50.0  # inf: everything happens and nothing takes time
@@ -54,9 +59,13 @@ class Model:
                 return self.weights_bytes + full * CACHE_BYTES
         return full * self.simulator_bytes
 
-    def move_s(self, component: str, before: Residency, after: Residency, ranks: int) -> float:
+    def move_s(
+        self, component: str, before: Residency, after: Residency, ranks: int
+    ) -> float:
         """An engine copies nothing: weights come with the sync, its cache is mapped."""
-        copied = abs(self.held(component, after, ranks) - self.held(component, before, ranks))
+        copied = abs(
+            self.held(component, after, ranks) - self.held(component, before, ranks)
+        )
         return (MAPPED_BYTES if component == "rollout" else copied) / self.bytes_per_s
 
     @property
@@ -66,7 +75,10 @@ class Model:
     def lengths(self, sample: int) -> list[int]:
         """Tokens of each turn, with a long tail; the same in every placement and iteration."""
         draw = random.Random(f"sample {sample}")
-        return [max(4, int(draw.lognormvariate(-0.18, 0.6) * TOKENS / TURNS)) for _ in range(TURNS)]
+        return [
+            max(4, int(draw.lognormvariate(-0.18, 0.6) * TOKENS / TURNS))
+            for _ in range(TURNS)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +134,9 @@ class Emulated(Worker):
         """The samples of this rank."""
         return range(self.context.rank, SAMPLES, self.context.world_size)
 
-    def compute(self, seconds: float, model: Model, watch: Stopwatch, wait: str = "wait") -> None:
+    def compute(
+        self, seconds: float, model: Model, watch: Stopwatch, wait: str = "wait"
+    ) -> None:
         """Work once the accelerator is nobody else's; until then is a lap of `wait`."""
         with self._accelerator.held():
             watch.lap(wait)
@@ -130,8 +144,10 @@ class Emulated(Worker):
         watch.lap("work")
 
     def move(self, to: Residency) -> MoveReport:
-        model, component = self.config.model(self._next), self.context.slot.component
-        ranks, device = self.context.world_size, self.context.device
+        model = self.config.model(self._next)
+        component = self.context.slot.component
+        ranks = self.context.world_size
+        device = self.context.device
         held = model.held(component, to, ranks)
         if to > self._residency:
             device.acquire(held, "state")
@@ -149,7 +165,9 @@ class Actor(Emulated):
     """Learns for as long as its share of the tokens takes."""
 
     def push_weights(self, version: int) -> Metrics:
-        for rank in range(self.config.ranks["rollout"]) if self.context.rank == 0 else ():
+        for rank in (
+            range(self.config.ranks["rollout"]) if self.context.rank == 0 else ()
+        ):
             self.context.channels["weights"].put(version, key=str(rank))
         return {}
 
@@ -159,31 +177,49 @@ class Actor(Emulated):
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
         """Compute passes of samples as they come; leave the last pass to `learn`."""
-        model, watch, passed = self.config.model(iteration), Stopwatch("accumulate_wait"), 0
+        model = self.config.model(iteration)
+        watch = Stopwatch("accumulate_wait")
+        passed = 0
         for number in range(1, len(self.shares()) + 1):
-            self._accumulated.append(self.context.channels["samples"].get(key=str(self.context.rank)))
+            self._accumulated.append(
+                self.context.channels["samples"].get(key=str(self.context.rank))
+            )
             watch.lap("accumulate_wait")
             if number - passed > PASS:
-                self.compute(PASS * TOKENS * model.token_s, model, watch, "accumulate_wait")
+                self.compute(
+                    PASS * TOKENS * model.token_s, model, watch, "accumulate_wait"
+                )
                 passed += PASS
         return watch.metrics("actor")
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        watch, channel, model = Stopwatch("wait"), self.context.channels["samples"], self.config.model(iteration)
-        due, passed = len(self.shares()), max(0, len(self._accumulated) - 1) // PASS * PASS
+        watch = Stopwatch("wait")
+        channel = self.context.channels["samples"]
+        model = self.config.model(iteration)
+        due = len(self.shares())
+        passed = max(0, len(self._accumulated) - 1) // PASS * PASS
         tokens = [
             *self._accumulated,
-            *(channel.get(key=str(self.context.rank)) for _ in range(due - len(self._accumulated))),
+            *(
+                channel.get(key=str(self.context.rank))
+                for _ in range(due - len(self._accumulated))
+            ),
         ]
         self._accumulated = []
         # Balanced over ranks.
-        self.compute((SAMPLES / self.context.world_size - passed) * TOKENS * model.token_s, model, watch)
+        self.compute(
+            (SAMPLES / self.context.world_size - passed) * TOKENS * model.token_s,
+            model,
+            watch,
+        )
         self._next = iteration + 1
         return {
             **watch.metrics("actor"),
             "actor/samples": Metric(len(tokens), "sum"),
             "actor/tokens": Metric(sum(tokens), "sum"),
-            "actor/squares": Metric(sum(n * n for n in tokens), "sum"),  # tells other samples of as many tokens
+            "actor/squares": Metric(
+                sum(n * n for n in tokens), "sum"
+            ),  # tells other samples of as many tokens
         }
 
 
@@ -191,34 +227,44 @@ class Rollout(Emulated):
     """Continues all samples it has, a segment at a time: whoever has finished leaves, whoever has arrived joins."""
 
     def pull_weights(self, version: int) -> Metrics:
-        began, model = time.perf_counter(), self.config.model(self._next)
+        began = time.perf_counter()
+        model = self.config.model(self._next)
         self.context.channels["weights"].get(key=str(self.context.rank))
         wait_s = time.perf_counter() - began
         time.sleep(model.sync_s / model.scale)
         return {"rollout/sync_wait_s": Metric(wait_s, "max")}
 
     def generate(self, iteration: int) -> Metrics:
-        model, watch = self.config.model(iteration), Stopwatch("wait")
-        due, flight = len(self.shares()) * TURNS, dict[tuple[int, int], int]()  # (sample, turn) -> tokens to come
+        model = self.config.model(iteration)
+        watch = Stopwatch("wait")
+        due = len(self.shares()) * TURNS
+        flight = dict[tuple[int, int], int]()  # (sample, turn) -> tokens to come
         while due:
             self._join(iteration, flight)
             tokens = min(SEGMENT, *flight.values())
-            self.compute(tokens * (model.step_s + model.in_flight_s * len(flight)), model, watch)
+            self.compute(
+                tokens * (model.step_s + model.in_flight_s * len(flight)), model, watch
+            )
             for asked in list(flight):
                 flight[asked] -= tokens
                 if not flight[asked]:
                     del flight[asked]
-                    self.context.channels["completions"].put(asked, key=str(asked[0] % self.config.ranks["env"]))
+                    self.context.channels["completions"].put(
+                        asked, key=str(asked[0] % self.config.ranks["env"])
+                    )
                     due -= 1
         self._next = iteration + 1
         return watch.metrics("rollout")
 
     def _join(self, iteration: int, flight: dict[tuple[int, int], int]) -> None:
         """Waits only where there is nothing else to do."""
-        requests, key = self.context.channels["requests"], str(self.context.rank)
+        requests = self.context.channels["requests"]
+        key = str(self.context.rank)
         while True:
             try:
-                sample, turn = requests.get_nowait(key=key) if flight else requests.get(key=key)
+                sample, turn = (
+                    requests.get_nowait(key=key) if flight else requests.get(key=key)
+                )
             except ChannelEmpty:
                 return
             flight[sample, turn] = self.config.model(iteration).lengths(sample)[turn]
@@ -228,7 +274,9 @@ class Env(Emulated):
     """Asks for every turn of its samples and simulates each answer."""
 
     def run(self, iteration: int) -> Metrics:
-        model, watch, channels = self.config.model(iteration), Stopwatch("wait"), self.context.channels
+        model = self.config.model(iteration)
+        watch = Stopwatch("wait")
+        channels = self.context.channels
         for sample in self.shares():
             self._ask(sample, 0)
         for _ in range(len(self.shares()) * TURNS):
@@ -238,9 +286,13 @@ class Env(Emulated):
                 self._ask(sample, turn + 1)
             else:
                 tokens = sum(model.lengths(sample))
-                channels["samples"].put(tokens, key=str(sample % self.config.ranks["actor"]))
+                channels["samples"].put(
+                    tokens, key=str(sample % self.config.ranks["actor"])
+                )
         self._next = iteration + 1
         return watch.metrics("env")
 
     def _ask(self, sample: int, turn: int) -> None:
-        self.context.channels["requests"].put((sample, turn), key=str(sample % self.config.ranks["rollout"]))
+        self.context.channels["requests"].put(
+            (sample, turn), key=str(sample % self.config.ranks["rollout"])
+        )

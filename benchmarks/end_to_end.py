@@ -30,10 +30,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.one_file import train
 
-ENVS, MINIBATCH, EPOCHS = 8, 64, 10
-RATES = {"rate": ("HalfCheetah-v5", 256, 3e-4), "solved": ("CartPole-v1", 128, 1e-3)}  # T, learning rate
+ENVS = 8
+MINIBATCH = 64
+EPOCHS = 10
+RATES = {
+    "rate": ("HalfCheetah-v5", 256, 3e-4),
+    "solved": ("CartPole-v1", 128, 1e-3),
+}  # T, learning rate
 ITERATIONS = 9  # of a run that is measured by its rate, the first left out
-GOAL, GIVE_UP = 475.0, 400_000  # mean return of 100 episodes; env steps
+GOAL = 475.0
+GIVE_UP = 400_000  # mean return of 100 episodes; env steps
 ONE_FILE = "PPO in one file"
 PEERS = {ONE_FILE: "torch", "Stable-Baselines3": "stable_baselines3", "SBX": "sbx"}
 PLACEMENTS: Mapping[str, tuple[str, ...]] = {
@@ -84,15 +90,30 @@ def ours(what: str, hidden: str, seed: int, overrides: Sequence[str]) -> Run:
         "runner.sinks=[jsonl]",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rlplace.train", "--config-name", "halfcheetah_2core"]
+        command = [
+            sys.executable,
+            "-m",
+            "rlplace.train",
+            "--config-name",
+            "halfcheetah_2core",
+        ]
         _run([*command, f"runner.output_dir={folder}", *settings, *overrides])
-        lines = [json.loads(line) for line in next(Path(folder).glob("*/*/metrics.jsonl")).open(encoding="utf-8")]
+        lines = [
+            json.loads(line)
+            for line in next(Path(folder).glob("*/*/metrics.jsonl")).open(
+                encoding="utf-8"
+            )
+        ]
     counted = lines[1:] or lines
     mean = {
-        name: statistics.fmean(line[name] for line in counted) for name in ("time/rollout_s", "time/learn_s", *PARTS)
+        name: statistics.fmean(line[name] for line in counted)
+        for name in ("time/rollout_s", "time/learn_s", *PARTS)
     }
     return Run(
-        steps_per_s=steps * ENVS * len(counted) / sum(line["time/iteration_s"] for line in counted),
+        steps_per_s=steps
+        * ENVS
+        * len(counted)
+        / sum(line["time/iteration_s"] for line in counted),
         rollout_s=mean["time/rollout_s"],
         learn_s=mean["time/learn_s"],
         parts={name: mean[name] for name in PARTS},
@@ -103,12 +124,20 @@ def ours(what: str, hidden: str, seed: int, overrides: Sequence[str]) -> Run:
 
 
 def theirs(library: str, what: str, hidden: str, seed: int) -> Run:
-    return Run(**json.loads(_run([sys.executable, __file__, "--peer", library, what, hidden, str(seed)])))
+    return Run(
+        **json.loads(
+            _run([sys.executable, __file__, "--peer", library, what, hidden, str(seed)])
+        )
+    )
 
 
 def _run(command: Sequence[str]) -> str:
     done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
@@ -158,15 +187,20 @@ def peer(library: str, what: str, hidden: str, seed: int) -> dict[str, Any]:
         device="cpu",
     )
     clock = Clock()
-    model.learn(ITERATIONS * steps * ENVS if what == "rate" else GIVE_UP, callback=clock)
+    model.learn(
+        ITERATIONS * steps * ENVS if what == "rate" else GIVE_UP, callback=clock
+    )
     marks = [*clock.marks, time.perf_counter()]
     if clock.solved:
         marks.pop()  # the step after the goal
-    begins, ends = marks[0::2], marks[1::2]
+    begins = marks[0::2]
+    ends = marks[1::2]
     rollouts = [end - begin for begin, end in zip(begins, ends, strict=False)][1:]
     learns = [begin - end for begin, end in zip(begins[1:], ends, strict=False)][1:]
     return {
-        "steps_per_s": steps * ENVS / (statistics.fmean(rollouts) + statistics.fmean(learns)),
+        "steps_per_s": steps
+        * ENVS
+        / (statistics.fmean(rollouts) + statistics.fmean(learns)),
         "rollout_s": statistics.fmean(rollouts),
         "learn_s": statistics.fmean(learns),
         "parts": {},
@@ -179,11 +213,25 @@ def one_file(what: str, hidden: str, seed: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     (name, steps, _), widths = RATES[what], [int(width) for width in hidden.split("x")]
-    sizes = {"envs": ENVS, "steps": steps, "iterations": ITERATIONS, "epochs": EPOCHS, "minibatch": MINIBATCH}
+    sizes = {
+        "envs": ENVS,
+        "steps": steps,
+        "iterations": ITERATIONS,
+        "epochs": EPOCHS,
+        "minibatch": MINIBATCH,
+    }
     counted = train(name, widths=widths, seed=seed, **sizes)[1:]
-    rollout_s, learn_s = (statistics.fmean(each[at] for each in counted) for at in (0, 1))
+    rollout_s, learn_s = (
+        statistics.fmean(each[at] for each in counted) for at in (0, 1)
+    )
     rate = steps * ENVS / (rollout_s + learn_s)
-    return {"steps_per_s": rate, "rollout_s": rollout_s, "learn_s": learn_s, "parts": {}, "solved_s": None}
+    return {
+        "steps_per_s": rate,
+        "rollout_s": rollout_s,
+        "learn_s": learn_s,
+        "parts": {},
+        "solved_s": None,
+    }
 
 
 def best(runs: Sequence[Run]) -> Run:
@@ -202,16 +250,27 @@ def compare_rates(hidden: str, repetitions: int, overrides: Sequence[str]) -> No
     for seed in range(repetitions):
         for name, side in sides.items():
             runs[name].append(side(seed))
-    print(f"\nHalfCheetah-v5, {ENVS} envs, MLP {hidden}: env steps/s of {repetitions} runs, seconds of the best")
+    print(
+        f"\nHalfCheetah-v5, {ENVS} envs, MLP {hidden}: env steps/s of {repetitions} runs, seconds of the best"
+    )
     print(f"Ratios: of the median to that of {ONE_FILE}, and of Stable-Baselines3")
     print(
-        f"{'':26}{'best':>7}{'median':>8}{'ratios':>14}   rollout  learn   " + "  ".join(p.split("/")[1] for p in PARTS)
+        f"{'':26}{'best':>7}{'median':>8}{'ratios':>14}   rollout  learn   "
+        + "  ".join(p.split("/")[1] for p in PARTS)
     )
-    medians = {name: statistics.median(run.steps_per_s for run in of_side) for name, of_side in runs.items()}
+    medians = {
+        name: statistics.median(run.steps_per_s for run in of_side)
+        for name, of_side in runs.items()
+    }
     for name, of_side in runs.items():
-        top, median = best(of_side), medians[name]
-        ratios = "".join(f"{median / medians[peer]:7.2f}" for peer in (ONE_FILE, "Stable-Baselines3"))
-        parts = "  ".join(f"{top.parts[p]:{len(p.split('/')[1])}.3f}" for p in PARTS if p in top.parts)
+        top = best(of_side)
+        median = medians[name]
+        ratios = "".join(
+            f"{median / medians[peer]:7.2f}" for peer in (ONE_FILE, "Stable-Baselines3")
+        )
+        parts = "  ".join(
+            f"{top.parts[p]:{len(p.split('/')[1])}.3f}" for p in PARTS if p in top.parts
+        )
         print(
             f"{name:26}{top.steps_per_s:7,.0f}{median:8,.0f}{ratios}"
             f"   {top.rollout_s:7.3f}{top.learn_s:7.3f}   {parts}",
@@ -220,13 +279,27 @@ def compare_rates(hidden: str, repetitions: int, overrides: Sequence[str]) -> No
 
 
 def compare_solved(repetitions: int, overrides: Sequence[str]) -> None:
-    print(f"\nCartPole-v1, {ENVS} envs, MLP 64x64: seconds of training until the mean of 100 episodes is {GOAL:.0f}")
-    print(f"{'seed':>5}{'Stable-Baselines3':>20}" + "".join(f"{name:>28}" for name in PLACEMENTS))
+    print(
+        f"\nCartPole-v1, {ENVS} envs, MLP 64x64: seconds of training until the mean of 100 episodes is {GOAL:.0f}"
+    )
+    print(
+        f"{'seed':>5}{'Stable-Baselines3':>20}"
+        + "".join(f"{name:>28}" for name in PLACEMENTS)
+    )
     for seed in range(repetitions):
         found = [theirs("Stable-Baselines3", "solved", "64x64", seed)]
-        found += [ours("solved", "64x64", seed, [*extra, *overrides]) for extra in PLACEMENTS.values()]
-        cells = [f"{run.solved_s:.1f}" if run.solved_s is not None else "not solved" for run in found]
-        print(f"{seed:5}{cells[0]:>20}" + "".join(f"{cell:>28}" for cell in cells[1:]), flush=True)
+        found += [
+            ours("solved", "64x64", seed, [*extra, *overrides])
+            for extra in PLACEMENTS.values()
+        ]
+        cells = [
+            f"{run.solved_s:.1f}" if run.solved_s is not None else "not solved"
+            for run in found
+        ]
+        print(
+            f"{seed:5}{cells[0]:>20}" + "".join(f"{cell:>28}" for cell in cells[1:]),
+            flush=True,
+        )
 
 
 def main(repetitions: str = "3", *overrides: str) -> None:

@@ -30,27 +30,48 @@ from rlplace.train import main as train
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
 
-LASTING = ("runner.total_iterations=1000000", "runner.stop_at_return=null", "faults.restarts=1000")
+LASTING = (
+    "runner.total_iterations=1000000",
+    "runner.stop_at_return=null",
+    "faults.restarts=1000",
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="hybrid_ppo")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--every", type=float, default=120.0, help="seconds between two kills")
+    parser.add_argument(
+        "--every", type=float, default=120.0, help="seconds between two kills"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="+", default=["env", "rollout", "reference", "reward"], help="roles to kill")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=["env", "rollout", "reference", "reward"],
+        help="roles to kill",
+    )
     parser.add_argument("--output", default="runs/faults")
     options, overrides = parser.parse_known_args()
     launched = rlplace.run.launch
 
     def launch(cluster: Cluster, job: Any) -> Any:
         groups = launched(cluster, job)
-        threading.Thread(target=kill, args=(cluster._launcher, options), daemon=True).start()
+        threading.Thread(
+            target=kill, args=(cluster._launcher, options), daemon=True
+        ).start()
         return groups
 
     rlplace.run.launch = launch
-    words = ["--config-name", options.config, f"runner.output_dir={options.output}", *LASTING, *overrides]
+    words = [
+        "--config-name",
+        options.config,
+        f"runner.output_dir={options.output}",
+        *LASTING,
+        *overrides,
+    ]
     code = train(words)
     assert code in (0, 128 + signal.SIGINT), f"the run ended with {code}"
     folder = max(Path(options.output).glob("*/*"), key=os.path.getmtime)
@@ -59,7 +80,9 @@ def main() -> None:
 
 def kill(launcher: RayLauncher, options: argparse.Namespace) -> None:
     """Kill workers until the time is over; then end the run as Ctrl-C does."""
-    drawn, ends, began = random.Random(options.seed), 60 * options.minutes, time.monotonic()
+    drawn = random.Random(options.seed)
+    ends = 60 * options.minutes
+    began = time.monotonic()
     for number in itertools.count(1):
         due = number * options.every
         time.sleep(max(0.0, began + min(due, ends) - time.monotonic()))
@@ -67,7 +90,13 @@ def kill(launcher: RayLauncher, options: argparse.Namespace) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             return
         alive = {slot.owner: process for slot, process in launcher._processes.items()}
-        owner = drawn.choice(sorted(name for name in alive if role_of(name.split(" rank ")[0]) in options.kinds))
+        owner = drawn.choice(
+            sorted(
+                name
+                for name in alive
+                if role_of(name.split(" rank ")[0]) in options.kinds
+            )
+        )
         print(f"kill -9 {owner} after {time.monotonic() - began:.0f} s", flush=True)
         alive[owner].kill()
 
@@ -78,8 +107,12 @@ def show(summary: dict[str, Any]) -> None:
     for event in faults["events"]:
         replaced = {role_of(name.split(" rank ")[0]) for name in event["replaced"]}
         kinds.setdefault(", ".join(sorted(replaced)), []).append(event)
-    print(f"\n{summary['iterations']} iterations; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
-    print("| replaced | times | seconds to recover, median (most) | seconds done again, median (most) |")
+    print(
+        f"\n{summary['iterations']} iterations; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n"
+    )
+    print(
+        "| replaced | times | seconds to recover, median (most) | seconds done again, median (most) |"
+    )
     print("|---|---|---|---|")
     for kind, events in sorted(kinds.items()):
         cells = []

@@ -31,7 +31,9 @@ from rlplace.workers.engines.contract import TORCH_NAMES, EngineSettings
 from rlplace.workers.engines.vllm import VllmEngine
 from rlplace.workers.launch.devices import CudaDevice, Device
 
-PROMPT_TOKENS, SEQUENCES, CACHE_BYTES = 32, 32, 256 << 20
+PROMPT_TOKENS = 32
+SEQUENCES = 32
+CACHE_BYTES = 256 << 20
 
 
 def small_model(folder: Path) -> Path:
@@ -56,7 +58,11 @@ def small_model(folder: Path) -> Path:
 def stored_weights(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return {name: weight for file in sorted(folder.glob("*.safetensors")) for name, weight in load_file(file).items()}
+    return {
+        name: weight
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, weight in load_file(file).items()
+    }
 
 
 def stepped(engine: VllmEngine, prompts: list[list[int]], new: int) -> int:
@@ -85,7 +91,9 @@ def alone(llm: Any, prompts: list[list[int]], new: int) -> int:
     from vllm.inputs import TokensPrompt
 
     sampling = SamplingParams(max_tokens=new, logprobs=0, ignore_eos=True)
-    answers = llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], sampling, use_tqdm=False)
+    answers = llm.generate(
+        [TokensPrompt(prompt_token_ids=p) for p in prompts], sampling, use_tqdm=False
+    )
     return sum(len(answer.outputs[0].token_ids) for answer in answers)
 
 
@@ -97,19 +105,30 @@ class Rates(NamedTuple):
 
 
 def rates(generate: Callable[[], int]) -> Rates:
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     tokens = generate()
-    return Rates(tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu))
+    return Rates(
+        tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu)
+    )
 
 
 def compare(
-    folder: Path, prompts: list[list[int]], new: int, repetitions: int, dtype: Literal["fp32", "bf16"] = "fp32"
+    folder: Path,
+    prompts: list[list[int]],
+    new: int,
+    repetitions: int,
+    dtype: Literal["fp32", "bf16"] = "fp32",
 ) -> dict[str, float]:
     """Return the median ratio by clock."""
     device: Device = CudaDevice() if torch.cuda.is_available() else Device()
     context = PROMPT_TOKENS + new
     rollout = TextRolloutConfig(
-        dtype=dtype, kv_cache_memory=CACHE_BYTES, step_tokens=2048, step_sequences=SEQUENCES, enforce_eager=True
+        dtype=dtype,
+        kv_cache_memory=CACHE_BYTES,
+        step_tokens=2048,
+        step_sequences=SEQUENCES,
+        enforce_eager=True,
     )
     settings = EngineSettings(rollout=rollout, model=folder, context=context)
     engine = VllmEngine(settings, device=device, owner="rollout rank 0")
@@ -131,13 +150,20 @@ def compare(
     ours: list[Rates] = []
     theirs: list[Rates] = []
     for pair in range(repetitions + 1):  # the first one warms up
-        turns = [(ours, lambda: stepped(engine, prompts, new)), (theirs, lambda: alone(llm, prompts, new))]
+        turns = [
+            (ours, lambda: stepped(engine, prompts, new)),
+            (theirs, lambda: alone(llm, prompts, new)),
+        ]
         for found, generate in turns if pair % 2 else reversed(turns):
             found.append(rates(generate))
     print(f"{len(prompts)} prompts x {new} new tokens, {repetitions} pairs:")
     engine.close()
     return {
-        clock: print_pairs(clock, [getattr(r, clock) for r in ours[1:]], [getattr(r, clock) for r in theirs[1:]])
+        clock: print_pairs(
+            clock,
+            [getattr(r, clock) for r in ours[1:]],
+            [getattr(r, clock) for r in theirs[1:]],
+        )
         for clock in Rates._fields
     }
 

@@ -35,8 +35,12 @@ from rlplace.placement.show.text import chapter, table
 from rlplace.units import clipped
 from rlplace.workers.launch.machines import visible_gpus
 
-FINE, FAILED, WRONG = 0, 1, 2
-NOT_HERE = 77  # exit code of a check that this machine cannot run; its last line says why
+FINE = 0
+FAILED = 1
+WRONG = 2
+NOT_HERE = (
+    77  # exit code of a check that this machine cannot run; its last line says why
+)
 GRACE_S = 30.0  # for what is past its deadline, to end what it has started
 WITHIN_S = 480.0  # all checks, the end of the last one included
 MODELS = "RLPLACE_CHECK_MODELS"  # names the folder that a check writes its models into
@@ -75,9 +79,18 @@ class Outcome:
     errors: str = ""  # the last lines of a failure
 
 
-def _check(module: str, name: str, what: str, deadline_s: float, *needs: str, argument: str = "") -> Check:
+def _check(
+    module: str,
+    name: str,
+    what: str,
+    deadline_s: float,
+    *needs: str,
+    argument: str = "",
+) -> Check:
     command = (sys.executable, "-m", f"benchmarks.{module}", argument or name)
-    return Check(name=name, what=what, command=command, deadline_s=deadline_s, needs=needs)
+    return Check(
+        name=name, what=what, command=command, deadline_s=deadline_s, needs=needs
+    )
 
 
 _CONFIG = ("hydra", "pydantic")  # to read a config
@@ -86,37 +99,181 @@ _RUN = (*_CONFIG, "zmq", "psutil")
 _SIMULATORS = (*_RUN, "gymnasium", "mujoco")
 # Those that tell most per second come first; those with vLLM or a second GPU come last.
 CHECKS = (
-    _check("gpu_tries", "environment", "libraries, drivers, shared memory; whether processes can share a GPU's", 180.0),
-    _check("gpu_tries", "attention", "packed attention against one sequence at a time", 60.0, "transformers"),
+    _check(
+        "gpu_tries",
+        "environment",
+        "libraries, drivers, shared memory; whether processes can share a GPU's",
+        180.0,
+    ),
+    _check(
+        "gpu_tries",
+        "attention",
+        "packed attention against one sequence at a time",
+        60.0,
+        "transformers",
+    ),
     _check("gpu_tries", "offload", "offload and onload against a pinned copy", 60.0),
-    _check("gpu_ledger", "ledger-small", "memory of an actor of 0.6B in seven ways", 240.0, *_MODEL, argument="small"),
-    _check("gpu_runs", "grpo-learns", "GRPO in one process: the reward rises", 180.0, *_RUN, argument="learns"),
-    _check("gpu_learning", "learning-0.6b", "how fast a model of 0.6B learns, against a plain loop", 120.0, *_MODEL),
+    _check(
+        "gpu_ledger",
+        "ledger-small",
+        "memory of an actor of 0.6B in seven ways",
+        240.0,
+        *_MODEL,
+        argument="small",
+    ),
+    _check(
+        "gpu_runs",
+        "grpo-learns",
+        "GRPO in one process: the reward rises",
+        180.0,
+        *_RUN,
+        argument="learns",
+    ),
+    _check(
+        "gpu_learning",
+        "learning-0.6b",
+        "how fast a model of 0.6B learns, against a plain loop",
+        120.0,
+        *_MODEL,
+    ),
     _check("gpu_tries", "ipc", "a tensor lent to another process of the GPU", 120.0),
     _check("gpu_tries", "weight-sync", "weights lent to a rank on the same GPU", 180.0),
-    _check("gpu_groups", "nccl-one", "bytes of a context and of NCCL; what never completes", 150.0, *_CONFIG),
-    _check("gpu_ledger", "ledger-medium", "memory of an actor of 1.7B", 120.0, *_MODEL, argument="medium"),
-    _check("gpu_ledger", "ledger-large", "memory of actors of 4B and 8B", 180.0, *_MODEL, argument="large"),
-    _check("gpu_learning", "attention-speed", "packed attention against SDPA over padded batches", 60.0, *_MODEL),
-    _check("gpu_simulators", "simulators", "hybrid PPO in one process, on the GPU and the CPU", 150.0, *_SIMULATORS),
-    _check("gpu_learning", "learning-1.7b", "how fast a model of 1.7B learns", 120.0, *_MODEL),
-    _check("gpu_runs", "grpo-turns", "GRPO by Ray, in turns on one GPU", 240.0, *_RUN, "ray", argument="turns"),
-    _check("gpu_simulators", "simulators-ray", "hybrid PPO by Ray, in turns on one GPU", 120.0, *_SIMULATORS, "ray"),
-    _check("gpu_learning", "fused", "whether compiled layers and another AdamW help", 120.0, *_MODEL, "triton"),
-    _check("gpu_learning", "learning-4b-lora", "how fast factors of a model of 4B learn", 150.0, *_MODEL, "peft"),
-    _check("gpu_tries", "sleep-1", "vLLM sleeps at level 1: weights on the host", 300.0, *_MODEL, "vllm"),
-    _check("gpu_tries", "sleep-2", "vLLM sleeps at level 2: weights dropped", 300.0, *_MODEL, "vllm"),
-    _check("gpu_tries", "generation", "tokens per second against vLLM alone", 300.0, *_MODEL, "vllm"),
     _check(
-        "gpu_runs", "grpo-vllm", "GRPO with vLLM by Ray, and its memory", 300.0, *_RUN, "ray", "vllm", argument="vllm"
+        "gpu_groups",
+        "nccl-one",
+        "bytes of a context and of NCCL; what never completes",
+        150.0,
+        *_CONFIG,
+    ),
+    _check(
+        "gpu_ledger",
+        "ledger-medium",
+        "memory of an actor of 1.7B",
+        120.0,
+        *_MODEL,
+        argument="medium",
+    ),
+    _check(
+        "gpu_ledger",
+        "ledger-large",
+        "memory of actors of 4B and 8B",
+        180.0,
+        *_MODEL,
+        argument="large",
+    ),
+    _check(
+        "gpu_learning",
+        "attention-speed",
+        "packed attention against SDPA over padded batches",
+        60.0,
+        *_MODEL,
+    ),
+    _check(
+        "gpu_simulators",
+        "simulators",
+        "hybrid PPO in one process, on the GPU and the CPU",
+        150.0,
+        *_SIMULATORS,
+    ),
+    _check(
+        "gpu_learning",
+        "learning-1.7b",
+        "how fast a model of 1.7B learns",
+        120.0,
+        *_MODEL,
+    ),
+    _check(
+        "gpu_runs",
+        "grpo-turns",
+        "GRPO by Ray, in turns on one GPU",
+        240.0,
+        *_RUN,
+        "ray",
+        argument="turns",
+    ),
+    _check(
+        "gpu_simulators",
+        "simulators-ray",
+        "hybrid PPO by Ray, in turns on one GPU",
+        120.0,
+        *_SIMULATORS,
+        "ray",
+    ),
+    _check(
+        "gpu_learning",
+        "fused",
+        "whether compiled layers and another AdamW help",
+        120.0,
+        *_MODEL,
+        "triton",
+    ),
+    _check(
+        "gpu_learning",
+        "learning-4b-lora",
+        "how fast factors of a model of 4B learn",
+        150.0,
+        *_MODEL,
+        "peft",
+    ),
+    _check(
+        "gpu_tries",
+        "sleep-1",
+        "vLLM sleeps at level 1: weights on the host",
+        300.0,
+        *_MODEL,
+        "vllm",
+    ),
+    _check(
+        "gpu_tries",
+        "sleep-2",
+        "vLLM sleeps at level 2: weights dropped",
+        300.0,
+        *_MODEL,
+        "vllm",
+    ),
+    _check(
+        "gpu_tries",
+        "generation",
+        "tokens per second against vLLM alone",
+        300.0,
+        *_MODEL,
+        "vllm",
+    ),
+    _check(
+        "gpu_runs",
+        "grpo-vllm",
+        "GRPO with vLLM by Ray, and its memory",
+        300.0,
+        *_RUN,
+        "ray",
+        "vllm",
+        argument="vllm",
     ),
     _check("gpu_tries", "nccl", "a broadcast between two GPUs", 180.0),
-    _check("gpu_tries", "ranks", "two GPUs learn together, in five ways", 300.0, *_MODEL),
-    _check("gpu_tries", "cut-sync", "weights of two ranks into an engine over their two GPUs", 300.0, *_MODEL, "vllm"),
+    _check(
+        "gpu_tries", "ranks", "two GPUs learn together, in five ways", 300.0, *_MODEL
+    ),
+    _check(
+        "gpu_tries",
+        "cut-sync",
+        "weights of two ranks into an engine over their two GPUs",
+        300.0,
+        *_MODEL,
+        "vllm",
+    ),
     Check(
         name="tests",
         what="tests that need a GPU",
-        command=(sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "-p", "no:cacheprovider"),
+        command=(
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "gpu and not slow",
+            "-p",
+            "no:cacheprovider",
+        ),
         words=("--collect-only",),
         needs=("pytest", "pytest_timeout", *_SIMULATORS),
     ),
@@ -137,11 +294,17 @@ def main(
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.open("a").close()
     except OSError as error:
-        print(f"gpu_check: {asked.json} cannot be written: {error.strerror}        (--json FILE)", file=sys.stderr)
+        print(
+            f"gpu_check: {asked.json} cannot be written: {error.strerror}        (--json FILE)",
+            file=sys.stderr,
+        )
         return WRONG
     outcomes = []
     if asked.emulated:
-        print("a CPU stands in for the GPU: nothing here says anything about one", flush=True)
+        print(
+            "a CPU stands in for the GPU: nothing here says anything about one",
+            flush=True,
+        )
     ends = time.monotonic() + asked.within - min(GRACE_S, asked.within / 4)
     for check in checks:
         if asked.only and check.name not in asked.only:
@@ -150,23 +313,48 @@ def main(
         outcomes.append(outcome)
         _tell(outcome, asked.json, asked.emulated)
     print(render(outcomes))
-    return FAILED if any(outcome.result == "failed" for outcome in outcomes) else FINE
+    if any(outcome.result == "failed" for outcome in outcomes):
+        return FAILED
+    return FINE
 
 
-def _arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.Namespace:
+def _arguments(
+    argv: Sequence[str] | None, checks: Sequence[Check]
+) -> argparse.Namespace:
     names = [check.name for check in checks]
-    parser = argparse.ArgumentParser(prog="gpu_check", description="Tries what only a GPU can show.")
-    parser.add_argument("--emulated", action="store_true", help="let a CPU stand in for the GPU: tries the checks")
-    parser.add_argument(
-        "--python", metavar="PYTHON", help="the interpreter of the checks, as it is: nothing is installed"
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", description="Tries what only a GPU can show."
     )
-    parser.add_argument("--within", type=_seconds, metavar="TIME", help="of all checks: 8m (the default), 90s")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where each result is appended")
+    parser.add_argument(
+        "--emulated",
+        action="store_true",
+        help="let a CPU stand in for the GPU: tries the checks",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PYTHON",
+        help="the interpreter of the checks, as it is: nothing is installed",
+    )
+    parser.add_argument(
+        "--within",
+        type=_seconds,
+        metavar="TIME",
+        help="of all checks: 8m (the default), 90s",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=RESULTS,
+        metavar="FILE",
+        help="where each result is appended",
+    )
     parser.add_argument("only", nargs="*", metavar="check", help=", ".join(names))
     asked = parser.parse_args(argv)
     asked.within = asked.within or (math.inf if asked.emulated else WITHIN_S)
     if unknown := [name for name in asked.only if name not in names]:
-        parser.error(f"no check is called {', '.join(unknown)}; there are {', '.join(names)}")
+        parser.error(
+            f"no check is called {', '.join(unknown)}; there are {', '.join(names)}"
+        )
     return asked
 
 
@@ -175,19 +363,30 @@ def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
     if found is None or not float(found.group(1)):
         raise argparse.ArgumentTypeError(f"{text!r} is no time: 8m, 90s")
-    return float(found.group(1)) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found.group(2) or "s"]
+    return (
+        float(found.group(1))
+        * {"s": 1.0, "m": 60.0, "h": 3600.0}[found.group(2) or "s"]
+    )
 
 
 def _outcome(check: Check, emulated: bool, left_s: float, within_s: float) -> Outcome:
     """Run it, unless this machine lacks what it needs, or no time is left."""
-    if lacking := [name for name in check.needs if importlib.util.find_spec(name) is None]:
-        return Outcome(check=check, result="not here", figure=f"{' and '.join(lacking)} not installed")
+    if lacking := [
+        name for name in check.needs if importlib.util.find_spec(name) is None
+    ]:
+        return Outcome(
+            check=check,
+            result="not here",
+            figure=f"{' and '.join(lacking)} not installed",
+        )
     if left_s <= 0:
         why = f"{within_s:g} s are over        (scripts/gpu_check {check.name})"
         return Outcome(check=check, result="no time", figure=why)
     print(f"{check.name}: {check.what} ...", flush=True)
     command = [*check.command, *(check.words if emulated else ())]
-    return run(dataclasses.replace(check, command=command), min(check.deadline_s, left_s))
+    return run(
+        dataclasses.replace(check, command=command), min(check.deadline_s, left_s)
+    )
 
 
 def _tell(outcome: Outcome, file: Path, emulated: bool) -> None:
@@ -202,7 +401,9 @@ def _tell(outcome: Outcome, file: Path, emulated: bool) -> None:
         "result": outcome.result,
         "figure": outcome.figure,
         "seconds": round(outcome.seconds, 2),
-        "measured": [dict(zip(_MEASURED, row, strict=True)) for row in outcome.measured],
+        "measured": [
+            dict(zip(_MEASURED, row, strict=True)) for row in outcome.measured
+        ],
         "errors": outcome.errors,
     }
     with file.open("a", encoding="utf-8") as appended:
@@ -223,7 +424,11 @@ def run(check: Check, limit_s: float | None = None) -> Outcome:
     ):
         # Files, since whoever a check leaves behind would keep the end of a pipe open.
         process = subprocess.Popen(
-            check.command, stdout=out, stderr=err, start_new_session=True, env=_environment(folder)
+            check.command,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            env=_environment(folder),
         )
         try:
             code = process.wait(limit_s)
@@ -231,38 +436,79 @@ def run(check: Check, limit_s: float | None = None) -> Outcome:
             code = None
         finally:
             _end(process)
-        told, errors = _text(out), _text(err)
+        told = _text(out)
+        errors = _text(err)
     seconds = time.perf_counter() - began
     rows = [line[1:].split("\t") for line in told.splitlines() if line.startswith("@")]
     measured = [row for row in rows if len(row) == 4]
     if code in (FINE, NOT_HERE):
         result: Literal["ok", "not here"] = "ok" if code == FINE else "not here"
-        return Outcome(check=check, result=result, figure=_last(told), seconds=seconds, measured=measured)
+        return Outcome(
+            check=check,
+            result=result,
+            figure=_last(told),
+            seconds=seconds,
+            measured=measured,
+        )
     if code is None and limit_s < check.deadline_s:
         why = f"not done when the time of all was over        (scripts/gpu_check {check.name})"
-        return Outcome(check=check, result="no time", figure=why, seconds=seconds, measured=measured)
-    why = f"not done after {check.deadline_s:g} s" if code is None else _last(errors) or _last(told) or f"exit {code}"
+        return Outcome(
+            check=check,
+            result="no time",
+            figure=why,
+            seconds=seconds,
+            measured=measured,
+        )
+    why = (
+        f"not done after {check.deadline_s:g} s"
+        if code is None
+        else _last(errors) or _last(told) or f"exit {code}"
+    )
     lines = (errors or told).rstrip().splitlines()[-_KEPT_LINES:]
     errors = "\n".join(lines)
-    return Outcome(check=check, result="failed", figure=why, seconds=seconds, measured=measured, errors=errors)
+    return Outcome(
+        check=check,
+        result="failed",
+        figure=why,
+        seconds=seconds,
+        measured=measured,
+        errors=errors,
+    )
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The table: each check, and below it what it measured; then the last words of each failure."""
-    rows: list[tuple[str, ...]] = [("check", "result", "measured", "expected", "seconds", "figure, or why not")]
+    rows: list[tuple[str, ...]] = [
+        ("check", "result", "measured", "expected", "seconds", "figure, or why not")
+    ]
     for outcome in outcomes:
         rows += _rows(outcome)
     failures = [
-        chapter(f"{o.check.name}:", o.errors.splitlines()[-_LAST_LINES:]) for o in outcomes if o.result == "failed"
+        chapter(f"{o.check.name}:", o.errors.splitlines()[-_LAST_LINES:])
+        for o in outcomes
+        if o.result == "failed"
     ]
     return "\n\n".join(["\n".join(["", *table(rows)]), *failures])
 
 
 def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
     figure = clipped(outcome.figure, _WIDEST)
-    first = (outcome.check.name, outcome.result, "", "", f"{outcome.seconds:.1f}", figure)
+    first = (
+        outcome.check.name,
+        outcome.result,
+        "",
+        "",
+        f"{outcome.seconds:.1f}",
+        figure,
+    )
     measured = outcome.measured
-    return [first, *((f"  {what}", missed, found, expected, "", "") for what, found, expected, missed in measured)]
+    return [
+        first,
+        *(
+            (f"  {what}", missed, found, expected, "", "")
+            for what, found, expected, missed in measured
+        ),
+    ]
 
 
 def gpu_names() -> list[str]:
@@ -270,7 +516,9 @@ def gpu_names() -> list[str]:
     asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     if shutil.which(asked[0]) is None:
         return []
-    return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=GRACE_S).stdout.splitlines()
+    return subprocess.run(
+        asked, capture_output=True, text=True, check=False, timeout=GRACE_S
+    ).stdout.splitlines()
 
 
 def no_gpu() -> ClusterError:
@@ -290,7 +538,9 @@ def no_gpu() -> ClusterError:
 def _roomy() -> str | None:
     """Return a folder in memory where models of 16 GB have room; None: the usual one of the machine."""
     fast = Path("/dev/shm")
-    return str(fast) if fast.is_dir() and shutil.disk_usage(fast).free > MODEL_BYTES else None
+    if fast.is_dir() and shutil.disk_usage(fast).free > MODEL_BYTES:
+        return str(fast)
+    return None
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -326,7 +576,9 @@ def _text(file: IO[bytes]) -> str:
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    if lines:
+        return lines[-1]
+    return ""
 
 
 if __name__ == "__main__":

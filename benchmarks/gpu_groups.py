@@ -19,7 +19,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_measure import DEVICE, MIB, ON_CPU, expect, show, synchronize, try_named_on_command_line
+from benchmarks.gpu_measure import (
+    DEVICE,
+    MIB,
+    ON_CPU,
+    expect,
+    show,
+    synchronize,
+    try_named_on_command_line,
+)
 from benchmarks.gpu_tries import PATIENCE_S
 from rlplace.comm.weights.device_group import device_group, within
 from rlplace.comm.weights.device_sync import Member
@@ -39,11 +47,24 @@ SPAWN = multiprocessing.get_context("spawn")
 def nccl_one() -> str:
     """Bytes of a process, its context and its group; what never completes ends by its deadline, with its reason."""
     taken = memory_of_a_process()
-    context, group = taken["context of CUDA"], taken["group of one rank"]
-    show("context of CUDA", f"{context / MIB:.0f} MiB", f"ledger {CONTEXT_BYTES / MIB:.0f} MiB")
+    context = taken["context of CUDA"]
+    group = taken["group of one rank"]
+    show(
+        "context of CUDA",
+        f"{context / MIB:.0f} MiB",
+        f"ledger {CONTEXT_BYTES / MIB:.0f} MiB",
+    )
     show("matrix products, more", f"{taken['matrix products'] / MIB:.0f} MiB")
-    show("group of one rank, with its first sum", f"{group / MIB:.0f} MiB", f"ledger {communicator(1) / MIB:.0f} MiB")
-    show("a second group", f"{taken['a second group'] / MIB:.0f} MiB", f"ledger {communicator(1) / MIB:.0f} MiB")
+    show(
+        "group of one rank, with its first sum",
+        f"{group / MIB:.0f} MiB",
+        f"ledger {communicator(1) / MIB:.0f} MiB",
+    )
+    show(
+        "a second group",
+        f"{taken['a second group'] / MIB:.0f} MiB",
+        f"ledger {communicator(1) / MIB:.0f} MiB",
+    )
     began = {name: begin(name, work) for name, work in NEVER.items()}
     for name, (process, pipe) in began.items():
         seconds, why = end(process, pipe)
@@ -51,7 +72,12 @@ def nccl_one() -> str:
         if not why:  # also where a CPU stands in
             sys.exit(f"{name}: no error after {seconds:.1f} s")
         show(f"{name}, its error", why.partition(":")[0], f"{seconds:.1f} s")
-        expect(f"{name}, seconds to its error", seconds, most=DEADLINE_S + GRACE_S, unit=" s")
+        expect(
+            f"{name}, seconds to its error",
+            seconds,
+            most=DEADLINE_S + GRACE_S,
+            unit=" s",
+        )
     return f"context {context / MIB:.0f} MiB, group of one rank {group / MIB:.0f} MiB"
 
 
@@ -66,18 +92,22 @@ def memory_of_a_process() -> Mapping[str, int]:
     process.start()
     there.close()  # else the end of the process would not end what is read
     found: dict[str, int] = {}
-    before, reserved_before = 0, 0
+    before = 0
+    reserved_before = 0
     try:
         while True:
             if not here.poll(STARTED_S):
-                sys.exit(f"a process did not answer within {STARTED_S:g} s, after: {', '.join(found) or 'its start'}")
+                sys.exit(
+                    f"a process did not answer within {STARTED_S:g} s, after: {', '.join(found) or 'its start'}"
+                )
             name, reserved = here.recv()
             if not name:
                 return found
             free = 0 if ON_CPU else _free()
             if name != "start":
                 found[name] = before - free - (reserved - reserved_before)
-            before, reserved_before = free, reserved
+            before = free
+            reserved_before = reserved
             here.send("go on")
     except EOFError:
         sys.exit(f"a process ended after: {', '.join(found) or 'its start'}")
@@ -91,7 +121,9 @@ def stages(pipe: Connection) -> None:
 
     def say(name: str) -> None:
         synchronize() if name != "start" else None
-        pipe.send((name, 0 if ON_CPU or name == "start" else torch.cuda.memory_reserved()))
+        pipe.send(
+            (name, 0 if ON_CPU or name == "start" else torch.cuda.memory_reserved())
+        )
         pipe.recv()
 
     import torch.distributed as dist
@@ -106,13 +138,18 @@ def stages(pipe: Connection) -> None:
     (left @ left).float().sum().item()
     say("matrix products")
     device = None if ON_CPU else CudaDevice()
-    ranks = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}, device=device), timeout_s=PATIENCE_S)
+    ranks = Ranks(
+        context_of("actor", 0, 1, rendezvous_at(listen()), {}, device=device),
+        timeout_s=PATIENCE_S,
+    )
     dist.all_reduce(some)
     if some.sum().item() != len(some):
         sys.exit("a sum over one rank is another number")
     say("group of one rank")
     store, _ = serve()
-    group = device_group(store, rank=0, size=1, device=device_of_thread(), timeout_s=PATIENCE_S)
+    group = device_group(
+        store, rank=0, size=1, device=device_of_thread(), timeout_s=PATIENCE_S
+    )
     group.broadcast(some, root=0).wait()
     say("a second group")
     group.abort() if not ON_CPU else None
@@ -121,7 +158,9 @@ def stages(pipe: Connection) -> None:
 
 
 def device_of_thread() -> torch.device:
-    return DEVICE if ON_CPU else torch.device("cuda:0")
+    if ON_CPU:
+        return DEVICE
+    return torch.device("cuda:0")
 
 
 # Each is tried in a process of its own, and ends in an error that says why.
@@ -130,8 +169,19 @@ def device_of_thread() -> torch.device:
 def absent_member() -> None:
     """A group for weights of two, of which the second never comes."""
     store, _ = serve()
-    form = partial(device_group, store, rank=0, size=2, device=device_of_thread(), timeout_s=DEADLINE_S)
-    within(time.monotonic() + DEADLINE_S, form, "actor rank 0 waited until the deadline for rank 1 to form a group")
+    form = partial(
+        device_group,
+        store,
+        rank=0,
+        size=2,
+        device=device_of_thread(),
+        timeout_s=DEADLINE_S,
+    )
+    within(
+        time.monotonic() + DEADLINE_S,
+        form,
+        "actor rank 0 waited until the deadline for rank 1 to form a group",
+    )
 
 
 def absent_rank() -> None:
@@ -141,8 +191,13 @@ def absent_rank() -> None:
 
     listener = listen()
     port = listener.getsockname()[1]
-    meet = Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=DEADLINE_S)
-    Ranks(context_of("actor", 0, 2, meet, {}, device=None if ON_CPU else CudaDevice()), timeout_s=DEADLINE_S)
+    meet = Rendezvous(
+        host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=DEADLINE_S
+    )
+    Ranks(
+        context_of("actor", 0, 2, meet, {}, device=None if ON_CPU else CudaDevice()),
+        timeout_s=DEADLINE_S,
+    )
 
 
 def absent_from_sync() -> None:
@@ -157,7 +212,9 @@ def busy_device() -> None:
     """A bucket of a sync, behind work of the GPU that goes on for longer; then the group is aborted."""
     store, _ = serve()
     member = Member("actor rank 0", device_of_thread(), timeout_s=DEADLINE_S)
-    member._group = device_group(store, rank=0, size=1, device=device_of_thread(), timeout_s=DEADLINE_S)
+    member._group = device_group(
+        store, rank=0, size=1, device=device_of_thread(), timeout_s=DEADLINE_S
+    )
     bucket = torch.ones(1 << 20, device=DEVICE)
     synchronize()
     if ON_CPU:
@@ -175,10 +232,16 @@ def one_gpu_for_two() -> None:
 
     def join(rank: int) -> Any:
         store = point.connect(PATIENCE_S)
-        return device_group(store, rank=rank, size=2, device=device_of_thread(), timeout_s=DEADLINE_S)
+        return device_group(
+            store, rank=rank, size=2, device=device_of_thread(), timeout_s=DEADLINE_S
+        )
 
     threading.Thread(target=_quietly, args=(partial(join, 1),), daemon=True).start()
-    within(time.monotonic() + DEADLINE_S + GRACE_S, partial(join, 0), "two members on one GPU waited for each other")
+    within(
+        time.monotonic() + DEADLINE_S + GRACE_S,
+        partial(join, 0),
+        "two members on one GPU waited for each other",
+    )
     if ON_CPU:
         raise RuntimeError("gloo lets two members be on one host")
 
@@ -210,7 +273,8 @@ def told(pipe: Connection, work: Callable[[], None]) -> None:
     if not ON_CPU:
         torch.ones(8, device=DEVICE)
     pipe.send("begins")
-    began, why = time.monotonic(), ""
+    began = time.monotonic()
+    why = ""
     try:
         work()
     except (RuntimeError, RlplaceError) as error:

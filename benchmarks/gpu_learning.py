@@ -48,7 +48,8 @@ from rlplace.tokens import Sample
 
 BUDGET = 256 if ON_CPU else 8192  # tokens of a forward and backward pass
 STEPS = 2 if ON_CPU else 3  # of each loop; the first warms up
-LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-3
+LEARNING_RATE = 1e-5
+LORA_LEARNING_RATE = 1e-3
 COMPUTE = "bf16"
 DTYPE = torch.bfloat16
 COMPILER = "aot_eager" if ON_CPU else "inductor"  # a C++ compiler would take minutes
@@ -74,7 +75,9 @@ class Model:
         with torch.device(DEVICE):
             model = AutoModelForCausalLM.from_config(config, dtype=DTYPE)
         model.save_pretrained(folder)
-        tiny_tokenizer(320).save_pretrained(folder)  # by which some samples are shown as text
+        tiny_tokenizer(320).save_pretrained(
+            folder
+        )  # by which some samples are shown as text
         return folder
 
     @property
@@ -87,7 +90,9 @@ class Model:
 
     @property
     def learning_rate(self) -> float:
-        return LEARNING_RATE if self.lora_rank is None else LORA_LEARNING_RATE
+        if self.lora_rank is None:
+            return LEARNING_RATE
+        return LORA_LEARNING_RATE
 
     @property
     def weights(self) -> int:
@@ -96,7 +101,8 @@ class Model:
 
     def operations(self, lengths: Sequence[int]) -> float:
         """Forward and backward, of sequences of these lengths."""
-        each, keys = 6 if self.lora_rank is None else 4, self.keys
+        each = 6 if self.lora_rank is None else 4
+        keys = self.keys
         width = keys["num_attention_heads"] * keys["head_dim"]
         attention = 6 * keys["num_hidden_layers"] * width * sum(n * n for n in lengths)
         return float(each * self.weights * sum(lengths) + attention)
@@ -108,7 +114,10 @@ MODELS: Mapping[str, Model] = {
     "4b-lora": Model(size="Qwen3-4B", lora_rank=16, groups=4),
 }
 if ON_CPU:
-    MODELS = {name: dataclasses.replace(model, groups=2, answers=4) for name, model in MODELS.items()}
+    MODELS = {
+        name: dataclasses.replace(model, groups=2, answers=4)
+        for name, model in MODELS.items()
+    }
 
 
 # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,16 +146,39 @@ def learning(name: str) -> str:
         changed = actor.digest_of_one() - began
         actor.close()
     # Both must have learned, and the same.
-    if not all(steps.finite for steps in (theirs, ours, sharing)) or not math.isfinite(changed) or not changed:
-        sys.exit(f"weights changed by {changed:g}; losses {[step.loss for step in ours.steps]}")
+    if (
+        not all(steps.finite for steps in (theirs, ours, sharing))
+        or not math.isfinite(changed)
+        or not changed
+    ):
+        sys.exit(
+            f"weights changed by {changed:g}; losses {[step.loss for step in ours.steps]}"
+        )
     if model.lora_rank is None:  # factors begin with other random values in both
         ratio = ours.steps[0].norm / theirs.steps[0].norm
-        expect("gradient norm of the first step, of the plain loop's", ratio, 0.9, 1.1, " x")
-    show("loss of the first and the last step", f"{ours.steps[0].loss:.5f}, {ours.steps[-1].loss:.5f}")
+        expect(
+            "gradient norm of the first step, of the plain loop's",
+            ratio,
+            0.9,
+            1.1,
+            " x",
+        )
+    show(
+        "loss of the first and the last step",
+        f"{ours.steps[0].loss:.5f}, {ours.steps[-1].loss:.5f}",
+    )
     return _compared(model, peak, apart, ours=ours, sharing=sharing, theirs=theirs)
 
 
-def _compared(model: Model, peak: float, samples: Groups, *, ours: Steps, sharing: Steps, theirs: Steps) -> str:
+def _compared(
+    model: Model,
+    peak: float,
+    samples: Groups,
+    *,
+    ours: Steps,
+    sharing: Steps,
+    theirs: Steps,
+) -> str:
     """Print speeds beside each other, and what they are bounded by; return the figure."""
     lengths = [sample.weight for group in samples for sample in group]
     tokens = sum(lengths)
@@ -157,10 +189,19 @@ def _compared(model: Model, peak: float, samples: Groups, *, ours: Steps, sharin
         show(what, rate, f"{share(operations, steps.seconds, peak)} of the peak")
     faster = f"{ours.seconds / sharing.seconds:.2f} x"
     show("prompts shared", f"{tokens / sharing.seconds:,.0f} tokens/s", faster)
-    show("most allocated", f"{ours.most_bytes / GIB:.1f} GiB", f"plain loop {theirs.most_bytes / GIB:.1f} GiB")
+    show(
+        "most allocated",
+        f"{ours.most_bytes / GIB:.1f} GiB",
+        f"plain loop {theirs.most_bytes / GIB:.1f} GiB",
+    )
     for part, value in ours.steps[-1].parts.items():
         show(f"  {part}", f"{value:.3g} s")
-    expect("tokens per second, of the plain loop's", theirs.seconds / ours.seconds, least=1.0, unit=" x")
+    expect(
+        "tokens per second, of the plain loop's",
+        theirs.seconds / ours.seconds,
+        least=1.0,
+        unit=" x",
+    )
     expect("share of the bf16 peak", operations / ours.seconds / peak, least=0.2)
     return (
         f"{tokens / ours.seconds:,.0f} tokens/s, {theirs.seconds / ours.seconds:.2f} x the plain loop, "
@@ -173,7 +214,9 @@ class Step:
     seconds: float
     norm: float
     loss: float
-    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds by name
+    parts: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # seconds by name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -190,7 +233,9 @@ class Steps:
 
     @property
     def finite(self) -> bool:
-        return all(math.isfinite(step.norm) and math.isfinite(step.loss) for step in self.steps)
+        return all(
+            math.isfinite(step.norm) and math.isfinite(step.loss) for step in self.steps
+        )
 
 
 class Actor:
@@ -210,15 +255,30 @@ class Actor:
             def move(self, to: Residency) -> MoveReport:
                 return super().move(Residency.FULL)
 
-        adam: dict[str, Any] = {"lr": model.learning_rate, "eps": 1e-8, "max_grad_norm": CLIP}
-        own: dict[str, Any] = {"compute": COMPUTE, "token_budget": BUDGET, "optimizer": adam}
+        adam: dict[str, Any] = {
+            "lr": model.learning_rate,
+            "eps": 1e-8,
+            "max_grad_norm": CLIP,
+        }
+        own: dict[str, Any] = {
+            "compute": COMPUTE,
+            "token_budget": BUDGET,
+            "optimizer": adam,
+        }
         if model.lora_rank is not None:
-            own |= {"lora_rank": model.lora_rank, "weights": "bf16", "optimizer": adam | {"kind": "adamw_master"}}
+            own |= {
+                "lora_rank": model.lora_rank,
+                "weights": "bf16",
+                "optimizer": adam | {"kind": "adamw_master"},
+            }
         sizes = {"prompts": model.groups, "samples_per_prompt": model.answers}
         job = LmScenario(model=folder, algorithm=sizes, trained=own).job
         channels = {name: LocalChannel(spec_of(name)) for name in (SAMPLES, WEIGHTS)}
         device = None if ON_CPU else CudaDevice()
-        self.worker = Staying(job, context_of("actor", 0, 1, rendezvous_at(listen()), channels, device=device))
+        self.worker = Staying(
+            job,
+            context_of("actor", 0, 1, rendezvous_at(listen()), channels, device=device),
+        )
         self.worker.setup()
 
     @property
@@ -236,13 +296,24 @@ class Actor:
         synchronize()
         seconds = time.perf_counter() - began
         found = {name: metric.value for name, metric in metrics.items()}
-        parts = {name: value for name, value in found.items() if name.endswith("_s") and "per_s" not in name}
-        return Step(seconds=seconds, norm=found["actor/grad_norm"], loss=found["actor/loss"], parts=parts)
+        parts = {
+            name: value
+            for name, value in found.items()
+            if name.endswith("_s") and "per_s" not in name
+        }
+        return Step(
+            seconds=seconds,
+            norm=found["actor/grad_norm"],
+            loss=found["actor/loss"],
+            parts=parts,
+        )
 
     def digest_of_one(self) -> float:
         """The sum of what is trained, absolute: it changes where that changes, and is finite where that is."""
         shards = self.worker._model.trained_shards()
-        return float(sum(shard.detach().double().abs().sum().item() for shard in shards))
+        return float(
+            sum(shard.detach().double().abs().sum().item() for shard in shards)
+        )
 
     def close(self) -> None:
         self.worker.close()
@@ -256,19 +327,32 @@ class Plain:
         from transformers import AutoModelForCausalLM
 
         dtype = torch.float32 if model.lora_rank is None else DTYPE
-        lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        lm: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa"
+        )
         lm.to(DEVICE)
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
         if model.lora_rank is not None:
             from peft import LoraConfig, get_peft_model
 
             lm.enable_input_require_grads()
-            factors = LoraConfig(r=model.lora_rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+            factors = LoraConfig(
+                r=model.lora_rank,
+                lora_alpha=16,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+            )
             torch.manual_seed(0)
             lm = get_peft_model(lm, factors)
         self.lm = lm.train()
-        self.trained = [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=model.learning_rate, weight_decay=0.0, fused=True)
+        self.trained = [
+            parameter for parameter in self.lm.parameters() if parameter.requires_grad
+        ]
+        self.optimizer = torch.optim.AdamW(
+            self.trained, lr=model.learning_rate, weight_decay=0.0, fused=True
+        )
 
     def scored(self, groups: Groups) -> list[tuple[Sample, ...]]:
         """The same samples, with the log-probabilities that the model gives their tokens."""
@@ -276,14 +360,25 @@ class Plain:
         found: dict[int, NDArray[np.float32]] = {}
         with torch.no_grad():
             for batch in self._batches(samples):
-                for sample, logprobs in zip(batch, self._logprobs(batch)[0].float().cpu().numpy(), strict=True):
+                for sample, logprobs in zip(
+                    batch, self._logprobs(batch)[0].float().cpu().numpy(), strict=True
+                ):
                     own = np.concatenate([[0.0], logprobs[: sample.weight - 1]])
-                    found[id(sample)] = np.where(sample.mask, own, 0.0).astype(np.float32)
-        return [tuple(dataclasses.replace(one, logprobs=found[id(one)]) for one in group) for group in groups]
+                    found[id(sample)] = np.where(sample.mask, own, 0.0).astype(
+                        np.float32
+                    )
+        return [
+            tuple(dataclasses.replace(one, logprobs=found[id(one)]) for one in group)
+            for group in groups
+        ]
 
     def step(self, groups: Groups) -> Step:
         samples = [sample for group in groups for sample in group]
-        advantages = {id(sample): advantage for group in groups for sample, advantage in advantages_of(group)}
+        advantages = {
+            id(sample): advantage
+            for group in groups
+            for sample, advantage in advantages_of(group)
+        }
         learned = sum(sample.response_tokens for sample in samples)
         synchronize()
         began = time.perf_counter()
@@ -291,16 +386,21 @@ class Plain:
         for batch in self._batches(samples):
             logprobs, mask = self._logprobs(batch)
             old = padded([torch.tensor(sample.logprobs) for sample in batch])[:, 1:]
-            advantage = torch.tensor([advantages[id(sample)] for sample in batch], device=DEVICE)[:, None]
+            advantage = torch.tensor(
+                [advantages[id(sample)] for sample in batch], device=DEVICE
+            )[:, None]
             ratio = torch.exp((logprobs - old) * mask)
-            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            surrogate = torch.minimum(
+                ratio * advantage, ratio.clamp(0.8, 1.2) * advantage
+            )
             loss = -(surrogate * mask).sum() / learned
             loss.backward()
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.trained, CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        found, loss_of_step = norm.item(), total.item()
+        found = norm.item()
+        loss_of_step = total.item()
         synchronize()
         return Step(seconds=time.perf_counter() - began, norm=found, loss=loss_of_step)
 
@@ -317,18 +417,27 @@ class Plain:
 
     def _logprobs(self, batch: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Of all tokens but the first, by the whole vocabulary; and which are learned."""
-        ids = padded([torch.tensor(sample.tokens, dtype=torch.int64) for sample in batch])
+        ids = padded(
+            [torch.tensor(sample.tokens, dtype=torch.int64) for sample in batch]
+        )
         # Padding stands behind: no token sees it, and without a mask SDPA takes its fast kernel.
         with torch.autocast(DEVICE.type, dtype=DTYPE):
             logits = self.lm(input_ids=ids, use_cache=False).logits[:, :-1]
-        logprobs = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None])[..., 0]
+        logprobs = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None])[
+            ..., 0
+        ]
         return logprobs, padded([torch.tensor(sample.mask) for sample in batch])[:, 1:]
 
 
 def advantages_of(group: Sequence[Sample]) -> list[tuple[Sample, float]]:
     rewards = np.array([sample.reward for sample in group])
     deviation = rewards.std(ddof=1)
-    return [(s, float(r)) for s, r in zip(group, (rewards - rewards.mean()) / (deviation + 1e-6), strict=True)]
+    return [
+        (s, float(r))
+        for s, r in zip(
+            group, (rewards - rewards.mean()) / (deviation + 1e-6), strict=True
+        )
+    ]
 
 
 def padded(rows: list[Tensor]) -> Tensor:
@@ -348,7 +457,9 @@ def made_up(model: Model, *, shared: bool) -> list[tuple[Sample, ...]]:
         samples = []
         for number in range(model.answers):
             begin = prompt if shared else np.concatenate([[3 + number], prompt[1:]])
-            answer = draws.integers(3, model.vocabulary, draws.integers(least, most) - prompt_tokens)
+            answer = draws.integers(
+                3, model.vocabulary, draws.integers(least, most) - prompt_tokens
+            )
             mask = np.arange(len(begin) + len(answer)) >= len(begin)
             reward = float(number % 2)
             sample = Sample(
@@ -375,33 +486,65 @@ def attention_speed() -> str:
     """Forward and backward, of packed sequences by ours and of padded ones by SDPA: 16 heads of 128, 8 of keys."""
     from rlplace.models.packed import Packed, attention
 
-    draws, figures = np.random.default_rng(0), []
+    draws = np.random.default_rng(0)
+    figures = []
     shapes = (
-        {"short": (4, 16, 32), "long": (2, 48, 64)} if ON_CPU else {"short": (32, 256, 1024), "long": (4, 6144, 8192)}
+        {"short": (4, 16, 32), "long": (2, 48, 64)}
+        if ON_CPU
+        else {"short": (32, 256, 1024), "long": (4, 6144, 8192)}
     )
     heads, key_heads, width = (4, 2, 32) if ON_CPU else (16, 8, 128)
     dtype = torch.float32 if ON_CPU else DTYPE
     for name, (count, least, most) in shapes.items():
         lengths = [*map(int, draws.integers(least, most, count))]
-        alike = [(i // 4, least // 2) for i in range(count)]  # four sequences begin alike
-        nowhere, pieces = [np.zeros(n, bool) for n in lengths], [np.arange(n) for n in lengths]
-        operations = 3.5 * 2 * heads * width * sum(n * n for n in lengths)  # forward 1, backward 2.5
-        made = {"packed": Packed.of(pieces, nowhere, DEVICE), "shared": Packed.of(pieces, nowhere, DEVICE, alike)}
+        alike = [
+            (i // 4, least // 2) for i in range(count)
+        ]  # four sequences begin alike
+        nowhere = [np.zeros(n, bool) for n in lengths]
+        pieces = [np.arange(n) for n in lengths]
+        operations = (
+            3.5 * 2 * heads * width * sum(n * n for n in lengths)
+        )  # forward 1, backward 2.5
+        made = {
+            "packed": Packed.of(pieces, nowhere, DEVICE),
+            "shared": Packed.of(pieces, nowhere, DEVICE, alike),
+        }
         seconds: dict[str, float] = {}
         for way, packed in made.items():
             total = len(packed.tokens)
-            sizes = ((1, heads, total, width), (1, key_heads, total, width), (1, key_heads, total, width))
-            inputs = [torch.randn(size, device=DEVICE, dtype=dtype, requires_grad=True) for size in sizes]
+            sizes = (
+                (1, heads, total, width),
+                (1, key_heads, total, width),
+                (1, key_heads, total, width),
+            )
+            inputs = [
+                torch.randn(size, device=DEVICE, dtype=dtype, requires_grad=True)
+                for size in sizes
+            ]
             attend = partial(attention, nn.Module(), attention_mask=None, packed=packed)
             seconds[way] = per_pass(lambda *qkv: attend(*qkv)[0], inputs)  # noqa: B023  called at once
         size = (count, heads, max(lengths), width)
         fewer = (count, key_heads, max(lengths), width)
-        inputs = [torch.randn(of, device=DEVICE, dtype=dtype, requires_grad=True) for of in (size, fewer, fewer)]
-        causal = partial(functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+        inputs = [
+            torch.randn(of, device=DEVICE, dtype=dtype, requires_grad=True)
+            for of in (size, fewer, fewer)
+        ]
+        causal = partial(
+            functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True
+        )
         seconds["padded"] = per_pass(causal, inputs)
         for way, taken in seconds.items():
-            show(f"{name}, {way}", f"{operations / taken / 1e12:.0f} TFLOP/s", f"{1e3 * taken:.2f} ms")
-        expect(f"{name} sequences, speed of padded ones", seconds["padded"] / seconds["packed"], least=1.0, unit=" x")
+            show(
+                f"{name}, {way}",
+                f"{operations / taken / 1e12:.0f} TFLOP/s",
+                f"{1e3 * taken:.2f} ms",
+            )
+        expect(
+            f"{name} sequences, speed of padded ones",
+            seconds["padded"] / seconds["packed"],
+            least=1.0,
+            unit=" x",
+        )
         figures.append(f"{name} {operations / seconds['packed'] / 1e12:.0f} TFLOP/s")
     return "; ".join(figures)
 
@@ -485,7 +628,12 @@ def optimizers(shards: Sequence[Tensor]) -> dict[str, float]:
         weights = [torch.zeros_like(shard) for shard in shards]
         for weight in weights:
             weight.grad = torch.ones_like(weight)
-        found[name] = best(torch.optim.AdamW(weights, lr=1e-6, fused=one_kernel, foreach=not one_kernel).step, 3)
+        found[name] = best(
+            torch.optim.AdamW(
+                weights, lr=1e-6, fused=one_kernel, foreach=not one_kernel
+            ).step,
+            3,
+        )
         del weights
         collect()
     return found
@@ -504,9 +652,14 @@ def kernels(work: Callable[[], object], most: int = 8) -> list[tuple[str, float]
         work()
         synchronize()
     whole = time.perf_counter() - began
-    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    events = sorted(
+        profiler.key_averages(), key=lambda event: -event.self_device_time_total
+    )
     busy = sum(event.self_device_time_total for event in events) or 1.0  # microseconds
-    found = [(event.key[:60].replace("\t", " "), event.self_device_time_total / busy) for event in events[:most]]
+    found = [
+        (event.key[:60].replace("\t", " "), event.self_device_time_total / busy)
+        for event in events[:most]
+    ]
     return [("busy, of the step (profiled)", busy / 1e6 / whole), *found]
 
 
@@ -521,7 +674,9 @@ def collect() -> None:
 
 
 def most_allocated() -> int:
-    return 0 if ON_CPU else torch.cuda.max_memory_allocated()
+    if ON_CPU:
+        return 0
+    return torch.cuda.max_memory_allocated()
 
 
 def share(operations: float, seconds: float, peak: float) -> str:

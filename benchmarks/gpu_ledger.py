@@ -31,17 +31,30 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.placement.memory.demands import Part
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import SAMPLES, WEIGHTS
-from rlplace.workers.launch.devices import CudaDevice, Device, EmulatedDevice, MemoryAccount
+from rlplace.workers.launch.devices import (
+    CudaDevice,
+    Device,
+    EmulatedDevice,
+    MemoryAccount,
+)
 from tests.memory_peaks import LmJob, allocations, made_up
 from tests.open_calls import slot_of
 from tests.worker_ranks import context_of, listen, rendezvous_at, spec_of
 
-LEAST, MOST = 0.98, 1.25  # of predicted over measured
+LEAST = 0.98
+MOST = 1.25  # of predicted over measured
 SMALL_BYTES = 64 * MIB  # differences below are the allocator's rounding
 CASE_S = 90.0  # longest that one case may take
 ITERATIONS = 2  # the optimizer's state is made in the first step
-_IMPORTED = ("rlplace.models.causal_lm", "rlplace.workers.training.lm_learner", "tests.memory_peaks")
-_OUTSIDE = (Part.CONTEXT, Part.COMMUNICATOR)  # of the process, which torch does not count
+_IMPORTED = (
+    "rlplace.models.causal_lm",
+    "rlplace.workers.training.lm_learner",
+    "tests.memory_peaks",
+)
+_OUTSIDE = (
+    Part.CONTEXT,
+    Part.COMMUNICATOR,
+)  # of the process, which torch does not count
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +69,9 @@ class Case:
     answer: int = 768
     shared_prompts: bool = False
     budget_samples: int = 8  # of one micro-batch
-    offloads: bool = True  # also measure leaving and coming back, which pins as much host memory
+    offloads: bool = (
+        True  # also measure leaving and coming back, which pins as much host memory
+    )
 
 
 class Reading(NamedTuple):
@@ -85,10 +100,18 @@ def _small() -> Sequence[Case]:
     return [
         case(name="0.6B, two micro-batches"),
         case(name="0.6B, one micro-batch", budget_samples=16),
-        case(name="0.6B, nothing recomputed", trained={**usual, "checkpointing": False}),
-        case(name="0.6B, inputs of layers on the host", trained={**usual, "activation_offload": True}),
+        case(
+            name="0.6B, nothing recomputed", trained={**usual, "checkpointing": False}
+        ),
+        case(
+            name="0.6B, inputs of layers on the host",
+            trained={**usual, "activation_offload": True},
+        ),
         case(name="0.6B, prompts shared", shared_prompts=True, prompt=768, answer=256),
-        case(name="0.6B, 8-bit Adam", trained={**usual, "optimizer": {"kind": "adamw_8bit"}}),
+        case(
+            name="0.6B, 8-bit Adam",
+            trained={**usual, "optimizer": {"kind": "adamw_8bit"}},
+        ),
         case(name="0.6B, LoRA", trained={**usual, "lora_rank": 16}),
     ]
 
@@ -96,16 +119,26 @@ def _small() -> Sequence[Case]:
 def _medium() -> Sequence[Case]:
     usual = {"compute": "bf16", "checkpointing": True}
     masters = {**usual, "weights": "bf16", "optimizer": {"kind": "adamw_master"}}
-    case = functools.partial(Case, size="Qwen3-1.7B", trained=usual, groups=2, budget_samples=4)
+    case = functools.partial(
+        Case, size="Qwen3-1.7B", trained=usual, groups=2, budget_samples=4
+    )
     return [
         case(name="1.7B, two micro-batches"),
-        case(name="1.7B, bf16 weights and float32 masters", trained=masters, offloads=False),
+        case(
+            name="1.7B, bf16 weights and float32 masters",
+            trained=masters,
+            offloads=False,
+        ),
     ]
 
 
 def _large() -> Sequence[Case]:
     factors = {"compute": "bf16", "checkpointing": True, "lora_rank": 16}
-    packed = {"compute": "bf16", "checkpointing": True, "optimizer": {"kind": "adamw_8bit"}}
+    packed = {
+        "compute": "bf16",
+        "checkpointing": True,
+        "optimizer": {"kind": "adamw_8bit"},
+    }
     case = functools.partial(Case, groups=2, budget_samples=4, offloads=False)
     return [
         case(name="4B, LoRA", size="Qwen3-4B", trained=factors),
@@ -114,7 +147,11 @@ def _large() -> Sequence[Case]:
     ]
 
 
-GROUPS: Mapping[str, Callable[[], Sequence[Case]]] = {"small": _small, "medium": _medium, "large": _large}
+GROUPS: Mapping[str, Callable[[], Sequence[Case]]] = {
+    "small": _small,
+    "medium": _medium,
+    "large": _large,
+}
 
 
 def emulated(case: Case) -> Case:
@@ -122,8 +159,11 @@ def emulated(case: Case) -> Case:
     trained = {**case.trained, "compute": "fp32", "weights": "fp32"}
     if trained.get("optimizer") == {"kind": "adamw_master"}:
         trained["optimizer"] = {"kind": "adamw"}
-    answer, prompt = case.answer // 8, case.prompt // 8
-    return dataclasses.replace(case, size="emulated", trained=trained, prompt=prompt, answer=answer)
+    answer = case.answer // 8
+    prompt = case.prompt // 8
+    return dataclasses.replace(
+        case, size="emulated", trained=trained, prompt=prompt, answer=answer
+    )
 
 
 # ── one case, in a process of its own ────────────────────────────────────────────────────────────────────────────────
@@ -136,10 +176,17 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
     spec = job.spec
     (footprint,) = spec.case.ledger().footprints["actor"]
     channels = {name: LocalChannel(spec_of(name)) for name in (SAMPLES, WEIGHTS)}
-    context = context_of("actor", 0, 1, rendezvous_at(listen()), channels, device=_device(on_cpu))
+    context = context_of(
+        "actor", 0, 1, rendezvous_at(listen()), channels, device=_device(on_cpu)
+    )
     worker: Any = spec.workers["actor"](spec.arguments, context)
     worker.setup()
-    groups = made_up(4 * case.groups, job.prompt, job.answer, case.prompt if case.shared_prompts else 0)
+    groups = made_up(
+        4 * case.groups,
+        job.prompt,
+        job.answer,
+        case.prompt if case.shared_prompts else 0,
+    )
     reading = None
     for iteration in range(ITERATIONS):
         for group in groups:
@@ -147,18 +194,32 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
         began = time.perf_counter()
         worker.move(Residency.FULL)
         onload_s = time.perf_counter() - began
-        resident = worker.move(Residency.FULL).accelerator_bytes if on_cpu else torch.cuda.memory_allocated()
+        resident = (
+            worker.move(Residency.FULL).accelerator_bytes
+            if on_cpu
+            else torch.cuda.memory_allocated()
+        )
         began = time.perf_counter()
-        peak, reserved = _fullest(functools.partial(worker.learn, iteration, iteration), on_cpu, resident)
+        peak, reserved = _fullest(
+            functools.partial(worker.learn, iteration, iteration), on_cpu, resident
+        )
         learn_s = time.perf_counter() - began
-        outside = 0 if on_cpu else _device_bytes_used(on_cpu) - unused - torch.cuda.memory_reserved()
-        moved, offload_s, stays = 0, 0.0, 0
+        outside = (
+            0
+            if on_cpu
+            else _device_bytes_used(on_cpu) - unused - torch.cuda.memory_reserved()
+        )
+        moved = 0
+        offload_s = 0.0
+        stays = 0
         if case.offloads:
             before = 0 if on_cpu else torch.cuda.memory_allocated()
             began = time.perf_counter()
             report = worker.move(Residency.OFF)
             offload_s = time.perf_counter() - began
-            stays = report.accelerator_bytes if on_cpu else torch.cuda.memory_allocated()
+            stays = (
+                report.accelerator_bytes if on_cpu else torch.cuda.memory_allocated()
+            )
             moved = report.host_bytes if on_cpu else before - stays
         learning = sum(footprint.working["learn"].values())
         reading = Reading(
@@ -166,7 +227,10 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
             peak=(peak, footprint.reported_bytes(Residency.FULL) + learning),
             after_offload=(stays, footprint.reported_bytes(Residency.OFF)),
             reserved_peak=reserved,
-            outside=(outside, sum(footprint.held[Residency.OFF].get(part, 0) for part in _OUTSIDE)),
+            outside=(
+                outside,
+                sum(footprint.held[Residency.OFF].get(part, 0) for part in _OUTSIDE),
+            ),
             moved=moved,
             offload_s=offload_s,
             onload_s=onload_s,
@@ -180,7 +244,9 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
 
 def _job(case: Case, folder: Path, on_cpu: bool) -> LmJob:
     whole = case.prompt + case.answer
-    budget = {} if case.shared_prompts else {"token_budget": case.budget_samples * whole}
+    budget = (
+        {} if case.shared_prompts else {"token_budget": case.budget_samples * whole}
+    )
     return LmJob(
         model=folder,
         prompts=case.groups,
@@ -189,15 +255,21 @@ def _job(case: Case, folder: Path, on_cpu: bool) -> LmJob:
         alike=case.shared_prompts,
         trained={**case.trained, **budget},
         kind="emulated" if on_cpu else "cuda",
-        memory_bytes=64 * GIB if on_cpu else torch.cuda.get_device_properties(0).total_memory,
+        memory_bytes=64 * GIB
+        if on_cpu
+        else torch.cuda.get_device_properties(0).total_memory,
     )
 
 
 def _device(on_cpu: bool) -> Device:
-    return EmulatedDevice(MemoryAccount([64 * GIB]), slot_of("actor")) if on_cpu else CudaDevice()
+    if on_cpu:
+        return EmulatedDevice(MemoryAccount([64 * GIB]), slot_of("actor"))
+    return CudaDevice()
 
 
-def _fullest(work: Callable[[], object], on_cpu: bool, resident: int) -> tuple[int, int]:
+def _fullest(
+    work: Callable[[], object], on_cpu: bool, resident: int
+) -> tuple[int, int]:
     """Return the most bytes that are allocated, and reserved, while it works."""
     if on_cpu:
         with allocations() as made:
@@ -216,8 +288,15 @@ def _device_bytes_used(on_cpu: bool) -> int:
     if on_cpu:
         return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
-    asked = ("nvidia-smi", f"--id={visible}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30.0)
+    asked = (
+        "nvidia-smi",
+        f"--id={visible}",
+        "--query-gpu=memory.used",
+        "--format=csv,noheader,nounits",
+    )
+    told = subprocess.run(
+        asked, capture_output=True, text=True, check=True, timeout=30.0
+    )
     return int(told.stdout) * MIB
 
 
@@ -253,9 +332,17 @@ def _shown(case: Case, model: Path, on_cpu: bool) -> list[str]:
         _kill(pool)
     pool.shutdown()
     if error is not None:
-        why = f"not done after {CASE_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+        why = (
+            f"not done after {CASE_S:g} s"
+            if isinstance(error, TimeoutError)
+            else type(error).__name__
+        )
         print(f"@{case.name}\tdied\t-\tmissed", flush=True)
-        print(f"{case.name}: {why}: {error}\n{error.__cause__ or ''}", file=sys.stderr, flush=True)
+        print(
+            f"{case.name}: {why}: {error}\n{error.__cause__ or ''}",
+            file=sys.stderr,
+            flush=True,
+        )
         return [f"{case.name} died: {why}"]
     reading = pending.result()
     missed = [
@@ -263,17 +350,34 @@ def _shown(case: Case, model: Path, on_cpu: bool) -> list[str]:
         _row(f"{case.name}: learning", *reading.peak, on_cpu),
     ]
     if case.offloads:
-        missed.append(_row(f"{case.name}: after offload", *reading.after_offload, on_cpu))
+        missed.append(
+            _row(f"{case.name}: after offload", *reading.after_offload, on_cpu)
+        )
     if not on_cpu:
-        missed.append(_row(f"{case.name}: context, beyond torch", *reading.outside, on_cpu))
+        missed.append(
+            _row(f"{case.name}: context, beyond torch", *reading.outside, on_cpu)
+        )
         share = reading.reserved_peak / reading.peak[0] - 1.0
-        print(f"@{case.name}: reserved beyond allocated\t{100 * share:.1f} %\t5 % kept free\t", flush=True)
+        print(
+            f"@{case.name}: reserved beyond allocated\t{100 * share:.1f} %\t5 % kept free\t",
+            flush=True,
+        )
     speed = f"{reading.tokens / reading.learn_s:,.0f} tokens/s"
-    flops = 8.0 * parameters(case.size) * reading.tokens / reading.learn_s / 1e12  # with what is recomputed
-    print(f"@{case.name}: learned\t{speed}\t{flops:.0f} TFLOP/s of 8 P a token\t", flush=True)
+    flops = (
+        8.0 * parameters(case.size) * reading.tokens / reading.learn_s / 1e12
+    )  # with what is recomputed
+    print(
+        f"@{case.name}: learned\t{speed}\t{flops:.0f} TFLOP/s of 8 P a token\t",
+        flush=True,
+    )
     if case.offloads and reading.moved:
-        there, back = (reading.moved / GIB / s for s in (reading.offload_s, reading.onload_s))
-        print(f"@{case.name}: offload, onload\t{there:.1f}, {back:.1f} GiB/s\t{_gib(reading.moved)}\t", flush=True)
+        there, back = (
+            reading.moved / GIB / s for s in (reading.offload_s, reading.onload_s)
+        )
+        print(
+            f"@{case.name}: offload, onload\t{there:.1f}, {back:.1f} GiB/s\t{_gib(reading.moved)}\t",
+            flush=True,
+        )
     return [what for what in missed if what]
 
 
@@ -289,8 +393,13 @@ def _row(what: str, measured: int, predicted: int, on_cpu: bool) -> str:
     fine = abs(apart) < SMALL_BYTES or LEAST * measured <= predicted <= MOST * measured
     ratio = f" ({predicted / measured:.3f})" if measured else ""
     expected = f"{_gib(predicted)} predicted{ratio}"
-    print(f"@{what}\t{_gib(measured)}\t{expected}\t{'' if fine or on_cpu else 'missed'}", flush=True)
-    return "" if fine or on_cpu else f"{what}: {_gib(measured)}, {expected}"
+    print(
+        f"@{what}\t{_gib(measured)}\t{expected}\t{'' if fine or on_cpu else 'missed'}",
+        flush=True,
+    )
+    if fine or on_cpu:
+        return ""
+    return f"{what}: {_gib(measured)}, {expected}"
 
 
 def _gib(size: int) -> str:

@@ -19,19 +19,33 @@ from benchmarks.gpu_check import MODELS
 
 ON_CPU = "--emulated" in sys.argv
 DEVICE = torch.device("cpu" if ON_CPU else "cuda")
-GIB, MIB = 1 << 30, 1 << 20
+GIB = 1 << 30
+MIB = 1 << 20
 REPETITIONS = 5  # the best counts
 _MATRIX = 256 if ON_CPU else 8192  # rows and columns
 
 missed: list[str] = []  # measurements of this process that are out of bounds
 
 
-def expect(what: str, measured: float, least: float | None = None, most: float | None = None, unit: str = "") -> None:
+def expect(
+    what: str,
+    measured: float,
+    least: float | None = None,
+    most: float | None = None,
+    unit: str = "",
+) -> None:
     """Print a measurement; one that is out of bounds makes the try fail at its end."""
     limits = (("at least", least), ("at most", most))
-    bound = ", ".join(f"{word} {limit:g}{unit}" for word, limit in limits if limit is not None)
-    fine = ON_CPU or ((least is None or measured >= least) and (most is None or measured <= most))
-    print(f"@{what}\t{measured:.3g}{unit}\t{'-' if ON_CPU else bound}\t{'' if fine else 'missed'}", flush=True)
+    bound = ", ".join(
+        f"{word} {limit:g}{unit}" for word, limit in limits if limit is not None
+    )
+    fine = ON_CPU or (
+        (least is None or measured >= least) and (most is None or measured <= most)
+    )
+    print(
+        f"@{what}\t{measured:.3g}{unit}\t{'-' if ON_CPU else bound}\t{'' if fine else 'missed'}",
+        flush=True,
+    )
     if not fine:
         missed.append(f"{what} is {measured:.3g}{unit}, expected {bound}")
 

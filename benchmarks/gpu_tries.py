@@ -69,14 +69,32 @@ TOKENS = [3 + 11 * i % 300 for i in range(64)]
 def environment() -> str:
     """Whether libraries and this machine are what everything else needs; the ceilings of this GPU."""
     if not ON_CPU and not torch.cuda.is_available():
-        built = f"for CUDA {torch.version.cuda}, which needs a newer driver" if torch.version.cuda else "for CPUs"
-        sys.exit(f"torch {torch.__version__} does not see the GPU: it is a build {built}        (rlplace doctor)")
+        built = (
+            f"for CUDA {torch.version.cuda}, which needs a newer driver"
+            if torch.version.cuda
+            else "for CPUs"
+        )
+        sys.exit(
+            f"torch {torch.__version__} does not see the GPU: it is a build {built}        (rlplace doctor)"
+        )
     shm = os.statvfs("/dev/shm")
-    expect("room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB")
+    expect(
+        "room in /dev/shm", shm.f_bavail * shm.f_frsize / GIB, least=1.0, unit=" GiB"
+    )
     if ON_CPU:
         return f"torch {torch.__version__}"
-    expect("bf16 product of 8192 x 8192 matrices", matrix_rate() / 1e12, least=100.0, unit=" TFLOP/s")
-    expect("copy within the GPU, read and written", 2 * SIZE / GIB / _within(SIZE, DEVICE), least=500.0, unit=" GiB/s")
+    expect(
+        "bf16 product of 8192 x 8192 matrices",
+        matrix_rate() / 1e12,
+        least=100.0,
+        unit=" TFLOP/s",
+    )
+    expect(
+        "copy within the GPU, read and written",
+        2 * SIZE / GIB / _within(SIZE, DEVICE),
+        least=500.0,
+        unit=" GiB/s",
+    )
     # What is wrong is told after the rates, which do not depend on it.
     for what, why in (
         ("compilers of kernels", _lacks_to_compile()),
@@ -88,7 +106,8 @@ def environment() -> str:
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     found = torch.cuda.get_device_properties(0)
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
-    count, size = torch.cuda.device_count(), f"{found.total_memory / GIB:.0f} GiB"
+    count = torch.cuda.device_count()
+    size = f"{found.total_memory / GIB:.0f} GiB"
     return f"{count} x {found.name}, {size}; {versions}; {os.cpu_count()} cores"
 
 
@@ -98,7 +117,9 @@ def _lacks_to_compile() -> str | None:
     from rlplace.doctor import lacks_to_compile
 
     lacking = lacks_to_compile()
-    return f"{lacking}        (sudo apt-get install gcc g++ python3-dev)" if lacking else None
+    if lacking:
+        return f"{lacking}        (sudo apt-get install gcc g++ python3-dev)"
+    return None
 
 
 def _wrong_vllm() -> str | None:
@@ -117,7 +138,9 @@ def _wrong_vllm() -> str | None:
 
 
 def device() -> Device:
-    return Device() if ON_CPU else CudaDevice()
+    if ON_CPU:
+        return Device()
+    return CudaDevice()
 
 
 def sleep(level: Literal[1, 2]) -> str:
@@ -132,13 +155,16 @@ def sleep(level: Literal[1, 2]) -> str:
         folder = small_model(Path(temporary))
         cache = 4 * SIZE
         dtype: Literal["fp32", "bf16"] = "fp32" if ON_CPU else "bf16"
-        rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=cache, sleep_level=level, enforce_eager=True)
+        rollout = TextRolloutConfig(
+            dtype=dtype, kv_cache_memory=cache, sleep_level=level, enforce_eager=True
+        )
         settings = EngineSettings(rollout=rollout, model=folder, context=1024)
         engine = VllmEngine(settings, device=device(), owner="rollout rank 0")
         engine.move(Residency.WEIGHTS)
         engine.load(stored_weights(folder), 1)
         engine.move(Residency.FULL)
-        before, awake = np.array(engine.logprobs(TOKENS)), _free()
+        before = np.array(engine.logprobs(TOKENS))
+        awake = _free()
         slept_s = seconds_of(lambda: engine.move(Residency.OFF))
         asleep = _free()
 
@@ -155,9 +181,16 @@ def sleep(level: Literal[1, 2]) -> str:
     if not error < 1e-3:
         sys.exit(f"log-probabilities differ by {error:.2g} after waking")
     if not strayed < 0.2:
-        sys.exit(f"an answer over two versions has other log-probabilities than its tokens', by {strayed:.2g}")
+        sys.exit(
+            f"an answer over two versions has other log-probabilities than its tokens', by {strayed:.2g}"
+        )
     expect("freed of the KV cache", (asleep - awake) / cache, least=0.9)
-    expect("residue of the sleep", (free - asleep) / GIB, most=GRAPHS_BYTES / GIB, unit=" GiB")
+    expect(
+        "residue of the sleep",
+        (free - asleep) / GIB,
+        most=GRAPHS_BYTES / GIB,
+        unit=" GiB",
+    )
     return f"freed {_gib(asleep - awake)} in {slept_s:.3f} s, awake again in {woke_s:.3f} s; {_gib(free - asleep)} stay"
 
 
@@ -166,30 +199,50 @@ def _changed_in_flight(engine: VllmEngine, weights: Mapping[str, Tensor]) -> flo
 
     Halfway through, it gets weights that say something else; `weights` are those it has.
     """
-    first, others = engine.version, {**weights, EMBEDDING: 8 * weights[EMBEDDING]}  # it is the head as well
+    first = engine.version
+    others = {**weights, EMBEDDING: 8 * weights[EMBEDDING]}  # it is the head as well
     assert first is not None, "it has weights"
-    whose: dict[str, Any] = {"env_rank": 0, "iteration": 0, "group": 0, "turn": 0, "first_sample": 0, "samples": 1}
-    engine.submit(Request(**whose, tokens=np.array(TOKENS, np.int32), max_new_tokens=24))
+    whose: dict[str, Any] = {
+        "env_rank": 0,
+        "iteration": 0,
+        "group": 0,
+        "turn": 0,
+        "first_sample": 0,
+        "samples": 1,
+    }
+    engine.submit(
+        Request(**whose, tokens=np.array(TOKENS, np.int32), max_new_tokens=24)
+    )
     for _ in range(12):
         engine.step()
     engine.load(others, first + 1)
     answers: list[Completion] = []
     while not answers:
         answers += engine.step()
-    tokens, versions = answers[0].tokens.tolist(), answers[0].versions
+    tokens = answers[0].tokens.tolist()
+    versions = answers[0].versions
     by_others = engine.logprobs([*TOKENS, *tokens])[-len(tokens) :]
     engine.load(weights, first + 2)
     by_these = engine.logprobs([*TOKENS, *tokens])[-len(tokens) :]
     if set(versions.tolist()) != {first, first + 1}:
-        sys.exit(f"an answer over versions {first} and {first + 1} says it has {sorted({*versions.tolist()})}")
-    return float(np.abs(np.where(versions == first, by_these, by_others) - answers[0].logprobs).max())
+        sys.exit(
+            f"an answer over versions {first} and {first + 1} says it has {sorted({*versions.tolist()})}"
+        )
+    return float(
+        np.abs(
+            np.where(versions == first, by_these, by_others) - answers[0].logprobs
+        ).max()
+    )
 
 
 def ipc() -> str:
     tensor = torch.full((SIZE // 4,), 3.0, device=DEVICE)
     limit = _within(SIZE, DEVICE)
     with _processes(1) as pool:
-        found = [pool.submit(_copy, share(tensor)).result(PATIENCE_S) for _ in range(REPETITIONS)]
+        found = [
+            pool.submit(_copy, share(tensor)).result(PATIENCE_S)
+            for _ in range(REPETITIONS)
+        ]
     if any(total != 3.0 * tensor.numel() for total, _, _ in found):
         sys.exit("another process read something else than what was shared")
     open_s, copy_s = (min(each[i] for each in found[1:]) for i in (1, 2))
@@ -210,12 +263,18 @@ def weight_sync() -> str:
     """From a sender to a receiver in another process of the same GPU; what arrives is equal to the bit."""
     on = DEVICE if ON_CPU else torch.device("cuda:0")
     mixture = Mixture(actors=1, hosts=(0,), bucket_bytes=SIZE // 16, device=on)
-    sent: Weights = {str(i): torch.randn(SIZE // 32 // 2048, 1024, device=on).bfloat16() for i in range(32)}
+    sent: Weights = {
+        str(i): torch.randn(SIZE // 32 // 2048, 1024, device=on).bfloat16()
+        for i in range(32)
+    }
     size = sum(tensor.nbytes for tensor in sent.values())
     store, point = serve()
     versions = range(1, REPETITIONS + 1)
     with JobFolder.create() as folder, _processes(1) as pool:
-        channel = SharedChannel.create(folder.path, ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S))
+        channel = SharedChannel.create(
+            folder.path,
+            ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S),
+        )
         sender = mixture.sender(channel, 0, point, folder.path)
         pulled = pool.submit(_pull, mixture, folder.path, versions)
         for version in versions:
@@ -226,7 +285,12 @@ def weight_sync() -> str:
     del store
     if digests != _digests(sent):
         sys.exit("other weights arrived than were sent")
-    expect("speed, far above that of the host", size / GIB / min(seconds), least=50.0, unit=" GiB/s")
+    expect(
+        "speed, far above that of the host",
+        size / GIB / min(seconds),
+        least=50.0,
+        unit=" GiB/s",
+    )
     return f"{_gib(size)} in {min(seconds):.3f} s, {_rate(size, min(seconds))}, by {', '.join(moved)}"
 
 
@@ -240,17 +304,36 @@ def cut_sync() -> str:
 
     _needs_two_gpus()
     store, point = serve()
-    with JobFolder.create() as job, tempfile.TemporaryDirectory() as temporary, _processes(2) as pool:
-        folder, dtype = small_model(Path(temporary)), "fp32" if ON_CPU else "bf16"
-        rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=SIZE, enforce_eager=True)  # type: ignore[arg-type]  # one of them
-        settings = EngineSettings(rollout=rollout, model=folder, context=1024, tensor_parallel=2)
-        channel = SharedChannel.create(job.path, ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S))
+    with (
+        JobFolder.create() as job,
+        tempfile.TemporaryDirectory() as temporary,
+        _processes(2) as pool,
+    ):
+        folder = small_model(Path(temporary))
+        dtype = "fp32" if ON_CPU else "bf16"
+        rollout = TextRolloutConfig(
+            dtype=dtype,  # type: ignore[arg-type]  # one of them
+            kv_cache_memory=SIZE,
+            enforce_eager=True,
+        )
+        settings = EngineSettings(
+            rollout=rollout, model=folder, context=1024, tensor_parallel=2
+        )
+        channel = SharedChannel.create(
+            job.path,
+            ChannelSpec(name="weights", capacity_items=8, timeout_s=PATIENCE_S),
+        )
         engine = VllmEngine(settings, device=device(), owner="rollout rank 0")
         engine.move(Residency.FULL)
         engine.load(stored_weights(folder), 0)
-        before, versions = np.array(engine.logprobs(TOKENS)), range(1, REPETITIONS + 1)
-        pushed = [pool.submit(_push, rank, folder, job.path, point, versions) for rank in range(2)]
-        receiver, seconds = CutReceiver(channel, 0, load=engine.load_from), []
+        before = np.array(engine.logprobs(TOKENS))
+        versions = range(1, REPETITIONS + 1)
+        pushed = [
+            pool.submit(_push, rank, folder, job.path, point, versions)
+            for rank in range(2)
+        ]
+        receiver = CutReceiver(channel, 0, load=engine.load_from)
+        seconds = []
         for version in versions:
             began = time.perf_counter()
             with receiver.pull(version) as received:
@@ -264,16 +347,34 @@ def cut_sync() -> str:
     del store
     if not error < 1e-3:
         sys.exit(f"log-probabilities differ by {error:.2g} after the sync")
-    expect("speed, far above that of the host", size / GIB / min(seconds[1:]), least=5.0, unit=" GiB/s")
-    return f"{_gib(size)} in {min(seconds[1:]):.3f} s, by {', '.join(received.transports)}"
+    expect(
+        "speed, far above that of the host",
+        size / GIB / min(seconds[1:]),
+        least=5.0,
+        unit=" GiB/s",
+    )
+    return (
+        f"{_gib(size)} in {min(seconds[1:]):.3f} s, by {', '.join(received.transports)}"
+    )
 
 
-def _push(rank: int, model: Path, folder: Path, point: StoreAddress, versions: Sequence[int]) -> None:
+def _push(
+    rank: int, model: Path, folder: Path, point: StoreAddress, versions: Sequence[int]
+) -> None:
     from benchmarks.generation import stored_weights
 
     on = DEVICE if ON_CPU else torch.device("cuda", rank)
-    mixture = Mixture(actors=2, hosts=(0, 1), parts=(2,), bucket_bytes=SIZE // 16, window_bytes=SIZE // 4, device=on)
-    sender = mixture.sender(SharedChannel.attach(folder / "weights.channel"), rank, point, folder)
+    mixture = Mixture(
+        actors=2,
+        hosts=(0, 1),
+        parts=(2,),
+        bucket_bytes=SIZE // 16,
+        window_bytes=SIZE // 4,
+        device=on,
+    )
+    sender = mixture.sender(
+        SharedChannel.attach(folder / "weights.channel"), rank, point, folder
+    )
     weights = {name: weight.to(on) for name, weight in stored_weights(model).items()}
     for version in versions:
         sender.push(version, held_by(rank, 2, weights))
@@ -292,8 +393,12 @@ def _within(size: int, on: torch.device) -> float:
     return best(lambda: target.copy_(source))
 
 
-def _pull(mixture: Mixture, folder: Path, versions: Sequence[int]) -> tuple[Mapping[str, str], list[float]]:
-    receiver = mixture.receiver(SharedChannel.attach(folder / "weights.channel"), 0, folder)
+def _pull(
+    mixture: Mixture, folder: Path, versions: Sequence[int]
+) -> tuple[Mapping[str, str], list[float]]:
+    receiver = mixture.receiver(
+        SharedChannel.attach(folder / "weights.channel"), 0, folder
+    )
     seconds: list[float] = []
     for version in versions:
         began = time.perf_counter()
@@ -334,7 +439,10 @@ def _broadcast(rank: int, port: int) -> tuple[float, float]:
     store = TCPStore("127.0.0.1", port, is_master=False)
     group = device_group(store, rank=rank, size=2, device=device, timeout_s=PATIENCE_S)
     tensor = torch.full((SIZE // 4,), float(rank + 1), device=device)
-    seconds = min(seconds_of(lambda: group.broadcast(tensor, root=0).wait()) for _ in range(REPETITIONS))
+    seconds = min(
+        seconds_of(lambda: group.broadcast(tensor, root=0).wait())
+        for _ in range(REPETITIONS)
+    )
     return tensor.double().sum().item(), seconds
 
 
@@ -357,9 +465,20 @@ def ranks() -> str:
         expected = _learned(alone)
         for way, words in ways.items():
             found = _learned(dataclasses.replace(alone, ranks=2, **words))
-            apart = max(float(np.abs(found[name] - weight).max()) for name, weight in expected.items())
-            expect(f"weights after two steps, {way}, from those of one rank", apart, most=0.05 * float(ADAM["lr"]))
-        in_bf16 = {"compute": "bf16", "weights": "bf16", "optimizer": {**ADAM, "kind": "adamw_master"}}
+            apart = max(
+                float(np.abs(found[name] - weight).max())
+                for name, weight in expected.items()
+            )
+            expect(
+                f"weights after two steps, {way}, from those of one rank",
+                apart,
+                most=0.05 * float(ADAM["lr"]),
+            )
+        in_bf16 = {
+            "compute": "bf16",
+            "weights": "bf16",
+            "optimizer": {**ADAM, "kind": "adamw_master"},
+        }
         rounded = _learned(dataclasses.replace(alone, ranks=2, trained=in_bf16))
     if not all(np.isfinite(weight).all() for weight in rounded.values()):
         sys.exit("in bfloat16, weights are not finite after two steps")
@@ -370,16 +489,26 @@ def _learned(scenario: LmScenario) -> Mapping[str, NDArray[np.float32]]:
     """The weights that all ranks have in the end, as they push them."""
     from tests.worker_ranks import in_processes, spec_of
 
-    found = in_processes(_learning, scenario, scenario.ranks, channels=(spec_of("weights"),))
+    found = in_processes(
+        _learning, scenario, scenario.ranks, channels=(spec_of("weights"),)
+    )
     if len({outcome.digest for outcome in found}) != 1:
         sys.exit("ranks that have learned together have different weights")
     return found[0].weights
 
 
-def _learning(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> Outcome:
+def _learning(
+    scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path
+) -> Outcome:
     from tests.lm_ranks import follow, make_lm_worker
 
-    worker = make_lm_worker(scenario, rank, rendezvous, folder=folder, device=None if ON_CPU else CudaDevice(rank))
+    worker = make_lm_worker(
+        scenario,
+        rank,
+        rendezvous,
+        folder=folder,
+        device=None if ON_CPU else CudaDevice(rank),
+    )
     try:
         return follow(scenario, worker)
     finally:
@@ -389,15 +518,29 @@ def _learning(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: P
 def offload() -> str:
     """Both ways, as shares of a copy between the GPU and pinned memory that is already there."""
     tensor = torch.randn(SIZE // 4, device=DEVICE)
-    total, pinned = tensor.sum().item(), torch.empty(SIZE // 4, pin_memory=not ON_CPU)
+    total = tensor.sum().item()
+    pinned = torch.empty(SIZE // 4, pin_memory=not ON_CPU)
     limits = (best(lambda: pinned.copy_(tensor)), best(lambda: tensor.copy_(pinned)))
     part = Offloadable("weights", device(), lambda: [tensor])
-    there, back = zip(*((seconds_of(part.offload), seconds_of(part.onload)) for _ in range(REPETITIONS)), strict=True)
+    there, back = zip(
+        *(
+            (seconds_of(part.offload), seconds_of(part.onload))
+            for _ in range(REPETITIONS)
+        ),
+        strict=True,
+    )
     if tensor.sum().item() != total:
         sys.exit("what came back is not what was offloaded")
     figures = []
-    for name, seconds, limit in zip(("offload", "onload"), (there, back), limits, strict=True):
-        expect(f"{name}, of a copy to pinned memory", limit / min(seconds), least=0.8, unit=" x")
+    for name, seconds, limit in zip(
+        ("offload", "onload"), (there, back), limits, strict=True
+    ):
+        expect(
+            f"{name}, of a copy to pinned memory",
+            limit / min(seconds),
+            least=0.8,
+            unit=" x",
+        )
         figures.append(f"{name} {_rate(SIZE, min(seconds))}")
     return "; ".join(figures)
 
@@ -408,19 +551,35 @@ def attention() -> str:
 
     lengths = (70, 1, 64, 33) if ON_CPU else (700, 1, 64, 2048, 333)
     nowhere = [np.zeros(n, bool) for n in lengths]
-    alike = [(min(i, 2), 0 if i < 2 else 20) for i in range(len(lengths))]  # the last ones begin alike
-    alone, together = (Packed.of([np.arange(n) for n in lengths], nowhere, DEVICE, pairs) for pairs in ((), alike))
-    errors, seconds = [], []
+    alike = [
+        (min(i, 2), 0 if i < 2 else 20) for i in range(len(lengths))
+    ]  # the last ones begin alike
+    alone, together = (
+        Packed.of([np.arange(n) for n in lengths], nowhere, DEVICE, pairs)
+        for pairs in ((), alike)
+    )
+    errors = []
+    seconds = []
     for batch, window in itertools.product((alone, together), (None, 128)):
         tokens = len(batch.tokens)
-        query, key, value = (torch.randn(1, n, tokens, 64, device=DEVICE).bfloat16() for n in (16, 4, 4))
-        attend = partial(attention, nn.Module(), attention_mask=None, packed=batch, sliding_window=window)
+        query, key, value = (
+            torch.randn(1, n, tokens, 64, device=DEVICE).bfloat16() for n in (16, 4, 4)
+        )
+        attend = partial(
+            attention,
+            nn.Module(),
+            attention_mask=None,
+            packed=batch,
+            sliding_window=window,
+        )
         kernel, _ = attend(query, key, value)
         exact, _ = attend(query.float(), key.float(), value.float())
         errors.append((kernel.float() - exact).abs().max().item())
         seconds.append(best(lambda: attend(query, key, value)))  # noqa: B023  called at once
     if not max(errors) < 3e-2:
-        sys.exit(f"one kernel for all sequences differs from one sequence at a time by {max(errors):.2g}")
+        sys.exit(
+            f"one kernel for all sequences differs from one sequence at a time by {max(errors):.2g}"
+        )
     return f"differs by {max(errors):.1g} at most; {sum(lengths)} tokens in {1e6 * seconds[0]:,.0f} us"
 
 
@@ -428,11 +587,17 @@ def generation() -> str:
     """The engine as a rollout rank steps it beside vLLM's own, by the wall."""
     from benchmarks.generation import PROMPT_TOKENS, compare, small_model
 
-    draws, pairs = np.random.default_rng(0), 2 if ON_CPU else 5
-    prompts = [draws.integers(3, 300, PROMPT_TOKENS).tolist() for _ in range(4 if ON_CPU else 32)]
+    draws = np.random.default_rng(0)
+    pairs = 2 if ON_CPU else 5
+    prompts = [
+        draws.integers(3, 300, PROMPT_TOKENS).tolist()
+        for _ in range(4 if ON_CPU else 32)
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         folder = small_model(Path(temporary))
-        ratio = compare(folder, prompts, 8 if ON_CPU else 128, pairs, "fp32" if ON_CPU else "bf16")["wall"]
+        ratio = compare(
+            folder, prompts, 8 if ON_CPU else 128, pairs, "fp32" if ON_CPU else "bf16"
+        )["wall"]
     expect("tokens per second, of vLLM alone", ratio, least=0.97, unit=" x")
     return f"{ratio:.3f} of vLLM alone"
 

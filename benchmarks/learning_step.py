@@ -34,12 +34,19 @@ from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedPolicy
 from tests.worker_ranks import context_of, listen, rendezvous_at
 
-OBSERVED, ACTIONS, ENVS, STEPS, EPOCHS, MINIBATCH = 17, 6, 8, 256, 10, 64
+OBSERVED = 17
+ACTIONS = 6
+ENVS = 8
+STEPS = 256
+EPOCHS = 10
+MINIBATCH = 64
 MINIBATCHES = ENVS * STEPS // MINIBATCH
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", nargs="+", default=["64x64", "256x256x256"])
     parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
@@ -51,7 +58,10 @@ def main() -> None:
             side()  # the first warms up
         turns = [[timed(side) for side in sides] for _ in range(options.repeat)]
         theirs, own = (statistics.median(turn[at] for turn in turns) for at in (0, 1))
-        print(f"| {hidden} | {theirs:.2f} | {own:.2f} | {statistics.median(a / b for a, b in turns):.2f} |", flush=True)
+        print(
+            f"| {hidden} | {theirs:.2f} | {own:.2f} | {statistics.median(a / b for a, b in turns):.2f} |",
+            flush=True,
+        )
 
 
 def timed(side: Callable[[], object]) -> float:
@@ -98,21 +108,48 @@ def made_up() -> Trajectory:
 
 
 def ours(widths: Sequence[int]) -> Callable[[], object]:
-    config, iteration = config_of(widths), made_up()
-    actions = ContinuousActions(shape=(ACTIONS,), low=(-1.0,) * ACTIONS, high=(1.0,) * ACTIONS)
-    ranks = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=60.0)  # sets one thread
-    module = build_policy(Spaces(observation_shape=(OBSERVED,), actions=actions), config.actor, config.algorithm, 0)
+    config = config_of(widths)
+    iteration = made_up()
+    actions = ContinuousActions(
+        shape=(ACTIONS,), low=(-1.0,) * ACTIONS, high=(1.0,) * ACTIONS
+    )
+    ranks = Ranks(
+        context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=60.0
+    )  # sets one thread
+    module = build_policy(
+        Spaces(observation_shape=(OBSERVED,), actions=actions),
+        config.actor,
+        config.algorithm,
+        0,
+    )
     policy = TrainedPolicy(module, "fp32", ranks)
-    trainer = Trainer(policy, config.actor.optimizer, ranks, iterations=100, component="actor")
-    learner = PolicyLearner(config, Rows(steps=STEPS, total=ENVS, first=0, count=ENVS), policy, trainer, ranks)
+    trainer = Trainer(
+        policy, config.actor.optimizer, ranks, iterations=100, component="actor"
+    )
+    learner = PolicyLearner(
+        config,
+        Rows(steps=STEPS, total=ENVS, first=0, count=ENVS),
+        policy,
+        trainer,
+        ranks,
+    )
     return lambda: learner.learn(iteration, 0)
 
 
 def one_file(widths: Sequence[int]) -> Callable[[], object]:
-    data, learner = made_up(), OneFile(OBSERVED, ACTIONS, widths)
+    data = made_up()
+    learner = OneFile(OBSERVED, ACTIONS, widths)
     done = data.terminated | data.truncated
-    columns = (data.observations, data.actions, data.logprobs, data.values, data.rewards, done)
-    samples, last = Samples(*map(torch.from_numpy, columns)), torch.from_numpy(data.last_observations)
+    columns = (
+        data.observations,
+        data.actions,
+        data.logprobs,
+        data.values,
+        data.rewards,
+        done,
+    )
+    samples = Samples(*map(torch.from_numpy, columns))
+    last = torch.from_numpy(data.last_observations)
     return lambda: learner.learn(samples, last, EPOCHS, MINIBATCH)
 
 

@@ -41,7 +41,9 @@ BUDGET = 1024  # tokens of a micro-batch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--answers", type=int, default=4, help="samples of one prompt")
@@ -55,13 +57,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), options.layers)
         if options.checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-        configs = [config_of(Path(folder), groups, share_prompts=share) for share in (True, False)]
-        ranks = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=120.0)
-        learners = [make_learner(config, Path(folder), ranks, options.checkpointing) for config in configs]
-        estimator = AdvantageEstimator(WorkerArguments(config=configs[0], ranks={"actor": 1, "env": 1, "rollout": 1}))
-        seconds: list[list[float]] = [[], [], []]  # of the plain loop, with shared prompts, without
+        configs = [
+            config_of(Path(folder), groups, share_prompts=share)
+            for share in (True, False)
+        ]
+        ranks = Ranks(
+            context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=120.0
+        )
+        learners = [
+            make_learner(config, Path(folder), ranks, options.checkpointing)
+            for config in configs
+        ]
+        estimator = AdvantageEstimator(
+            WorkerArguments(
+                config=configs[0], ranks={"actor": 1, "env": 1, "rollout": 1}
+            )
+        )
+        seconds: list[list[float]] = [
+            [],
+            [],
+            [],
+        ]  # of the plain loop, with shared prompts, without
         for _ in range(options.repeat + 1):  # the first warms up
             began = time.process_time()
             plain_step(model.train(), optimizer, samples)
@@ -74,7 +94,9 @@ def main() -> None:
                 taken.append(time.process_time() - began)
         ranks.close()
     plain, together, apart = (tokens / min(taken[1:]) for taken in seconds)
-    print(f"{len(samples)} samples, {tokens} tokens, {sum(s.response_tokens for s in samples)} of them learned")
+    print(
+        f"{len(samples)} samples, {tokens} tokens, {sum(s.response_tokens for s in samples)} of them learned"
+    )
     print(f"plain loop           {plain:8.1f} tokens/s")
     print(f"actor                {together:8.1f} tokens/s    {together / plain:.2f} x")
     print(f"share_prompts=false  {apart:8.1f} tokens/s    {apart / plain:.2f} x")
@@ -86,18 +108,24 @@ def made_up(samples: int, answers: int = 4) -> list[tuple[Sample, ...]]:
     groups = []
     for group in range(samples // answers):
         prompt = rng.integers(0, 49152, rng.integers(30, 80))
-        groups.append(tuple(answer(rng, group, number, prompt) for number in range(answers)))
+        groups.append(
+            tuple(answer(rng, group, number, prompt) for number in range(answers))
+        )
     return groups
 
 
-def answer(rng: np.random.Generator, group: int, number: int, prompt: np.ndarray) -> Sample:
+def answer(
+    rng: np.random.Generator, group: int, number: int, prompt: np.ndarray
+) -> Sample:
     length = int(rng.integers(8, 200))
     mask = np.arange(len(prompt) + length) >= len(prompt)
     reward = float(rng.integers(0, 2))
     return Sample(
         group=group,
         sample=number,
-        tokens=np.concatenate([prompt, rng.integers(0, 49152, length)]).astype(np.int32),
+        tokens=np.concatenate([prompt, rng.integers(0, 49152, length)]).astype(
+            np.int32
+        ),
         mask=mask,
         logprobs=np.where(mask, -10.8, 0.0).astype(np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
@@ -124,15 +152,21 @@ def write_model(folder: Path, layers: int) -> PreTrainedModel:
     return model
 
 
-def make_learner(config: Config, folder: Path, ranks: Ranks, checkpointing: bool) -> ActorLearner:
+def make_learner(
+    config: Config, folder: Path, ranks: Ranks, checkpointing: bool
+) -> ActorLearner:
     lm = TrainedLm(LmSpec(folder=folder, checkpointing=checkpointing), ranks)
-    trainer = Trainer(lm, config.actor.optimizer, ranks, iterations=1, component="actor")
+    trainer = Trainer(
+        lm, config.actor.optimizer, ranks, iterations=1, component="actor"
+    )
     keys = json.loads((folder / "config.json").read_text())
     again = read_model(keys).read_again if config.algorithm.share_prompts else None
     return ActorLearner(config, lm, trainer, ranks, again)
 
 
-def config_of(folder: Path, groups: Sequence[Sequence[Sample]], *, share_prompts: bool) -> Config:
+def config_of(
+    folder: Path, groups: Sequence[Sequence[Sample]], *, share_prompts: bool
+) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": {}},
@@ -144,13 +178,19 @@ def config_of(folder: Path, groups: Sequence[Sequence[Sample]], *, share_prompts
                 "samples_per_prompt": len(groups[0]),
                 "share_prompts": share_prompts,
             },
-            "actor": {"model": {"path": str(folder)}, "compute": "fp32", "token_budget": BUDGET},
+            "actor": {
+                "model": {"path": str(folder)},
+                "compute": "fp32",
+                "token_budget": BUDGET,
+            },
             "env": {"task": "arithmetic"},
         }
     )
 
 
-def plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: list[Sample]) -> None:
+def plain_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: list[Sample]
+) -> None:
     """Padded micro-batches of neighbours in length, the whole vocabulary's log-probabilities of all tokens."""
     by_length = sorted(samples, key=lambda s: s.weight)
     learned = sum(s.response_tokens for s in samples)

@@ -23,27 +23,46 @@ MIB = 1 << 20
 
 
 def main() -> None:
-    print("| kind | stage | resident MiB | measured MiB | predicted MiB | ratio | of working bytes |")
+    print(
+        "| kind | stage | resident MiB | measured MiB | predicted MiB | ratio | of working bytes |"
+    )
     print("|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as of_actors, tempfile.TemporaryDirectory() as of_others:
+    with (
+        tempfile.TemporaryDirectory() as of_actors,
+        tempfile.TemporaryDirectory() as of_others,
+    ):
         for name, job in lm_cases(lm_models(Path(of_actors))).items():
             show(name, lm_readings(job))
         model = with_tokenizer(Path(of_others))
-        show("reference, refreshed", scorer_readings(FrozenJob(model=model, block={"refresh_every": 1})))
+        show(
+            "reference, refreshed",
+            scorer_readings(FrozenJob(model=model, block={"refresh_every": 1})),
+        )
         rollout = FrozenJob(model=model, component="rollout")
         show("transformers engine", engine_readings(rollout))
         if importlib.util.find_spec("vllm") is not None:
-            engine = dataclasses.replace(rollout, answer=8, block=vllm_block(sleep_level=2))
+            engine = dataclasses.replace(
+                rollout, answer=8, block=vllm_block(sleep_level=2)
+            )
             show("vLLM engine, on a CPU", engine_readings(engine))
 
 
 def show(name: str, ranks: Sequence[Sequence[Reading]]) -> None:
     for stage in dict.fromkeys(reading.stage for reading in ranks[0]):
-        found = max((r for rank in ranks for r in rank if r.stage == stage), key=lambda r: r.measured)
+        found = max(
+            (r for rank in ranks for r in rank if r.stage == stage),
+            key=lambda r: r.measured,
+        )
         working = found.measured - found.resident
-        share = f"{(found.predicted - found.resident) / working:.2f}" if working > MIB else "-"
+        share = (
+            f"{(found.predicted - found.resident) / working:.2f}"
+            if working > MIB
+            else "-"
+        )
         ratio = f"{found.ratio:.2f}" if found.measured > MIB else "-"
-        sizes = " | ".join(f"{n / MIB:.1f}" for n in (found.resident, found.measured, found.predicted))
+        sizes = " | ".join(
+            f"{n / MIB:.1f}" for n in (found.resident, found.measured, found.predicted)
+        )
         print(f"| {name} | {stage} | {sizes} | {ratio} | {share} |", flush=True)
 
 

@@ -52,11 +52,15 @@ class Site:
 
 
 def item_of(size_bytes: int) -> Any:
-    return np.ones(size_bytes, np.uint8) if size_bytes else SMALL
+    if size_bytes:
+        return np.ones(size_bytes, np.uint8)
+    return SMALL
 
 
 def repetitions(size_bytes: int) -> int:
-    return 11 if size_bytes else 200
+    if size_bytes:
+        return 11
+    return 200
 
 
 # ── a bare socket ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,10 +80,16 @@ def send_bare(site: Site, port: int, size_bytes: int, count: int, pipe: Any) -> 
 def bare(site: Site) -> Callable[[int], list[float]]:
     def measure(size_bytes: int) -> list[float]:
         with socket.create_server((site.address, 0)) as server:
-            port, into = server.getsockname()[1], bytearray(size_bytes or 300)
+            port = server.getsockname()[1]
+            into = bytearray(size_bytes or 300)
             count = WARM_UP + repetitions(size_bytes)
-            with process(send_bare, site, port, size_bytes, count) as pipe, server.accept()[0] as one:
-                return [timed(pipe, lambda: receive_into(one, into)) for _ in range(count)]
+            with (
+                process(send_bare, site, port, size_bytes, count) as pipe,
+                server.accept()[0] as one,
+            ):
+                return [
+                    timed(pipe, lambda: receive_into(one, into)) for _ in range(count)
+                ]
 
     return measure
 
@@ -90,11 +100,16 @@ def receive_into(one: socket.socket, into: bytearray) -> None:
         left = left[one.recv_into(left) :]
 
 
-def send_encrypted(site: Site, endpoint: str, keys: Any, size_bytes: int, count: int, pipe: Any) -> None:
+def send_encrypted(
+    site: Site, endpoint: str, keys: Any, size_bytes: int, count: int, pipe: Any
+) -> None:
     import zmq
 
     data = np.ones(size_bytes or 300, np.uint8).data
-    frames = [data[at : at + keys.frame_bytes] for at in range(0, data.nbytes, keys.frame_bytes)]
+    frames = [
+        data[at : at + keys.frame_bytes]
+        for at in range(0, data.nbytes, keys.frame_bytes)
+    ]
     site.go_far()
     with zmq.Context() as context, context.socket(zmq.PUSH) as one:
         keys.show(one)
@@ -115,8 +130,13 @@ def encrypted(site: Site, keys: Any) -> Callable[[int], list[float]]:
             keys.guard(server)
             server.bind(f"tcp://{site.address}:*")
             endpoint = server.getsockopt_string(zmq.LAST_ENDPOINT)
-            with process(send_encrypted, site, endpoint, keys, size_bytes, count) as pipe:
-                return [timed(pipe, lambda: server.recv_multipart(copy=False)) for _ in range(count)]
+            with process(
+                send_encrypted, site, endpoint, keys, size_bytes, count
+            ) as pipe:
+                return [
+                    timed(pipe, lambda: server.recv_multipart(copy=False))
+                    for _ in range(count)
+                ]
 
     return measure
 
@@ -124,11 +144,20 @@ def encrypted(site: Site, keys: Any) -> Callable[[int], list[float]]:
 # ── the network way ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def put_remote(site: Site, endpoint: str, keys: Any, spec: Any, size_bytes: int, count: int, pipe: Any) -> None:
+def put_remote(
+    site: Site,
+    endpoint: str,
+    keys: Any,
+    spec: Any,
+    size_bytes: int,
+    count: int,
+    pipe: Any,
+) -> None:
     from rlplace.comm.network import Connection, RemoteChannel
 
     site.go_far()
-    end, item = RemoteChannel(Connection(endpoint, keys), spec), item_of(size_bytes)
+    end = RemoteChannel(Connection(endpoint, keys), spec)
+    item = item_of(size_bytes)
     for _ in range(count):
         pipe.recv()
         pipe.send(time.monotonic())
@@ -140,7 +169,8 @@ def serve(site: Site, path: Any, keys: Any, pipe: Any) -> None:
     from rlplace.comm.network import ChannelServer
     from rlplace.comm.shared_memory.channel import SharedChannel
 
-    server, channel = ChannelServer(host=site.address, keys=keys), SharedChannel.attach(path)
+    server = ChannelServer(host=site.address, keys=keys)
+    channel = SharedChannel.attach(path)
     server.add(channel.spec.name, channel)
     pipe.send(server.start())
     pipe.recv()
@@ -155,7 +185,9 @@ def served(site: Site, keys: Any) -> Iterator[tuple[Any, str]]:
     from rlplace.comm.shared_memory.folder import JobFolder
 
     with JobFolder.create() as folder:
-        channel = SharedChannel.create(folder.path, ChannelSpec(name="bench", capacity_items=4))
+        channel = SharedChannel.create(
+            folder.path, ChannelSpec(name="bench", capacity_items=4)
+        )
         with process(serve, site, channel.path, keys) as server:
             yield channel, server.recv()
             server.send("end")
@@ -169,7 +201,9 @@ def ours(site: Site, keys: Any) -> Callable[[int], list[float]]:
         count = WARM_UP + repetitions(size_bytes)
         with (
             served(site, keys) as (channel, endpoint),
-            process(put_remote, site, endpoint, keys, channel.spec, size_bytes, count) as pipe,
+            process(
+                put_remote, site, endpoint, keys, channel.spec, size_bytes, count
+            ) as pipe,
         ):
             return [timed(pipe, channel.get) for _ in range(count)]
 
@@ -189,7 +223,11 @@ def ray_ways() -> Iterator[dict[str, Callable[[int], list[float]]]]:
 
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 1, "resources": {"first": 1}, "object_store_memory": 400 * MIB},
+        head_node_args={
+            "num_cpus": 1,
+            "resources": {"first": 1},
+            "object_store_memory": 400 * MIB,
+        },
     )
     cluster.add_node(num_cpus=1, resources={"second": 1}, object_store_memory=400 * MIB)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -220,12 +258,18 @@ def ray_ways() -> Iterator[dict[str, Callable[[int], list[float]]]]:
     def through(make: Any) -> Callable[[int], list[float]]:
         def measure(size_bytes: int) -> list[float]:
             count = WARM_UP + min(50, repetitions(size_bytes))
-            return [ray.get(consumer.take.remote(make.remote(size_bytes))) for _ in range(count)]
+            return [
+                ray.get(consumer.take.remote(make.remote(size_bytes)))
+                for _ in range(count)
+            ]
 
         return measure
 
     try:
-        yield {"Ray objects": through(producer.make), "Ray RDT, gloo": through(producer.make_direct)}
+        yield {
+            "Ray objects": through(producer.make),
+            "Ray RDT, gloo": through(producer.make_direct),
+        }
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -260,7 +304,9 @@ def timed(pipe: Any, receive: Callable[[], Any]) -> float:
 
 def figure(size_bytes: int, times: list[float]) -> str:
     median = statistics.median(times[WARM_UP:])
-    return f"{size_bytes / MIB / median:8,.0f} MiB/s" if size_bytes else f"{median * 1e6:11,.0f} µs"
+    if size_bytes:
+        return f"{size_bytes / MIB / median:8,.0f} MiB/s"
+    return f"{median * 1e6:11,.0f} µs"
 
 
 def show(name: str, cells: Sequence[str]) -> None:
@@ -268,9 +314,13 @@ def show(name: str, cells: Sequence[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--without-ray", action="store_true")
-    parser.add_argument("--cable", nargs=2, type=int, metavar=("MBIT_PER_S", "DELAY_MS"))
+    parser.add_argument(
+        "--cable", nargs=2, type=int, metavar=("MBIT_PER_S", "DELAY_MS")
+    )
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     if options.cable is not None:
@@ -285,7 +335,8 @@ def main() -> None:
 def over_loopback(rounds: int, *, with_ray: bool) -> None:
     from rlplace.comm.network import JobKeys, JobPassword
 
-    here, keys = Site(), JobKeys.create()
+    here = Site()
+    keys = JobKeys.create()
     ways: dict[str, Callable[[int], list[float]]] = {
         "bare socket": bare(here),
         "bare, encrypted": encrypted(here, keys),
@@ -299,7 +350,13 @@ def over_loopback(rounds: int, *, with_ray: bool) -> None:
         for size_bytes in SIZES:
             name = f"{size_bytes // MIB} MiB" if size_bytes else "small dict"
             for _ in range(rounds):
-                show(name, [figure(size_bytes, measure(size_bytes)) for measure in ways.values()])
+                show(
+                    name,
+                    [
+                        figure(size_bytes, measure(size_bytes))
+                        for measure in ways.values()
+                    ],
+                )
 
 
 if __name__ == "__main__":

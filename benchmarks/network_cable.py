@@ -11,7 +11,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.network import MIB, SIZES, SMALL, WARM_UP, Site, bare, figure, ours, process, served, show
+from benchmarks.network import (
+    MIB,
+    SIZES,
+    SMALL,
+    WARM_UP,
+    Site,
+    bare,
+    figure,
+    ours,
+    process,
+    served,
+    show,
+)
 from rlplace.comm.network import Connection, JobKeys, JobPassword, RemoteChannel
 from tests.e2e.cables import ADDRESSES, laid
 from tests.e2e.delayed_cable import enter
@@ -24,7 +36,8 @@ def over_cable(mbit_per_s: int, delay_ms: float, rounds: int) -> None:
     with laid(mbit_per_s, delay_ms) as cable:
         enter(cable.namespaces[0])
         site = Site(address=ADDRESSES[0], far=cable.namespaces[1])
-        password, keys = JobPassword.create(), JobKeys.create()
+        password = JobPassword.create()
+        keys = JobKeys.create()
         limit = f"{mbit_per_s * 1e6 / 8 / MIB:8,.0f} MiB/s"
         print(f"{mbit_per_s} Mbit/s and {delay_ms:g} ms each way, by {cable.made_by}")
         show("", ["the cable", "bare socket", "ours, password", "ours, encrypted"])
@@ -34,15 +47,23 @@ def over_cable(mbit_per_s: int, delay_ms: float, rounds: int) -> None:
             show("round trip", [f"{ms:8,.2f} ms" for ms in (2 * delay_ms, *medians)])
         for size_bytes in SIZES[1:]:
             for _ in range(rounds):
-                bulk = (measure(size_bytes) for measure in (bare(site), ours(site, password), ours(site, keys)))
-                show(f"{size_bytes // MIB} MiB", [limit, *(figure(size_bytes, times) for times in bulk)])
+                bulk = (
+                    measure(size_bytes)
+                    for measure in (bare(site), ours(site, password), ours(site, keys))
+                )
+                show(
+                    f"{size_bytes // MIB} MiB",
+                    [limit, *(figure(size_bytes, times) for times in bulk)],
+                )
 
 
 def ping(site: Site, port: int, count: int, pipe: Any) -> None:
     site.go_far()
     with socket.create_connection((site.address, port)) as one:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pipe.send([seconds(lambda: (one.send(b"x"), one.recv(1))) for _ in range(count)])
+        pipe.send(
+            [seconds(lambda: (one.send(b"x"), one.recv(1))) for _ in range(count)]
+        )
 
 
 def bare_trips(site: Site) -> list[float]:
@@ -58,7 +79,9 @@ def bare_trips(site: Site) -> list[float]:
     return times
 
 
-def put_trips(site: Site, endpoint: str, keys: Any, spec: Any, count: int, pipe: Any) -> None:
+def put_trips(
+    site: Site, endpoint: str, keys: Any, spec: Any, count: int, pipe: Any
+) -> None:
     site.go_far()
     end = RemoteChannel(Connection(endpoint, keys), spec)
     pipe.send([seconds(lambda: end.put(SMALL)) for _ in range(count)])

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-GAMMA, GAE_LAMBDA, CLIP, ENTROPY, VALUE, NORM = 0.99, 0.95, 0.2, 0.0, 0.5, 0.5
+GAMMA = 0.99
+GAE_LAMBDA = 0.95
+CLIP = 0.2
+ENTROPY = 0.0
+VALUE = 0.5
+NORM = 0.5
 
 
 class Samples(NamedTuple):
@@ -39,8 +44,16 @@ class OneFile:
                 layers += [nn.Linear(inputs, width), nn.Tanh()]
             return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
-        self.mean, self.critic, self.log_std = trunk(actions), trunk(1), nn.Parameter(torch.zeros(1, actions))
-        self._parameters = [*self.mean.parameters(), *self.critic.parameters(), self.log_std]
+        self.mean, self.critic, self.log_std = (
+            trunk(actions),
+            trunk(1),
+            nn.Parameter(torch.zeros(1, actions)),
+        )
+        self._parameters = [
+            *self.mean.parameters(),
+            *self.critic.parameters(),
+            self.log_std,
+        ]
         self._optimizer = torch.optim.Adam(self._parameters, lr=3e-4, eps=1e-5)
 
     @torch.no_grad()
@@ -50,10 +63,14 @@ class OneFile:
         actions = normal.sample()
         return actions, normal.log_prob(actions).sum(1), self.critic(observations)[:, 0]
 
-    def learn(self, samples: Samples, last: Tensor, epochs: int, minibatch: int) -> None:
+    def learn(
+        self, samples: Samples, last: Tensor, epochs: int, minibatch: int
+    ) -> None:
         """Update by an iteration; `last`: what was seen after it, [B, O]."""
         advantages = self._estimates(samples, last)
-        observations, actions, logprobs, values = (column.flatten(0, 1) for column in samples[:4])
+        observations, actions, logprobs, values = (
+            column.flatten(0, 1) for column in samples[:4]
+        )
         returns = advantages + values
         for _ in range(epochs):
             for picks in torch.randperm(len(returns)).split(minibatch):
@@ -61,13 +78,26 @@ class OneFile:
                 log_ratio = normal.log_prob(actions[picks]).sum(1) - logprobs[picks]
                 ratio = log_ratio.exp()
                 with torch.no_grad():
-                    ((ratio - 1.0) - log_ratio).mean()  # what is reported: KL, share of clipped samples
+                    (
+                        (ratio - 1.0) - log_ratio
+                    ).mean()  # what is reported: KL, share of clipped samples
                     ((ratio - 1.0).abs() > CLIP).float().mean().item()
                 chosen = advantages[picks]
                 chosen = (chosen - chosen.mean()) / (chosen.std() + 1e-8)
-                policy_loss = torch.max(-chosen * ratio, -chosen * ratio.clamp(1.0 - CLIP, 1.0 + CLIP)).mean()
-                value_loss = 0.5 * (self.critic(observations[picks]).view(-1) - returns[picks]).square().mean()
-                loss = policy_loss - ENTROPY * normal.entropy().sum(1).mean() + VALUE * value_loss
+                policy_loss = torch.max(
+                    -chosen * ratio, -chosen * ratio.clamp(1.0 - CLIP, 1.0 + CLIP)
+                ).mean()
+                value_loss = (
+                    0.5
+                    * (self.critic(observations[picks]).view(-1) - returns[picks])
+                    .square()
+                    .mean()
+                )
+                loss = (
+                    policy_loss
+                    - ENTROPY * normal.entropy().sum(1).mean()
+                    + VALUE * value_loss
+                )
                 self._optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(self._parameters, NORM)
@@ -80,11 +110,9 @@ class OneFile:
     @torch.no_grad()
     def _estimates(self, samples: Samples, last: Tensor) -> Tensor:
         """Return the advantages, [T * B]."""
-        following, next_values, found = (
-            torch.zeros(len(last)),
-            self.critic(last)[:, 0],
-            torch.zeros_like(samples.values),
-        )
+        following = torch.zeros(len(last))
+        next_values = self.critic(last)[:, 0]
+        found = torch.zeros_like(samples.values)
         for t in reversed(range(len(found))):
             going = 1.0 - samples.done[t].float()
             delta = samples.rewards[t] + GAMMA * next_values * going - samples.values[t]
@@ -94,23 +122,50 @@ class OneFile:
 
 
 def train(
-    name: str, *, envs: int, steps: int, iterations: int, epochs: int, minibatch: int, widths: Sequence[int], seed: int
+    name: str,
+    *,
+    envs: int,
+    steps: int,
+    iterations: int,
+    epochs: int,
+    minibatch: int,
+    widths: Sequence[int],
+    seed: int,
 ) -> list[tuple[float, float]]:
     """Train on a Gymnasium id with continuous actions. Return the seconds of rollout and of learning, by iteration."""
     import gymnasium
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     torch.manual_seed(seed)
-    vector: Any = SyncVectorEnv([lambda: gymnasium.make(name)] * envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    (observed,), (actions,) = vector.single_observation_space.shape, vector.single_action_space.shape
+    vector: Any = SyncVectorEnv(
+        [lambda: gymnasium.make(name)] * envs, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    (observed,), (actions,) = (
+        vector.single_observation_space.shape,
+        vector.single_action_space.shape,
+    )
     bounds = vector.single_action_space.low, vector.single_action_space.high
-    learner, seen, seconds = OneFile(observed, actions, widths), _tensor(vector.reset(seed=seed)[0]), []
+    learner = OneFile(observed, actions, widths)
+    seen = _tensor(vector.reset(seed=seed)[0])
+    seconds = []
     for _ in range(iterations):
-        began, rows = time.perf_counter(), []
+        began = time.perf_counter()
+        rows = []
         for _ in range(steps):
             chosen, logprobs, values = learner.act(seen)
-            following, rewards, terminated, truncated, _ = vector.step(np.clip(chosen.numpy(), *bounds))
-            rows.append((seen, chosen, logprobs, values, _tensor(rewards), torch.from_numpy(terminated | truncated)))
+            following, rewards, terminated, truncated, _ = vector.step(
+                np.clip(chosen.numpy(), *bounds)
+            )
+            rows.append(
+                (
+                    seen,
+                    chosen,
+                    logprobs,
+                    values,
+                    _tensor(rewards),
+                    torch.from_numpy(terminated | truncated),
+                )
+            )
             seen = _tensor(following)
         samples = Samples(*map(torch.stack, zip(*rows, strict=True)))
         rolled = time.perf_counter()

@@ -34,7 +34,9 @@ from rlplace.workers.launch.machines import declared_topology
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 
-ROWS, STEPS, LIMIT_S = 8, 64, 120.0
+ROWS = 8
+STEPS = 64
+LIMIT_S = 120.0
 CASES = (
     (8.0, 8.0),
     (8.0, 4.0),
@@ -55,7 +57,9 @@ class Slow(gymnasium.Env[NDArray[np.float32], Any]):
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return np.zeros(4, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -76,14 +80,18 @@ class SlowRollout(VectorRolloutWorker):
     def begin(self) -> None:
         config = self.config.config
         self.move(Residency.FULL)
-        policy = build_policy(self.config.spaces, config.actor, config.algorithm, config.runner.seed)
+        policy = build_policy(
+            self.config.spaces, config.actor, config.algorithm, config.runner.seed
+        )
         self.engine.load(policy.state_dict(), 0)
 
     def setup(self) -> None:
         super().setup()
         decide = self.engine.decide
 
-        def slowly(observations: NDArray[np.float32], noise: NDArray[np.float32]) -> Decision:
+        def slowly(
+            observations: NDArray[np.float32], noise: NDArray[np.float32]
+        ) -> Decision:
             time.sleep(self.config.row_s * len(observations))
             return decide(observations, noise)
 
@@ -91,7 +99,9 @@ class SlowRollout(VectorRolloutWorker):
 
 
 def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> SlowJob:
-    module = "pipelining" if __name__ == "__main__" else __name__  # as a worker's process imports this file
+    module = (
+        "pipelining" if __name__ == "__main__" else __name__
+    )  # as a worker's process imports this file
     mapping = {
         "cluster": {
             "component_placement": {"actor": 1, "env": 0, "rollout": 1},
@@ -100,7 +110,11 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
             "allow_resident": ["actor", "rollout"],
             "launcher": launcher,
         },
-        "env": {"id": f"{module}:Slow-v0", "total_num_envs": ROWS, "kwargs": {"step_s": sim_ms / 1e3 / ROWS}},
+        "env": {
+            "id": f"{module}:Slow-v0",
+            "total_num_envs": ROWS,
+            "kwargs": {"step_s": sim_ms / 1e3 / ROWS},
+        },
         "rollout": {"pipeline_stage_num": groups},
         "algorithm": {"rollout_steps": STEPS},
     }
@@ -108,7 +122,10 @@ def make_job(launcher: str, groups: int, sim_ms: float, policy_ms: float) -> Slo
     plan = make_plan(config, declared_topology(config.cluster))
     return SlowJob(
         config=config,
-        ranks={component: plan.placement.world_size(component) for component in plan.placement.components},
+        ranks={
+            component: plan.placement.world_size(component)
+            for component in plan.placement.components
+        },
         spaces=describe(config.simulator_env),
         routes=plan.row_routes,
         deliveries=plan.deliveries,
@@ -122,34 +139,54 @@ def measure(job: SlowJob, iterations: int) -> list[dict[str, float]]:
     with Cluster.from_config(job.config.cluster, plan.topology) as cluster:
         channels = {
             c.name: cluster.channel(
-                ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys), c.locations()
+                ChannelSpec(name=c.name, capacity_items=c.capacity_items, keys=c.keys),
+                c.locations(),
             )
             for c in plan.channels
         }
         workers = {"env": VectorEnvWorker, "rollout": SlowRollout}
         groups: dict[str, WorkerGroup] = cluster.launch_all(
             {
-                name: (worker.create_group(job), plan.placement.get_strategy(name), channels)
+                name: (
+                    worker.create_group(job),
+                    plan.placement.get_strategy(name),
+                    channels,
+                )
                 for name, worker in workers.items()
             }
         )
-        wait_all([groups["rollout"].begin(), groups["env"].move(Residency.FULL)], timeout_s=LIMIT_S)
+        wait_all(
+            [groups["rollout"].begin(), groups["env"].move(Residency.FULL)],
+            timeout_s=LIMIT_S,
+        )
         found = []
         for iteration in range(iterations + 1):
             began = time.perf_counter()
-            ranks = wait_all([groups["env"].run(iteration), groups["rollout"].generate(iteration)], timeout_s=LIMIT_S)
+            ranks = wait_all(
+                [groups["env"].run(iteration), groups["rollout"].generate(iteration)],
+                timeout_s=LIMIT_S,
+            )
             seconds = time.perf_counter() - began
             channels[TRAJECTORIES].get(key="0")
-            found.append(reduce_metrics([metrics for group in ranks for metrics in group]) | {"seconds": seconds})
+            found.append(
+                reduce_metrics([metrics for group in ranks for metrics in group])
+                | {"seconds": seconds}
+            )
     return found[1:]
 
 
 def main(repetitions: str = "3", launcher: str = "ray") -> None:
-    print(f"{ROWS} rows, {STEPS} steps, {launcher}; seconds of the rollout stage, the best of {repetitions}\n")
-    print("  sim ms  policy ms  groups   stage    sim  policy  efficiency    sum   env waited  rollout waited")
+    print(
+        f"{ROWS} rows, {STEPS} steps, {launcher}; seconds of the rollout stage, the best of {repetitions}\n"
+    )
+    print(
+        "  sim ms  policy ms  groups   stage    sim  policy  efficiency    sum   env waited  rollout waited"
+    )
     for sim_ms, policy_ms in CASES:
         for groups in GROUPS:
-            runs = measure(make_job(launcher, groups, sim_ms, policy_ms), int(repetitions))
+            runs = measure(
+                make_job(launcher, groups, sim_ms, policy_ms), int(repetitions)
+            )
             run = min(runs, key=lambda run: run["seconds"])
             works = (run["env/sim_s"], run["rollout/policy_s"])
             print(

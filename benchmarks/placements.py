@@ -22,7 +22,18 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.emulated_work import PASS, SAMPLES, TOKENS, TURNS, Actor, Emulated, Env, Job, Model, Rollout
+from benchmarks.emulated_work import (
+    PASS,
+    SAMPLES,
+    TOKENS,
+    TURNS,
+    Actor,
+    Emulated,
+    Env,
+    Job,
+    Model,
+    Rollout,
+)
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
 from rlplace.memory_monitor import MemoryMonitor
@@ -50,20 +61,37 @@ class Placing:
 PLACEMENTS: Mapping[str, Placing] = {
     "collocated": Placing(where={"actor": "0-7", "env": "0-7", "rollout": "0-7"}),
     "hybrid": Placing(where={"actor": "0-7", "env": "0-3", "rollout": "4-7"}),
-    "hybrid, partial overlap": Placing(where={"actor": "0-5", "env": "0-3", "rollout": "4-7"}),
+    "hybrid, partial overlap": Placing(
+        where={"actor": "0-5", "env": "0-3", "rollout": "4-7"}
+    ),
     "disaggregated": Placing(where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}),
-    "disaggregated, early": Placing(where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}, early=True),
-    "disaggregated, 1 ahead": Placing(where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}, ahead=1),
-    "disaggregated, 16": Placing(where={"actor": "0-7", "env": "8-11", "rollout": "12-15"}),
+    "disaggregated, early": Placing(
+        where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}, early=True
+    ),
+    "disaggregated, 1 ahead": Placing(
+        where={"actor": "0-3", "env": "4-5", "rollout": "6-7"}, ahead=1
+    ),
+    "disaggregated, 16": Placing(
+        where={"actor": "0-7", "env": "8-11", "rollout": "12-15"}
+    ),
 }
 EVEN = Model(name="even")
 CASES = (
     (EVEN, "generation, environments and learning take about as long"),
-    (Model(name="long answers", step_s=0.066, in_flight_s=0.0012), "3 times the generation"),
+    (
+        Model(name="long answers", step_s=0.066, in_flight_s=0.0012),
+        "3 times the generation",
+    ),
     (Model(name="slow environments", turn_s=1.5), "3 times the simulation"),
     (Model(name="much learning", token_s=0.033), "3 times the learning"),
-    (Model(name="no simulation", turn_s=0.001), "rewards cost nothing: prompts and verifiers"),
-    (Model(name="slow host", bytes_per_s=2e9), "moves and sync at 2 GB/s: a shared or remote host memory"),
+    (
+        Model(name="no simulation", turn_s=0.001),
+        "rewards cost nothing: prompts and verifiers",
+    ),
+    (
+        Model(name="slow host", bytes_per_s=2e9),
+        "moves and sync at 2 GB/s: a shared or remote host memory",
+    ),
 )
 NOTHING = dataclasses.replace(EVEN, name="nothing", scale=math.inf)
 
@@ -78,7 +106,9 @@ class Measured:
     bubble: float
     moving: float  # moves and sync
     accelerators: int
-    samples: tuple[float, ...]  # number, tokens, squared tokens: equal where the samples are
+    samples: tuple[
+        float, ...
+    ]  # number, tokens, squared tokens: equal where the samples are
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +129,9 @@ def layout_of(placing: Placing) -> Plan:
         accelerator=AcceleratorConfig(kind="emulated", memory=80 * GIB),
     )
     topology = Topology.uniform(1, accelerators, "emulated", 80 * GIB)
-    needs = dataclasses.replace(text_needs(WORKERS, accumulates=placing.early), ahead=placing.ahead)
+    needs = dataclasses.replace(
+        text_needs(WORKERS, accumulates=placing.early), ahead=placing.ahead
+    )
     return plan_components(cluster, topology, needs=needs, offload=tuple(WORKERS))
 
 
@@ -108,19 +140,34 @@ def layout_of(placing: Placing) -> Plan:
 
 def predict(layout: Plan, model: Model) -> float:
     """Seconds of an iteration: moves, sync, and in each stage whatever takes longest."""
-    moves = sum(sum(_moves(layout, model, entry)) for entry in layout.schedule.entries.values())
-    rollout, learning = _rollout(layout, model), _learning(layout, model)
-    if "actor" in layout.schedule.active["rollout"]:  # at best all passes but one are made meanwhile
+    moves = sum(
+        sum(_moves(layout, model, entry)) for entry in layout.schedule.entries.values()
+    )
+    rollout = _rollout(layout, model)
+    learning = _learning(layout, model)
+    if (
+        "actor" in layout.schedule.active["rollout"]
+    ):  # at best all passes but one are made meanwhile
         last = learning * PASS * layout.placement.world_size("actor") / SAMPLES
         return moves + model.sync_s + max(rollout + last, learning)
-    return moves + model.sync_s + (max(rollout, learning) if layout.needs.ahead else rollout + learning)
+    return (
+        moves
+        + model.sync_s
+        + (max(rollout, learning) if layout.needs.ahead else rollout + learning)
+    )
 
 
 def _moves(layout: Plan, model: Model, entry: Transition) -> tuple[float, float]:
     """Releases run together, then acquires do."""
     ranks = layout.placement.world_size
     release, acquire = (
-        max((model.move_s(m.component, m.before, m.after, ranks(m.component)) for m in moves), default=0.0)
+        max(
+            (
+                model.move_s(m.component, m.before, m.after, ranks(m.component))
+                for m in moves
+            ),
+            default=0.0,
+        )
         for moves in (entry.releases, entry.acquires)
     )
     return release, acquire
@@ -147,40 +194,72 @@ def _learning(layout: Plan, model: Model) -> float:
 # ── what is measured ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(name: str, models: Sequence[Model], rounds: int, launcher: Literal["ray", "inline"]) -> Found:
+def measure(
+    name: str, models: Sequence[Model], rounds: int, launcher: Literal["ray", "inline"]
+) -> Found:
     """An iteration without work and one of each model, round after round, on workers launched once."""
     layout = layout_of(PLACEMENTS[name])
     ranks = {c: layout.placement.world_size(c) for c in WORKERS}
-    with tempfile.TemporaryDirectory() as folder, Cluster(topology=layout.topology, launcher=launcher) as cluster:
-        keys = {"requests": "rollout", "completions": "env", "samples": "actor", "weights": "rollout"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(topology=layout.topology, launcher=launcher) as cluster,
+    ):
+        keys = {
+            "requests": "rollout",
+            "completions": "env",
+            "samples": "actor",
+            "weights": "rollout",
+        }
         channels = {
             name: cluster.channel(
-                ChannelSpec(name=name, capacity_items=4 * SAMPLES, keys=tuple(str(r) for r in range(ranks[reader])))
+                ChannelSpec(
+                    name=name,
+                    capacity_items=4 * SAMPLES,
+                    keys=tuple(str(r) for r in range(ranks[reader])),
+                )
             )
             for name, reader in keys.items()
         }
         job = Job(models=(NOTHING, *models), folder=Path(folder), ranks=ranks)
         groups = cluster.launch_all(
-            {c: (w.create_group(job), layout.placement.get_strategy(c), channels) for c, w in WORKERS.items()}
+            {
+                c: (w.create_group(job), layout.placement.get_strategy(c), channels)
+                for c, w in WORKERS.items()
+            }
         )
         case = MemoryCase(
-            placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(WORKERS, True), demands={}
+            placement=layout.placement,
+            needs=layout.needs,
+            offload=dict.fromkeys(WORKERS, True),
+            demands={},
         )
-        memory, iterations = MemoryMonitor(case), 2 * rounds * len(job.models)
+        memory = MemoryMonitor(case)
+        iterations = 2 * rounds * len(job.models)
         loop = loop_of(layout.schedule)(
-            layout.schedule, groups, memory, RunnerConfig(stage_timeout_s=120.0, total_iterations=iterations)
+            layout.schedule,
+            groups,
+            memory,
+            RunnerConfig(stage_timeout_s=120.0, total_iterations=iterations),
         )
         best: dict[str, Mapping[str, float]] = {}
         pictures: dict[str, str] = {}
         for at in range(0, iterations, 2):
             model = job.model(at)
-            loop.iteration(at)  # in which a rollout that runs ahead has begun beside other work
+            loop.iteration(
+                at
+            )  # in which a rollout that runs ahead has begun beside other work
             numbers = loop.iteration(at + 1)
-            if model.name not in best or numbers["time/iteration_s"] < best[model.name]["time/iteration_s"]:
+            if (
+                model.name not in best
+                or numbers["time/iteration_s"] < best[model.name]["time/iteration_s"]
+            ):
                 best[model.name] = numbers
                 if model in models:
-                    calls, on = list(loop.log.iterations), loop.usage.accelerators
-                    shown = render_timeline(calls, on, layout.placement.components, name, model.scale)
+                    calls = list(loop.log.iterations)
+                    on = loop.usage.accelerators
+                    shown = render_timeline(
+                        calls, on, layout.placement.components, name, model.scale
+                    )
                     pictures[model.name] = shown
     return Found(
         rows=[measured(layout, model, best[model.name]) for model in models],
@@ -197,35 +276,76 @@ def measured(layout: Plan, model: Model, numbers: Mapping[str, float]) -> Measur
         bubble=numbers["util/bubble_share"],
         moving=numbers["util/moves_share"] + numbers["util/sync_share"],
         accelerators=len(layout.placement.used),
-        samples=tuple(numbers[f"actor/{name}"] for name in ("samples", "tokens", "squares")),
+        samples=tuple(
+            numbers[f"actor/{name}"] for name in ("samples", "tokens", "squares")
+        ),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one model, about a minute")
-    parser.add_argument("--ray", action="store_true", help="processes of Ray instead of threads")
-    parser.add_argument("--rounds", type=int, default=2, help="the fastest iteration of each model counts")
-    parser.add_argument("--pictures", type=Path, help="a folder for a picture of each placement's iteration")
-    parser.add_argument("--scale", type=float, default=50.0, help="seconds of the job in one; less on a busy machine")
+    parser.add_argument(
+        "--quick", action="store_true", help="one model, about a minute"
+    )
+    parser.add_argument(
+        "--ray", action="store_true", help="processes of Ray instead of threads"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=2,
+        help="the fastest iteration of each model counts",
+    )
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        help="a folder for a picture of each placement's iteration",
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=50.0,
+        help="seconds of the job in one; less on a busy machine",
+    )
     options = parser.parse_args()
-    cases = [(dataclasses.replace(m, scale=options.scale), about) for m, about in CASES[: 1 if options.quick else None]]
+    cases = [
+        (dataclasses.replace(m, scale=options.scale), about)
+        for m, about in CASES[: 1 if options.quick else None]
+    ]
     launcher: Literal["ray", "inline"] = "ray" if options.ray else "inline"
     found: dict[str, Found] = {}
     for name, placing in PLACEMENTS.items():
-        found[name] = measure(name, [model for model, _ in cases], options.rounds, launcher)
-        print(f"measured {name}: {', '.join(f'{c} {a}' for c, a in placing.where.items())}", flush=True)
+        found[name] = measure(
+            name, [model for model, _ in cases], options.rounds, launcher
+        )
+        print(
+            f"measured {name}: {', '.join(f'{c} {a}' for c, a in placing.where.items())}",
+            flush=True,
+        )
         if options.pictures:
-            (options.pictures / f"{name}.svg").write_text(found[name].picture, encoding="utf-8")
+            (options.pictures / f"{name}.svg").write_text(
+                found[name].picture, encoding="utf-8"
+            )
     for at, (model, about) in enumerate(cases):
         rows = {name: each.rows[at] for name, each in found.items()}
         samples = {row.samples for row in rows.values()}
-        assert len(samples) == 1, f"{model.name}: placements learned different samples {samples}"
+        assert len(samples) == 1, (
+            f"{model.name}: placements learned different samples {samples}"
+        )
         print(f"\n{model.name}: {about}\n")
         print(_table(rows, {name: each.own_ms for name, each in found.items()}))
     if len(cases) > 1:
-        print("\nwho is fastest on 8 accelerators, and on what each accelerator of the next one spends more\n")
-        print(_winners({m.name: {n: f.rows[at] for n, f in found.items()} for at, (m, _) in enumerate(cases)}))
+        print(
+            "\nwho is fastest on 8 accelerators, and on what each accelerator of the next one spends more\n"
+        )
+        print(
+            _winners(
+                {
+                    m.name: {n: f.rows[at] for n, f in found.items()}
+                    for at, (m, _) in enumerate(cases)
+                }
+            )
+        )
 
 
 def _table(rows: Mapping[str, Measured], own: Mapping[str, float]) -> str:
@@ -249,8 +369,14 @@ def _winners(cases: Mapping[str, Mapping[str, Measured]]) -> str:
     ]
     for work, rows in cases.items():
         ahead = min(m.iteration_s for name, m in rows.items() if PLACEMENTS[name].ahead)
-        alike = {n: m for n, m in rows.items() if m.accelerators == 8 and not PLACEMENTS[n].ahead}
-        (first, best), (second, other) = sorted(alike.items(), key=lambda item: item[1].iteration_s)[:2]
+        alike = {
+            n: m
+            for n, m in rows.items()
+            if m.accelerators == 8 and not PLACEMENTS[n].ahead
+        }
+        (first, best), (second, other) = sorted(
+            alike.items(), key=lambda item: item[1].iteration_s
+        )[:2]
         lines.append(
             f"| {work} | {first} | {best.iteration_s:.0f} | {second} | {other.iteration_s:.0f} | {_why(best, other)} "
             f"| {ahead:.0f} |"
@@ -264,9 +390,14 @@ def _why(best: Measured, other: Measured) -> str:
         return "about as fast"
 
     def seconds(m: Measured) -> Mapping[str, float]:
-        return {"idle": m.bubble * m.iteration_s, "moving": m.moving * m.iteration_s, "at work": m.busy * m.iteration_s}
+        return {
+            "idle": m.bubble * m.iteration_s,
+            "moving": m.moving * m.iteration_s,
+            "at work": m.busy * m.iteration_s,
+        }
 
-    mine, theirs = seconds(best), seconds(other)
+    mine = seconds(best)
+    theirs = seconds(other)
     most = max(mine, key=lambda what: theirs[what] - mine[what])
     return f"{theirs[most] - mine[most]:.0f} s less {most}"
 

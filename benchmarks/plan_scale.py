@@ -17,7 +17,10 @@ REWARDS = ("reward.math", "reward.code", "reward.style", "reward.safety")
 def plan_ppo(count: int) -> None:
     """Three components with all routes and channels."""
     half = count // 2
-    make_ppo(count, {"actor": "all", "env": f"0-{half - 1}", "rollout": f"{half}-{count - 1}"})
+    make_ppo(
+        count,
+        {"actor": "all", "env": f"0-{half - 1}", "rollout": f"{half}-{count - 1}"},
+    )
 
 
 def plan_shared(count: int) -> None:
@@ -33,7 +36,11 @@ def make_ppo(count: int, placement: dict[str, object]) -> None:
     config = read_config(
         {
             "cluster": {"component_placement": placement},
-            "env": {"id": "CartPole-v1", "total_num_envs": count, "enable_offload": True},
+            "env": {
+                "id": "CartPole-v1",
+                "total_num_envs": count,
+                "enable_offload": True,
+            },
             "rollout": {"enable_offload": True},
             "actor": {"enable_offload": True},
         }
@@ -46,7 +53,8 @@ def plan_rlhf(count: int) -> None:
     from rlplace.config.read import read_config
     from rlplace.placement import Topology, make_plan
 
-    half, eighth = count // 2, count // 8
+    half = count // 2
+    eighth = count // 8
     placement: dict[str, object] = {
         "actor": f"0-{half - 1}",
         "reference": {"same_as": "actor"},
@@ -55,7 +63,10 @@ def plan_rlhf(count: int) -> None:
         "env": f"0-{half - 1}:0-{count - 1}",
         "agent": {"node_group": "node", "placement": "all"},
     }
-    placement |= {name: f"{half + i * eighth}-{half + (i + 1) * eighth - 1}" for i, name in enumerate(REWARDS)}
+    placement |= {
+        name: f"{half + i * eighth}-{half + (i + 1) * eighth - 1}"
+        for i, name in enumerate(REWARDS)
+    }
     leaves: dict[str, object] = {"enable_offload": True}
     config = read_config(
         {
@@ -63,7 +74,12 @@ def plan_rlhf(count: int) -> None:
             "actor": leaves | {"model": {"kind": "causal_lm"}},
             **dict.fromkeys(("reference", "critic", "rollout", "env"), leaves),
             "reward": {name.removeprefix("reward."): leaves for name in REWARDS},
-            "algorithm": {"name": "ppo", "prompts": count, "samples_per_prompt": 4, "train_batch": count},
+            "algorithm": {
+                "name": "ppo",
+                "prompts": count,
+                "samples_per_prompt": 4,
+                "train_batch": count,
+            },
         }
     )
     made = make_plan(config, Topology.uniform(count // 8, 8))
@@ -78,14 +94,20 @@ def measure(job: str, count: int) -> None:
     JOBS[job](count)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{job:<6}{count:>14,}{seconds:>12.2f}{1e6 * seconds / count:>22.1f}{peak:>12.0f}", flush=True)
+    print(
+        f"{job:<6}{count:>14,}{seconds:>12.2f}{1e6 * seconds / count:>22.1f}{peak:>12.0f}",
+        flush=True,
+    )
 
 
 def main() -> None:
     if len(sys.argv) == 3:
         measure(sys.argv[1], int(sys.argv[2]))
         return
-    print(f"{'job':<6}{'accelerators':>14}{'seconds':>12}{'us / accelerator':>22}{'peak MiB':>12}", flush=True)
+    print(
+        f"{'job':<6}{'accelerators':>14}{'seconds':>12}{'us / accelerator':>22}{'peak MiB':>12}",
+        flush=True,
+    )
     for job in JOBS:
         for count in SIZES:
             subprocess.run([sys.executable, __file__, job, str(count)], check=True)

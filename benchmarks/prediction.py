@@ -33,7 +33,12 @@ from rlplace.profile import distinct, runs
 
 PLACE = "cluster.component_placement."
 PENDULUM = ("--config-name", "hybrid_ppo")  # a simulator of 6 microseconds a step
-CHEETAH = (*PENDULUM, "env.id=HalfCheetah-v5", "env.total_num_envs=32", "actor.model.hidden=[256,256]")
+CHEETAH = (
+    *PENDULUM,
+    "env.id=HalfCheetah-v5",
+    "env.total_num_envs=32",
+    "actor.model.hidden=[256,256]",
+)
 
 
 class Job(NamedTuple):
@@ -45,7 +50,12 @@ class Job(NamedTuple):
 
 
 def spread(actor: str, env: str, rollout: str, *more: str) -> tuple[str, ...]:
-    return (f"{PLACE}actor={actor}", f"{PLACE}env={env}", f"{PLACE}rollout={rollout}", *more)
+    return (
+        f"{PLACE}actor={actor}",
+        f"{PLACE}env={env}",
+        f"{PLACE}rollout={rollout}",
+        *more,
+    )
 
 
 SIMULATORS = {
@@ -62,24 +72,45 @@ SIMULATORS = {
 }
 # A tiny model of random weights (scripts/get_model tiny, tiny_reward), whose answers nearly all have their full length.
 TINY = ("model@actor.model=tiny", "rollout.engine=transformers", "env.chat=false")
-GRPO = ("--config-name", "hybrid_grpo_llm", *TINY, "runner.eval_every=0", "algorithm.max_new_tokens=48")
-PPO = ("--config-name", "rlhf_tiny", "critic.warmup_iterations=0", "algorithm.max_new_tokens=32")
+GRPO = (
+    "--config-name",
+    "hybrid_grpo_llm",
+    *TINY,
+    "runner.eval_every=0",
+    "algorithm.max_new_tokens=48",
+)
+PPO = (
+    "--config-name",
+    "rlhf_tiny",
+    "critic.warmup_iterations=0",
+    "algorithm.max_new_tokens=32",
+)
 LANGUAGE = {
     "one each, apart": spread("0", "1", "2"),
     "one version ahead": spread("0", "1", "2", "algorithm.max_staleness=1"),
-    "gradients while generating": spread("0", "1", "2", "algorithm.accumulate_early=true"),
+    "gradients while generating": spread(
+        "0", "1", "2", "algorithm.accumulate_early=true"
+    ),
     "two learn, apart": spread("0-1", "2", "2"),
     "two engines, one shared": spread("0-1", "0", "1-2"),
     "three engines": spread("0", "0", "0-2"),
 }
 SCORED = {
-    "reference apart": spread("0", "0", "0", f"{PLACE}reference=1", f"{PLACE}critic=0", f"{PLACE}reward=0"),
-    "one engine, apart": spread("0", "0", "2", f"{PLACE}reference=1", f"{PLACE}critic=1", f"{PLACE}reward=1"),
+    "reference apart": spread(
+        "0", "0", "0", f"{PLACE}reference=1", f"{PLACE}critic=0", f"{PLACE}reward=0"
+    ),
+    "one engine, apart": spread(
+        "0", "0", "2", f"{PLACE}reference=1", f"{PLACE}critic=1", f"{PLACE}reward=1"
+    ),
     "critic apart": spread("0", "0", "0-2", f"{PLACE}critic=2"),
 }
 JOBS = {
     "pendulum": Job("InvertedPendulum, 64x64", PENDULUM, SIMULATORS),
-    "cheetah": Job("HalfCheetah, 256x256", CHEETAH, {name: SIMULATORS[name] for name in [*SIMULATORS][1::2]}),
+    "cheetah": Job(
+        "HalfCheetah, 256x256",
+        CHEETAH,
+        {name: SIMULATORS[name] for name in [*SIMULATORS][1::2]},
+    ),
     "grpo": Job("GRPO", GRPO, LANGUAGE),
     "ppo": Job("PPO, reference, reward model", PPO, SCORED),
 }
@@ -101,7 +132,9 @@ class Row(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0] if __doc__ else ""
+    )
     parser.add_argument("jobs", nargs="*", choices=[*JOBS, []], default=[])
     parser.add_argument("--iterations", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=1)
@@ -112,7 +145,9 @@ def main() -> int:
         rows += measure(JOBS[name], options.iterations, options.repeat, options.tries)
     errors = sorted(abs(row.error) for row in rows)
     percentile = errors[min(len(errors) - 1, math.ceil(0.95 * len(errors)) - 1)]
-    print(f"\n{len(rows)} placements: median error {errors[len(errors) // 2]:.1%}, 95th percentile {percentile:.1%}")
+    print(
+        f"\n{len(rows)} placements: median error {errors[len(errors) // 2]:.1%}, 95th percentile {percentile:.1%}"
+    )
     return 0
 
 
@@ -134,8 +169,13 @@ def measure(job: Job, iterations: int, repeat: int, tries: int) -> list[Row]:
     base = prepared(job.words)
     every = variants(base.mapping, base.plan.placement.topology.num_accelerators)
     known = [variant for variant in distinct(every) if runs(variant)]
-    there = {name: prepared((*job.words, *words)) for name, words in job.placements.items()}
-    tried = [*known, *(Variant(name=name, mapping=target.mapping) for name, target in there.items())]
+    there = {
+        name: prepared((*job.words, *words)) for name, words in job.placements.items()
+    }
+    tried = [
+        *known,
+        *(Variant(name=name, mapping=target.mapping) for name, target in there.items()),
+    ]
     found: dict[str, list[tuple[float, Measured]]] = {}
     print(f"\n{job.name}: {len(tried)} placements run in turns", flush=True)
     for variant in random.Random(0).sample(tried * repeat, len(tried) * repeat):
@@ -146,21 +186,32 @@ def measure(job: Job, iterations: int, repeat: int, tries: int) -> list[Row]:
     profile: Profile | None = None
     known = [variant for variant in known if variant.name in found]
     for _, measured in (each for variant in known for each in found[variant.name]):
-        profile = measured.profile if profile is None else profile.merged(measured.profile)
+        profile = (
+            measured.profile if profile is None else profile.merged(measured.profile)
+        )
     assert profile is not None, "the job as it is runs"
-    names, most = (
-        ", ".join(variant.name for variant in known),
-        max(others for variant in known for others, _ in found[variant.name]),
-    )
+    names = ", ".join(variant.name for variant in known)
+    most = max(others for variant in known for others, _ in found[variant.name])
     print(f"profile of {len(known)} of them ({names}); others {most:.0%}\n")
     stages = "rollout, learn, sync and moves: ms (measured)"
-    print(f"{'placement':28}{'predicted':>10}{'measured':>10}{'error':>8}{'others':>8}   {stages}", flush=True)
-    rows = [compared(name, there[name], profile, found[name]) for name in there if name in found]
+    print(
+        f"{'placement':28}{'predicted':>10}{'measured':>10}{'error':>8}{'others':>8}   {stages}",
+        flush=True,
+    )
+    rows = [
+        compared(name, there[name], profile, found[name])
+        for name in there
+        if name in found
+    ]
     for row in rows:
-        stages = "  ".join(f"{a * 1e3:.0f} ({b * 1e3:.0f})" for a, b in row.stages.values())
+        stages = "  ".join(
+            f"{a * 1e3:.0f} ({b * 1e3:.0f})" for a, b in row.stages.values()
+        )
         numbers = f"{row.predicted:9.3f}s{row.measured:9.3f}s{row.error:+8.1%}{row.others:8.0%}"
         print(f"{row.name:28}{numbers}   {stages}", flush=True)
-    print(f"order: Kendall's tau {tau([(row.predicted, row.measured) for row in rows]):.2f}")
+    print(
+        f"order: Kendall's tau {tau([(row.predicted, row.measured) for row in rows]):.2f}"
+    )
     return rows
 
 
@@ -169,23 +220,38 @@ def prepared(words: Sequence[str]) -> Prepared:
     return prepare(composed.mapping, name=composed.name, sources=composed.sources)
 
 
-def compared(name: str, job: Prepared, profile: Profile, found: Sequence[tuple[float, Measured]]) -> Row:
+def compared(
+    name: str, job: Prepared, profile: Profile, found: Sequence[tuple[float, Measured]]
+) -> Row:
     numbers = predict(job.config, job.plan, job.case, profile).numbers
 
     def both(*stages: str) -> tuple[float, float]:
-        measured = [sum(each.seconds[s]["measured"] for s in stages if s in each.seconds) for _, each in found]
-        return sum(numbers.get(f"time/{stage}_s", 0.0) for stage in stages), statistics.median(measured)
+        measured = [
+            sum(each.seconds[s]["measured"] for s in stages if s in each.seconds)
+            for _, each in found
+        ]
+        return sum(
+            numbers.get(f"time/{stage}_s", 0.0) for stage in stages
+        ), statistics.median(measured)
 
-    stages = {"rollout": both("rollout"), "learn": both("infer", "learn"), "sync": both("sync", "moves")}
+    stages = {
+        "rollout": both("rollout"),
+        "learn": both("infer", "learn"),
+        "sync": both("sync", "moves"),
+    }
     return Row(name, *both("iteration"), stages, max(others for others, _ in found))
 
 
 def tau(pairs: Iterable[tuple[float, float]]) -> float:
     """Return Kendall's tau of two orders without ties: 1 for equal, -1 for opposite ones."""
     signs = [
-        math.copysign(1.0, (a[0] - b[0]) * (a[1] - b[1])) for a, b in itertools.combinations(pairs, 2) if a[1] != b[1]
+        math.copysign(1.0, (a[0] - b[0]) * (a[1] - b[1]))
+        for a, b in itertools.combinations(pairs, 2)
+        if a[1] != b[1]
     ]
-    return sum(signs) / len(signs) if signs else 1.0
+    if signs:
+        return sum(signs) / len(signs)
+    return 1.0
 
 
 if __name__ == "__main__":

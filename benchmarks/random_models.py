@@ -90,11 +90,15 @@ def random_model(folder: Path, size: str) -> Path:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     shapes = _weight_shapes(config)
     draws = np.random.default_rng(0)
-    block = _as_bfloat16(draws.normal(0.0, _DEVIATION, _BLOCK_ELEMENTS).astype(np.float32))
+    block = _as_bfloat16(
+        draws.normal(0.0, _DEVIATION, _BLOCK_ELEMENTS).astype(np.float32)
+    )
     with (folder / "model.safetensors").open("wb") as file:
         file.write(_header(shapes))
         for shape in shapes.values():
-            _write_weight(file.write, math.prod(shape), None if len(shape) == 1 else block)
+            _write_weight(
+                file.write, math.prod(shape), None if len(shape) == 1 else block
+            )
     return folder
 
 
@@ -121,14 +125,20 @@ def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     begin = 0
     for name, shape in shapes.items():
         end = begin + 2 * math.prod(shape)
-        described[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+        described[name] = {
+            "dtype": "BF16",
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
         begin = end
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
-def _write_weight(write: Callable[[bytes], object], elements: int, block: bytes | None) -> None:
+def _write_weight(
+    write: Callable[[bytes], object], elements: int, block: bytes | None
+) -> None:
     if block is None:
         write(_as_bfloat16(np.ones(elements, np.float32)))
         return

@@ -33,7 +33,11 @@ class RayActorChannel:
 
     @classmethod
     def create(cls, capacity_items: int) -> RayActorChannel:
-        return cls(ray.remote(Queue).options(num_cpus=0, max_concurrency=1000).remote(capacity_items))
+        return cls(
+            ray.remote(Queue)
+            .options(num_cpus=0, max_concurrency=1000)
+            .remote(capacity_items)
+        )
 
     def put(self, item: Any) -> None:
         ray.get(self._queue.put.remote(item))

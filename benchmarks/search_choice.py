@@ -46,7 +46,8 @@ from rlplace.prepare import Prepared, prepare_composed
 from rlplace.train import main as train
 
 _SCALE = "RLPLACE_BENCHMARK_SCALE"
-_STEP_S, _ROW_S = 0.012, 0.004  # of a simulator, of a row in a pass of the network
+_STEP_S = 0.012
+_ROW_S = 0.004  # of a simulator, of a row in a pass of the network
 _ME = "benchmarks.search_choice"
 
 
@@ -60,7 +61,9 @@ class Sleeping(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return np.zeros(4, np.float32), {}
 
@@ -104,25 +107,44 @@ def layouts(space: Space) -> Iterator[Layout]:
         sizes = space.sizes(mode)
         for chosen in itertools.product(*(sizes[c] for c in space.free)):
             of = dict(zip(space.free, chosen, strict=True))
-            spots = [range(space.plan.topology.num_accelerators - of[c].accelerators + 1) for c in space.free]
+            spots = [
+                range(space.plan.topology.num_accelerators - of[c].accelerators + 1)
+                for c in space.free
+            ]
             for starts in itertools.product(*spots):
                 at = dict(zip(space.free, starts, strict=True))
-                if not mode.shared or (at["env"], of["env"]) == (at["rollout"], of["rollout"]):
+                if not mode.shared or (at["env"], of["env"]) == (
+                    at["rollout"],
+                    of["rollout"],
+                ):
                     yield Layout(mode=mode, sizes=of, starts=at, stays=space.free)
 
 
-def run(mapping: Mapping[str, Any], iterations: int, folder: Path) -> tuple[float, Profile]:
+def run(
+    mapping: Mapping[str, Any], iterations: int, folder: Path
+) -> tuple[float, Profile]:
     """Train; return the median seconds of an iteration, and what was measured."""
-    runner = {**mapping["runner"], "total_iterations": iterations, "sinks": ["jsonl"], "output_dir": str(folder)}
-    (folder / "plan.yaml").write_text(to_yaml({**mapping, "runner": runner}), encoding="utf-8")
+    runner = {
+        **mapping["runner"],
+        "total_iterations": iterations,
+        "sinks": ["jsonl"],
+        "output_dir": str(folder),
+    }
+    (folder / "plan.yaml").write_text(
+        to_yaml({**mapping, "runner": runner}), encoding="utf-8"
+    )
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         status = train(["--config-dir", str(folder), "--config-name", "plan"])
     if status:
         raise SystemExit(f"a run ended with {status}\n{told.getvalue()}")
     (found,) = folder.glob("*/*/summary.json")
-    profile = read_profile((found.parent / "profile.json").read_text(encoding="utf-8"), file="profile.json")
-    return json.loads(found.read_text(encoding="utf-8"))["predicted"]["seconds"]["iteration"]["measured"], profile
+    profile = read_profile(
+        (found.parent / "profile.json").read_text(encoding="utf-8"), file="profile.json"
+    )
+    return json.loads(found.read_text(encoding="utf-8"))["predicted"]["seconds"][
+        "iteration"
+    ]["measured"], profile
 
 
 def measured(mapping: Mapping[str, Any], iterations: int) -> tuple[float, Profile]:
@@ -141,7 +163,9 @@ def profiled(job: Prepared, iterations: int) -> Profile:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", default="1", help="naps are so many times as long")
     parser.add_argument("--iterations", type=int, default=6, help="of each run")
     options = parser.parse_args()
@@ -151,7 +175,8 @@ def main() -> None:
     )  # of the workers
     (composed,) = compose.with_hydra(WORDS)
     job = prepare_composed(composed)
-    space, profile = Space(job.config, job.plan), profiled(job, options.iterations)
+    space = Space(job.config, job.plan)
+    profile = profiled(job, options.iterations)
     search = Search(space, profile)
     best = search.run(keep=1).best
     assert best is not None, "the config itself is a plan"
@@ -164,15 +189,30 @@ def main() -> None:
             continue
         keys = search.keys(layout, plan.schedule)
         if keys not in rows:
-            seconds, _ = measured(changed(job.mapping, space.changes(layout)), options.iterations)
+            seconds, _ = measured(
+                changed(job.mapping, space.changes(layout)), options.iterations
+            )
             told = predict(config, plan, memory_case(plan, config), profile).seconds
-            where = ", ".join(f"{c} {plan.placement.accelerators(c)}" for c in plan.placement.components)
-            rows[keys] = (seconds, told, f"{where}; {layout.mode.groups} groups{', one process' * layout.mode.shared}")
+            where = ", ".join(
+                f"{c} {plan.placement.accelerators(c)}"
+                for c in plan.placement.components
+            )
+            rows[keys] = (
+                seconds,
+                told,
+                f"{where}; {layout.mode.groups} groups{', one process' * layout.mode.shared}",
+            )
             print(f"{told:8.3f}{seconds:8.3f}  {rows[keys][2]}", flush=True)
     least = min(rows.values())
     print(f"\n{len(rows)} plans; the best measured: {least[0]:.3f} s  {least[2]}")
-    print(f"the search's: {rows[chosen][0]:.3f} s, {rows[chosen][0] / least[0] - 1.0:+.1%}  {rows[chosen][2]}")
-    pairs = [(a, b) for a, b in itertools.combinations(rows.values(), 2) if a[0] != b[0] and a[1] != b[1]]
+    print(
+        f"the search's: {rows[chosen][0]:.3f} s, {rows[chosen][0] / least[0] - 1.0:+.1%}  {rows[chosen][2]}"
+    )
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(rows.values(), 2)
+        if a[0] != b[0] and a[1] != b[1]
+    ]
     alike = sum(math.copysign(1.0, (a[0] - b[0]) * (a[1] - b[1])) for a, b in pairs)
     print(f"order: Kendall's tau {alike / max(1, len(pairs)):.2f}")
 

@@ -42,9 +42,26 @@ _METHODS = (
     *(f"move_{to}/rest" for to in ("off", "weights", "full")),
     *("push_weights/rest", "pull_weights/rest", "compute_advantages/rest"),
     *(f"run/{part}" for part in ("sim", "reward", "wait", "put", "rest")),
-    *(f"infer/{part}" for part in ("infer", "score", "exchange", "infer_wait", "wait", "rest")),
-    *(f"learn/{part}" for part in ("minibatch", "micro_batch", "estimate", "exchange", "wait", "step", "rest")),
-    *(f"generate/{part}" for part in ("policy", "prefill", "decode", "wait", "put", "rest", "update")),
+    *(
+        f"infer/{part}"
+        for part in ("infer", "score", "exchange", "infer_wait", "wait", "rest")
+    ),
+    *(
+        f"learn/{part}"
+        for part in (
+            "minibatch",
+            "micro_batch",
+            "estimate",
+            "exchange",
+            "wait",
+            "step",
+            "rest",
+        )
+    ),
+    *(
+        f"generate/{part}"
+        for part in ("policy", "prefill", "decode", "wait", "put", "rest", "update")
+    ),
 )
 
 
@@ -55,9 +72,19 @@ def made_up(components: Sequence[str]) -> Profile:
     costs = {}
     for name in names:
         points = next(points for part, points in _COSTS if part in name)
-        costs[name] = Curve(points=tuple(Point(size=x, laps=1, cpu_s=s, least_cpu_s=s, blocked_s=0) for x, s in points))
-    lengths = {"env.prompt_tokens": (20.0, 40.0, 60.0), "rollout.answer_tokens": (20.0, 40.0, 80.0, 120.0)}
-    return Profile(machine={"cores": 64}, versions={}, subjects={}, costs=costs, samples=lengths)
+        costs[name] = Curve(
+            points=tuple(
+                Point(size=x, laps=1, cpu_s=s, least_cpu_s=s, blocked_s=0)
+                for x, s in points
+            )
+        )
+    lengths = {
+        "env.prompt_tokens": (20.0, 40.0, 60.0),
+        "rollout.answer_tokens": (20.0, 40.0, 80.0, 120.0),
+    }
+    return Profile(
+        machine={"cores": 64}, versions={}, subjects={}, costs=costs, samples=lengths
+    )
 
 
 class TimedSearch(Search):
@@ -65,7 +92,9 @@ class TimedSearch(Search):
 
     predicting_s = 0.0
 
-    def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
+    def predict(
+        self, config: Config, plan: Plan, case: MemoryCase, layout: Layout
+    ) -> Prediction:
         began = time.monotonic()
         try:
             return super().predict(config, plan, case, layout)
@@ -78,21 +107,38 @@ def searched(words: Sequence[str], seconds: float) -> tuple[Answer, float, float
     (composed,) = compose.with_hydra(["--config-name", *words])
     job = prepare_composed(composed)
     space = Space(job.config, job.plan)
-    search, began = TimedSearch(space, made_up(job.plan.placement.components)), time.monotonic()
+    search = TimedSearch(space, made_up(job.plan.placement.components))
+    began = time.monotonic()
     answer = search.run(keep=1, over=lambda: time.monotonic() - began > seconds)
     return answer, time.monotonic() - began, search.predicting_s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="of each search")
     parser.add_argument("--accelerators", default="8,64,1024")
     parser.add_argument("--jobs", default="simulators,text")
     options = parser.parse_args()
     row = "{:<12} {:>12} {:>9} {:>12} {:>9} {:>9} {:>9} {:>8}"
-    print(row.format("job", "accelerators", "seconds", "predicting s", "branches", "predicted", "best s", "gap"))
+    print(
+        row.format(
+            "job",
+            "accelerators",
+            "seconds",
+            "predicting s",
+            "branches",
+            "predicted",
+            "best s",
+            "gap",
+        )
+    )
     for count in map(int, options.accelerators.split(",")):
-        nodes = (f"cluster.num_nodes={max(1, count // 8)}", "cluster.accelerators_per_node=8")
+        nodes = (
+            f"cluster.num_nodes={max(1, count // 8)}",
+            "cluster.accelerators_per_node=8",
+        )
         cases = {
             "simulators": (
                 "hybrid_ppo",
@@ -112,8 +158,14 @@ def main() -> None:
             words = cases[name]
             answer, seconds, predicting = searched(words, options.seconds)
             best = answer.best.seconds if answer.best else float("nan")
-            counts, gap = answer.counts, "proven" if answer.proven else f"{answer.gap:.1%}"
-            numbers = (f"{seconds:.1f}", f"{predicting:.1f}", counts["branches"], counts["predicted"])
+            counts = answer.counts
+            gap = "proven" if answer.proven else f"{answer.gap:.1%}"
+            numbers = (
+                f"{seconds:.1f}",
+                f"{predicting:.1f}",
+                counts["branches"],
+                counts["predicted"],
+            )
             print(row.format(name, count, *numbers, f"{best:.3f}", gap), flush=True)
 
 

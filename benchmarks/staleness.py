@@ -66,7 +66,9 @@ class Pace:
             step_s = 0.0
 
             def generate(self, iteration: int) -> Metrics:
-                self.step_s = pace.generate_s / TOKENS * pace.turns[iteration % len(pace.turns)]
+                self.step_s = (
+                    pace.generate_s / TOKENS * pace.turns[iteration % len(pace.turns)]
+                )
                 return super().generate(iteration)
 
             def _step(self, tally: Any) -> None:
@@ -81,15 +83,22 @@ class Pace:
         class SlowActor(LmActor):
             def _receive(self, iteration: int, part: int) -> Any:
                 received = super()._receive(iteration, part)
-                time.sleep(pace.learn_s)  # it counts as waiting: overlap is then what the table leaves
+                time.sleep(
+                    pace.learn_s
+                )  # it counts as waiting: overlap is then what the table leaves
                 return received
 
         return SlowActor
 
 
-def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: int) -> list[Mapping[str, float]]:
+def iterate(
+    model: Path, folder: Path, pace: Pace, staleness: int, iterations: int
+) -> list[Mapping[str, float]]:
     """Metrics by iteration."""
-    asked = (f"algorithm.max_staleness={staleness}", f"runner.total_iterations={iterations}")
+    asked = (
+        f"algorithm.max_staleness={staleness}",
+        f"runner.total_iterations={iterations}",
+    )
     words = [
         "--config-name",
         "disaggregated_grpo_llm",
@@ -100,33 +109,58 @@ def iterate(model: Path, folder: Path, pace: Pace, staleness: int, iterations: i
     ]
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={folder}"])
     prepared = prepare_composed(composed)
-    config, layout = prepared.config, prepared.plan
+    config = prepared.config
+    layout = prepared.plan
     assert isinstance(layout, Plan)
     job = job_spec(config, layout)
-    job = dataclasses.replace(job, workers={**job.workers, "actor": pace.actor(), "rollout": pace.engines()})
+    job = dataclasses.replace(
+        job, workers={**job.workers, "actor": pace.actor(), "rollout": pace.engines()}
+    )
     report = prepared.view
     with contextlib.redirect_stdout(io.StringIO()):
         made = run(job, report, resolved=composed.mapping)
-    return [json.loads(line) for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (made / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--generate", type=float, default=0.6, help="seconds that the engines take for an iteration")
-    parser.add_argument("--learn", type=float, default=0.6, help="seconds that the actor takes for one")
+    parser.add_argument(
+        "--generate",
+        type=float,
+        default=0.6,
+        help="seconds that the engines take for an iteration",
+    )
+    parser.add_argument(
+        "--learn", type=float, default=0.6, help="seconds that the actor takes for one"
+    )
     options = parser.parse_args()
-    print(f"generating takes {options.generate:g} s, learning {options.learn:g} s, beside what they compute")
-    print(f"{'pace':<8} {'staleness':>9} {'s/iteration':>12} {'of 0':>6} {'age':>6} {'oldest':>7} {'mixed':>6}")
+    print(
+        f"generating takes {options.generate:g} s, learning {options.learn:g} s, beside what they compute"
+    )
+    print(
+        f"{'pace':<8} {'staleness':>9} {'s/iteration':>12} {'of 0':>6} {'age':>6} {'oldest':>7} {'mixed':>6}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder) / "model")
         for name, turns in PACES.items():
-            pace, alone = Pace(generate_s=options.generate, learn_s=options.learn, turns=turns), 0.0
+            pace = Pace(generate_s=options.generate, learn_s=options.learn, turns=turns)
+            alone = 0.0
             for staleness in (0, 1, 2):
-                lines = iterate(model, Path(folder) / "runs", pace, staleness, options.iterations)[1:]
+                lines = iterate(
+                    model, Path(folder) / "runs", pace, staleness, options.iterations
+                )[1:]
                 seconds = statistics.mean(line["time/iteration_s"] for line in lines)
                 alone = alone or seconds
-                age, mixed = (statistics.mean(line[f"actor/{n}"] for line in lines) for n in ("age", "age_mixed"))
+                age, mixed = (
+                    statistics.mean(line[f"actor/{n}"] for line in lines)
+                    for n in ("age", "age_mixed")
+                )
                 oldest = max(line["actor/age_max"] for line in lines)
                 row = f"{seconds:12.2f} {seconds / alone:6.0%} {age:6.2f} {oldest:7.0f} {mixed:6.0%}"
                 print(f"{name:<8} {staleness:9} {row}", flush=True)

@@ -35,7 +35,9 @@ NAMES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=16, help="a multiple of 4")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
@@ -47,14 +49,28 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in options.only}
     for _ in range(options.repeat):
         for name in options.only:
-            command = [sys.executable, __file__, "--one", name, "--workers", str(options.workers)]
-            answer = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                name,
+                "--workers",
+                str(options.workers),
+            ]
+            answer = subprocess.run(
+                command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
+            )
             found[name].append(json.loads(answer.stdout.splitlines()[-1]))
-    seconds = {name: statistics.median(run["seconds"] for run in runs) for name, runs in found.items()}
+    seconds = {
+        name: statistics.median(run["seconds"] for run in runs)
+        for name, runs in found.items()
+    }
     print(f"| {options.workers} of | seconds | of plain actors | MiB together |")
     print("|---|---|---|---|")
     for name, runs in found.items():
-        ratio = f"{seconds[name] / seconds['actors']:.2f}" if "actors" in seconds else "-"
+        ratio = (
+            f"{seconds[name] / seconds['actors']:.2f}" if "actors" in seconds else "-"
+        )
         mib = statistics.median(run["mib"] for run in runs)
         print(f"| {NAMES[name]} | {seconds[name]:.1f} | {ratio} | {mib:,.0f} |")
 
@@ -66,8 +82,11 @@ def ours(how: str, workers: int) -> dict[str, float]:
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.workers.ray_launch.launcher import RayLauncher
 
-    half, quarter = workers // 2, workers // 4
-    where = f"{{actor: 0-{half - 1}, env: 0-{quarter - 1}, rollout: {quarter}-{half - 1}}}"
+    half = workers // 2
+    quarter = workers // 4
+    where = (
+        f"{{actor: 0-{half - 1}, env: 0-{quarter - 1}, rollout: {quarter}-{half - 1}}}"
+    )
     words = [
         f"cluster.component_placement={where}",
         f"cluster.ray.start={how}",
@@ -77,11 +96,15 @@ def ours(how: str, workers: int) -> dict[str, float]:
     prepared = prepare_composed(composed)
     job = job_spec(prepared.config, prepared.plan)
     began = time.perf_counter()
-    with Cluster.from_config(job.config.cluster, job.plan.topology, workers=job.workers.values()) as cluster:
+    with Cluster.from_config(
+        job.config.cluster, job.plan.topology, workers=job.workers.values()
+    ) as cluster:
         launch(cluster, job)
         seconds = time.perf_counter() - began
         assert isinstance(cluster._launcher, RayLauncher)
-        return measured(seconds, [process.pid for process in cluster._launcher._processes.values()])
+        return measured(
+            seconds, [process.pid for process in cluster._launcher._processes.values()]
+        )
 
 
 class Plain:
@@ -117,8 +140,11 @@ def forkserver(how: str, workers: int) -> dict[str, float]:
     began = time.perf_counter()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(MODULES))
-    ready, go = context.Queue(), context.Event()
-    processes = [context.Process(target=answer, args=(ready, go)) for _ in range(workers)]
+    ready = context.Queue()
+    go = context.Event()
+    processes = [
+        context.Process(target=answer, args=(ready, go)) for _ in range(workers)
+    ]
     for process in processes:
         process.start()
     pids = [ready.get() for _ in processes]
@@ -137,7 +163,12 @@ def answer(ready: Any, go: Any) -> None:
 def measured(seconds: float, pids: list[int]) -> dict[str, float]:
     """Add the memory of processes, what several share divided by their number."""
     rollups = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
-    kib = sum(int(line.split()[1]) for rollup in rollups for line in rollup.splitlines() if line.startswith("Pss:"))
+    kib = sum(
+        int(line.split()[1])
+        for rollup in rollups
+        for line in rollup.splitlines()
+        if line.startswith("Pss:")
+    )
     return {"seconds": seconds, "mib": kib / 1024}
 
 

@@ -17,16 +17,22 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RotaryEmbedding,
+)
 
 from rlplace.models.packed import token_scores
 from rlplace.placement.memory.formulas import score_tile
 
-VOCABULARY, LAYERS = 151_936, 36
+VOCABULARY = 151_936
+LAYERS = 36
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
@@ -39,7 +45,9 @@ def main() -> None:
     whole = max(1, tile[0] * tile[1] // VOCABULARY), VOCABULARY
 
     def scored(of: tuple[int, int]) -> None:
-        torch.autograd.grad(token_scores(hidden, head, targets, 1.0, of).logprobs.sum(), [hidden, head])
+        torch.autograd.grad(
+            token_scores(hidden, head, targets, 1.0, of).logprobs.sum(), [hidden, head]
+        )
 
     timed: dict[str, Callable[[], None]] = {
         "layer": layer_of(given.hidden, given.tokens),
@@ -53,9 +61,13 @@ def main() -> None:
             run()
             best[name] = min(best[name], time.perf_counter() - began)
     layers = LAYERS * best["layer"]
-    print(f"{given.tokens} tokens, states of {given.hidden}, {VOCABULARY} entries: {LAYERS} layers {layers:.2f} s")
+    print(
+        f"{given.tokens} tokens, states of {given.hidden}, {VOCABULARY} entries: {LAYERS} layers {layers:.2f} s"
+    )
     for name, size in (("tiles", tile), ("whole rows", whole)):
-        print(f"{name} of {size[0]} x {size[1]}: {best[name]:.2f} s, {best[name] / layers:.2f} of the layers")
+        print(
+            f"{name} of {size[0]} x {size[1]}: {best[name]:.2f} s, {best[name] / layers:.2f} of the layers"
+        )
     print(f"tiles take {best['tiles'] / best['whole rows']:.2f} of whole rows")
 
 
@@ -73,8 +85,13 @@ def layer_of(width: int, tokens: int) -> Callable[[], None]:
     position = Qwen3RotaryEmbedding(config)(states, torch.arange(tokens)[None])
 
     def run() -> None:
-        out = checkpoint(layer, states, position_embeddings=position, use_reentrant=False)
-        torch.autograd.grad((out[0] if isinstance(out, tuple) else out).sum(), [states, *layer.parameters()])
+        out = checkpoint(
+            layer, states, position_embeddings=position, use_reentrant=False
+        )
+        torch.autograd.grad(
+            (out[0] if isinstance(out, tuple) else out).sum(),
+            [states, *layer.parameters()],
+        )
 
     return run
 

@@ -33,7 +33,8 @@ from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.placement.flow import Delivery
 
 COLUMNS = 2048
-WARM_UP, REPETITIONS = 2, 7  # syncs; the first two touch the pages of the two buffers
+WARM_UP = 2
+REPETITIONS = 7  # syncs; the first two touch the pages of the two buffers
 PATIENCE_S = 120.0
 
 
@@ -47,7 +48,9 @@ class Case:
     endpoint: str = ""  # of that server
 
     @classmethod
-    def of(cls, size_bytes: int, senders: int, receivers: int, verify_every: int, keys: Any) -> Case:
+    def of(
+        cls, size_bytes: int, senders: int, receivers: int, verify_every: int, keys: Any
+    ) -> Case:
         rows = size_bytes // (4 * COLUMNS)
         return cls(
             rows=tuple(min(COLUMNS, rows - first) for first in range(0, rows, COLUMNS)),
@@ -76,32 +79,53 @@ def measure(size_bytes: int, senders: int, receivers: int) -> float:
     return figures(size_bytes, senders, receivers).loaded_s
 
 
-def figures(size_bytes: int, senders: int, receivers: int, *, verify_every: int = 0, keys: Any = None) -> Figures:
+def figures(
+    size_bytes: int,
+    senders: int,
+    receivers: int,
+    *,
+    verify_every: int = 0,
+    keys: Any = None,
+) -> Figures:
     case = Case.of(size_bytes, senders, receivers, verify_every, keys)
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(senders + receivers)
     with JobFolder.create() as folder, contextlib.ExitStack() as serving:
-        capacity = 64 if keys is None else 2 * receivers  # as a run has it between nodes
-        spec = ChannelSpec(name="weights", capacity_items=capacity, timeout_s=PATIENCE_S)
+        capacity = (
+            64 if keys is None else 2 * receivers
+        )  # as a run has it between nodes
+        spec = ChannelSpec(
+            name="weights", capacity_items=capacity, timeout_s=PATIENCE_S
+        )
         channel = SharedChannel.create(folder.path, spec)
         if keys is not None:
             server = serving.enter_context(process(serve, Site(), channel.path, keys))
             case = dataclasses.replace(case, endpoint=server.recv())
             serving.callback(server.send, "end")
-        ends, processes = [], []
+        ends = []
+        processes = []
         for work, count in ((send, senders), (receive, receivers)):
             for rank in range(count):
                 mine, theirs = context.Pipe(duplex=False)
-                processes.append(context.Process(target=work, args=(case, rank, folder.path, together, theirs)))
+                processes.append(
+                    context.Process(
+                        target=work, args=(case, rank, folder.path, together, theirs)
+                    )
+                )
                 ends.append(mine)
         for each in processes:
             each.start()
         stamps = [end.recv() for end in ends]
         for each in processes:
             each.join(PATIENCE_S)
-    began = [min(of_one) for of_one in zip(*(s[0] for s in stamps[:senders]), strict=True)][WARM_UP:]
+    began = [
+        min(of_one) for of_one in zip(*(s[0] for s in stamps[:senders]), strict=True)
+    ][WARM_UP:]
     mapped, loaded = (
-        [max(of_one) for of_one in zip(*(s[i] for s in stamps[senders:]), strict=True)][WARM_UP:] for i in (0, 1)
+        [max(of_one) for of_one in zip(*(s[i] for s in stamps[senders:]), strict=True)][
+            WARM_UP:
+        ]
+        for i in (0, 1)
     )
     return Figures(
         mapped_s=min(m - b for m, b in zip(mapped, began, strict=True)),
@@ -115,7 +139,9 @@ def syncs(together: Barrier) -> Iterator[int]:
         yield version
 
 
-def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
+def send(
+    case: Case, rank: int, folder: Path, together: Barrier, result: Connection
+) -> None:
     import torch
 
     from rlplace.comm.weights.host_sync import WeightSender
@@ -132,7 +158,13 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
         blocks = row_blocks((rows, COLUMNS), case.senders)
         held = torch.full((blocks[rank].stop - blocks[rank].start,), float(number))
         shards.append(
-            Shard(names=(f"layer.{number}",), dtype="float32", shape=(rows, COLUMNS), blocks=blocks, data=held)
+            Shard(
+                names=(f"layer.{number}",),
+                dtype="float32",
+                shape=(rows, COLUMNS),
+                blocks=blocks,
+                data=held,
+            )
         )
     sender = WeightSender(
         channel.named(f"actor rank {rank}"),
@@ -151,24 +183,34 @@ def send(case: Case, rank: int, folder: Path, together: Barrier, result: Connect
     result.send([began])
 
 
-def receive(case: Case, rank: int, folder: Path, together: Barrier, result: Connection) -> None:
+def receive(
+    case: Case, rank: int, folder: Path, together: Barrier, result: Connection
+) -> None:
     import torch
 
     from rlplace.comm.weights.host_sync import CopyReceiver
     from rlplace.comm.weights.shards import copy_tensor
 
     torch.set_num_threads(1)
-    own = {f"layer.{number}": torch.zeros(rows, COLUMNS) for number, rows in enumerate(case.rows)}
-    channel = SharedChannel.attach(folder / "weights.channel").named(f"rollout rank {rank}")
+    own = {
+        f"layer.{number}": torch.zeros(rows, COLUMNS)
+        for number, rows in enumerate(case.rows)
+    }
+    channel = SharedChannel.attach(folder / "weights.channel").named(
+        f"rollout rank {rank}"
+    )
     receiver = CopyReceiver(channel, rank, folder=folder)
-    mapped, loaded = [], []
+    mapped = []
+    loaded = []
     for version in syncs(together):
         with receiver.pull(version) as received:
             mapped.append(time.perf_counter())
             for name, tensor in own.items():
                 copy_tensor(tensor, received.tensors[name])
         loaded.append(time.perf_counter())
-    assert all(float(tensor[-1, -1]) == number for number, tensor in enumerate(own.values()))
+    assert all(
+        float(tensor[-1, -1]) == number for number, tensor in enumerate(own.values())
+    )
     receiver.close()
     result.send([mapped, loaded])
 
@@ -176,7 +218,8 @@ def receive(case: Case, rank: int, folder: Path, together: Barrier, result: Conn
 def memcpy_s(size_bytes: int) -> float:
     """One process copies `size_bytes` once, between warm memory."""
     block = min(size_bytes, 256 << 20)
-    source, target = np.ones(block, np.uint8), np.ones(block, np.uint8)
+    source = np.ones(block, np.uint8)
+    target = np.ones(block, np.uint8)
     seconds = []
     for _ in range(REPETITIONS):
         began = time.perf_counter()
@@ -186,7 +229,9 @@ def memcpy_s(size_bytes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--senders", type=int, default=2)
     parser.add_argument("--receivers", type=int, default=2)
@@ -200,9 +245,22 @@ def main() -> None:
         keys = JobKeys.create() if asked.apart == "encrypted" else JobPassword.create()
     size_bytes = int(asked.gib * (1 << 30))
     copied_s = memcpy_s(size_bytes)
-    found = figures(size_bytes, asked.senders, asked.receivers, verify_every=asked.verify_every, keys=keys)
-    print(f"{asked.gib:g} GiB, {asked.senders} -> {asked.receivers} ranks" + f", {asked.apart}" * bool(asked.apart))
-    for what, seconds in (("memcpy, one process", copied_s), ("mapped", found.mapped_s), ("loaded", found.loaded_s)):
+    found = figures(
+        size_bytes,
+        asked.senders,
+        asked.receivers,
+        verify_every=asked.verify_every,
+        keys=keys,
+    )
+    print(
+        f"{asked.gib:g} GiB, {asked.senders} -> {asked.receivers} ranks"
+        + f", {asked.apart}" * bool(asked.apart)
+    )
+    for what, seconds in (
+        ("memcpy, one process", copied_s),
+        ("mapped", found.mapped_s),
+        ("loaded", found.loaded_s),
+    ):
         print(
             f"  {what:<20} {seconds:6.3f} s  {size_bytes / seconds / 1e9:5.1f} GB/s  {copied_s / seconds:4.2f} memcpy"
         )

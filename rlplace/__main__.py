@@ -30,24 +30,34 @@ def main() -> None:
     """Run the command that the first word names, with the words after it."""
     begin()
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    listed = "\n".join(f"    rlplace {name:<9} {about}" for name, about in COMMANDS.items())
+    listed = "\n".join(
+        f"    rlplace {name:<9} {about}" for name, about in COMMANDS.items()
+    )
     if word in ("--help", "-h", "help"):
         print(f"{listed}\n\nrlplace train --help: what a command takes")
         return
     if word in ("--version", "-V", "version"):
-        print(f"rlplace {version_of('rlplace') or '(not installed: modules of ' + os.path.dirname(__file__) + ')'}")
+        print(
+            f"rlplace {version_of('rlplace') or '(not installed: modules of ' + os.path.dirname(__file__) + ')'}"
+        )
         return
     if word not in COMMANDS:
         near = did_you_mean(word, COMMANDS)
         fix = f"rlplace {near or 'train'}"
         what = "no such command" + suggestion(near)
-        print(ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix), file=sys.stderr)
+        print(
+            ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix),
+            file=sys.stderr,
+        )
         sys.exit(WRONG)
     if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         why = f"not found: {', '.join(lacking)}; every command reads configs with them"
         fix = "pip install 'hydra-core==1.3.*' 'omegaconf==2.3.*' 'pydantic>=2.11,<3'"
         what = "libraries of the planner are not installed"
-        print(ConfigError.of("missing-library", "rlplace", what, None, why, fix), file=sys.stderr)
+        print(
+            ConfigError.of("missing-library", "rlplace", what, None, why, fix),
+            file=sys.stderr,
+        )
         sys.exit(WRONG)
     by_module = sys.argv[0].endswith("__main__.py")
     # As `python -m` does, so that modules of the user's own are found here; not where a clone would hide the package.

@@ -11,13 +11,17 @@ from rlplace.errors import ClusterError, ConfigError, ProblemsError, RlplaceErro
 from rlplace.proxies import keep_local
 from rlplace.streams import Streams
 
-DONE, FAILED, WRONG = 0, 1, 2
+DONE = 0
+FAILED = 1
+WRONG = 2
 
 
 def typed(command: str) -> str:
     """Return how the user has called a command: `rlplace plan`, `scripts/plan`, else `python -m rlplace.plan`."""
     called = os.environ.get("RLPLACE_CALLED", "")
-    return called if called.endswith((f"rlplace {command}", f"scripts/{command}")) else f"python -m rlplace.{command}"
+    if called.endswith((f"rlplace {command}", f"scripts/{command}")):
+        return called
+    return f"python -m rlplace.{command}"
 
 
 def answered(command: Callable[[], int]) -> int:
@@ -36,7 +40,9 @@ def answered(command: Callable[[], int]) -> int:
         print(error, file=sys.stderr)
         return FAILED
     except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else WRONG
+        if isinstance(done.code, int):
+            return done.code
+        return WRONG
     except BrokenPipeError:  # `... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
@@ -48,7 +54,9 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     code = main()
     sys.stdout.flush()
     if streams.error is not None:
-        print(f"standard output: cannot write: {streams.error.strerror}", file=sys.stderr)
+        print(
+            f"standard output: cannot write: {streams.error.strerror}", file=sys.stderr
+        )
         code = code or FAILED
     sys.exit(code)
 
@@ -60,10 +68,19 @@ def begin() -> Streams:
     try:
         os.getcwd()
     except OSError as error:
-        what, why = "the working folder is gone", f"the operating system says: {error.strerror}"
+        what = "the working folder is gone"
+        why = f"the operating system says: {error.strerror}"
         fix = 'cd "$PWD"        (where a folder of that name is there again; else cd to another one)'
         print(
-            ConfigError.of("no-working-folder", "command line", what, os.environ.get("PWD"), why, fix), file=sys.stderr
+            ConfigError.of(
+                "no-working-folder",
+                "command line",
+                what,
+                os.environ.get("PWD"),
+                why,
+                fix,
+            ),
+            file=sys.stderr,
         )
         sys.exit(WRONG)
     return streams

@@ -29,9 +29,11 @@ def _quotas(system: Path) -> Iterator[float]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:  # version 2
-            root, read = system / "sys/fs/cgroup", _of_version_2
+            root = system / "sys/fs/cgroup"
+            read = _of_version_2
         elif "cpu" in controllers.split(","):
-            root, read = system / "sys/fs/cgroup" / controllers, _of_version_1
+            root = system / "sys/fs/cgroup" / controllers
+            read = _of_version_1
             root = root if root.is_dir() else system / "sys/fs/cgroup/cpu"
         else:
             continue
@@ -50,7 +52,9 @@ def _of_version_2(folder: Path) -> Iterator[float]:
 
 
 def _of_version_1(folder: Path) -> Iterator[float]:
-    quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    quota, period = (
+        _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    )
     if quota.isdecimal() and period.isdecimal():  # -1 is no limit
         yield int(quota) / int(period)
 

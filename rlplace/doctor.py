@@ -45,7 +45,10 @@ FORMATS = ("text", "json")
 DRIVER = Path("/proc/driver/nvidia/version")
 _REASON = ("code", "key", "what", "got", "why", "fix")  # of a Problem, in JSON
 _NOT_OF_RUNS = {"dev", "docs", "peers"}  # extras
-_LEAST_DRIVERS = {"12": 525, "13": 580}  # by version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes
+_LEAST_DRIVERS = {
+    "12": 525,
+    "13": 580,
+}  # by version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # what torch brings it in
 _LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
@@ -65,7 +68,9 @@ class Library:
     @property
     def fits(self) -> bool:
         """Whether it is absent, which an extra may be, or of a version that is wanted."""
-        return self.found is None or SpecifierSet(self.wanted).contains(self.found, prereleases=True)
+        return self.found is None or SpecifierSet(self.wanted).contains(
+            self.found, prereleases=True
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +93,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Examine this machine; return the exit code."""
     about = "Shows what this machine has, and which of the shipped configs run on it."
     parser = OptionParser(typed("doctor"), description=about)
-    parser.add_argument("--format", default=FORMATS[0], choices=FORMATS, help="text (the default) or json")
+    parser.add_argument(
+        "--format",
+        default=FORMATS[0],
+        choices=FORMATS,
+        help="text (the default) or json",
+    )
 
     def command() -> int:
         options = parser.parse_args(argv)
-        found, known = machine(), libraries()
+        found = machine()
+        known = libraries()
         verdicts = [examine(name) for name in compose.config_names()]
-        print(_as_json(found, known, verdicts) if options.format == "json" else render(found, known, verdicts))
-        return DONE if any(verdict.runs for verdict in verdicts) else FAILED
+        print(
+            _as_json(found, known, verdicts)
+            if options.format == "json"
+            else render(found, known, verdicts)
+        )
+        if any(verdict.runs for verdict in verdicts):
+            return DONE
+        return FAILED
 
     return answered(command)
 
@@ -116,9 +133,14 @@ def machine() -> dict[str, str]:
     }
     if SHARED_MEMORY.is_dir():
         usage = shutil.disk_usage(SHARED_MEMORY)
-        found[str(SHARED_MEMORY)] = f"{show_bytes(usage.total)}, {show_bytes(usage.free)} free"
+        found[str(SHARED_MEMORY)] = (
+            f"{show_bytes(usage.total)}, {show_bytes(usage.free)} free"
+        )
     for name, limit in _LIMITS.items():
-        soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else f"{n:,}" for n in resource.getrlimit(limit))
+        soft, hard = (
+            "unlimited" if n == resource.RLIM_INFINITY else f"{n:,}"
+            for n in resource.getrlimit(limit)
+        )
         found[name] = f"{soft}, at most {hard}"
     folder = model_folder("models")
     names = sorted(config.parent.name for config in folder.glob("*/config.json"))
@@ -127,25 +149,39 @@ def machine() -> dict[str, str]:
 
 
 def _cores() -> str:
-    usable, all_of = usable_cores(), len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
-    return f"{usable} of {all_of}, by affinity and cgroups" if usable < all_of else str(usable)
+    usable = usable_cores()
+    all_of = len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*")))
+    if usable < all_of:
+        return f"{usable} of {all_of}, by affinity and cgroups"
+    return str(usable)
 
 
 def _gpus() -> str:
     gpus = visible_gpus()
-    kinds = [f"{g.product or 'unknown'}, {show_bytes(g.memory_bytes) if g.memory_bytes else 'unknown'}" for g in gpus]
-    return "\n".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none that may be used"
+    kinds = [
+        f"{g.product or 'unknown'}, {show_bytes(g.memory_bytes) if g.memory_bytes else 'unknown'}"
+        for g in gpus
+    ]
+    return (
+        "\n".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+        or "none that may be used"
+    )
 
 
 def _first(pattern: str, file: Path) -> str:
     """Return what first matches in a file; empty where nothing does or the file is not there."""
-    match = re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
-    return match[0] if match else ""
+    match = (
+        re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
+    )
+    if match:
+        return match[0]
+    return ""
 
 
 def _driver() -> str:
     """Return its version, with a line about one that is too old for the CUDA of torch."""
-    found, cuda = _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER), _cuda()
+    found = _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER)
+    cuda = _cuda()
     least = _LEAST_DRIVERS.get(cuda.partition(".")[0], 0)
     if not found or int(found.partition(".")[0]) >= least:
         return found or "none found"
@@ -156,7 +192,10 @@ def lacks_to_compile() -> str:
     """Say what is absent of what Triton compiles kernels with, as it looks for that; "" where nothing is."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
-    lacking = (("a C compiler", compiler is not None), ("Python's headers", headers.is_file()))
+    lacking = (
+        ("a C compiler", compiler is not None),
+        ("Python's headers", headers.is_file()),
+    )
     return " and ".join(f"no {what}" for what, there in lacking if not there)
 
 
@@ -166,11 +205,17 @@ def _cuda() -> str:
     if torch is None or torch.origin is None:
         return "no torch"
     written = Path(torch.origin).with_name("version.py")
-    return _first(r"(?m)(?<=^cuda: Optional\[str\] = ')[\d.]+", written) or "none: for CPUs"
+    return (
+        _first(r"(?m)(?<=^cuda: Optional\[str\] = ')[\d.]+", written)
+        or "none: for CPUs"
+    )
 
 
 def _nccl() -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions_of(_NCCL).items()) or "none found"
+    return (
+        ", ".join(f"{name} {version}" for name, version in versions_of(_NCCL).items())
+        or "none found"
+    )
 
 
 def libraries() -> list[Library]:
@@ -183,10 +228,15 @@ def libraries() -> list[Library]:
     wanted: dict[str, SpecifierSet] = {}
     for needed in map(Requirement, about.get_all("Requires-Dist") or ()):
         marker = needed.marker
-        if needed.name != "rlplace" and (marker is None or any(marker.evaluate({"extra": e}) for e in extras)):
-            wanted[needed.name] = wanted.get(needed.name, SpecifierSet()) & needed.specifier
+        if needed.name != "rlplace" and (
+            marker is None or any(marker.evaluate({"extra": e}) for e in extras)
+        ):
+            wanted[needed.name] = (
+                wanted.get(needed.name, SpecifierSet()) & needed.specifier
+            )
     return [
-        Library(name=name, wanted=str(wanted[name]), found=version_of(name)) for name in sorted(wanted, key=str.lower)
+        Library(name=name, wanted=str(wanted[name]), found=version_of(name))
+        for name in sorted(wanted, key=str.lower)
     ]
 
 
@@ -197,11 +247,25 @@ def examine(name: str) -> Verdict:
     """Make the checks that `train` makes of a shipped config before it starts, and those of a Ray on this machine."""
     lacking, job = _lacking([name])
     problem = next(iter(lacking), None)
-    if problem is not None:  # one command for all that is missing in the same way, such as several models
-        fixes = [(p.fix or "").partition(" " * 8)[0] for p in lacking if p.code == problem.code]
+    if (
+        problem is not None
+    ):  # one command for all that is missing in the same way, such as several models
+        fixes = [
+            (p.fix or "").partition(" " * 8)[0]
+            for p in lacking
+            if p.code == problem.code
+        ]
         together = len(fixes) > 1 and all(fix.startswith("scripts/") for fix in fixes)
-        problem = dataclasses.replace(problem, fix=" && ".join(dict.fromkeys(fixes))) if together else problem
-    return Verdict(config=name, problem=problem, inline=None if job is None else _without_ray(name, job))
+        problem = (
+            dataclasses.replace(problem, fix=" && ".join(dict.fromkeys(fixes)))
+            if together
+            else problem
+        )
+    return Verdict(
+        config=name,
+        problem=problem,
+        inline=None if job is None else _without_ray(name, job),
+    )
 
 
 def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
@@ -227,12 +291,20 @@ def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
 def _without_simulator(job: Prepared) -> list[Problem]:
     """Report simulators of Gymnasium where it is not installed: a plan is silent about it."""
     env = job.config.env
-    if not isinstance(env, SimulatorEnvConfig) or env.kind == "envpool" or ":" in env.kind:
+    if (
+        not isinstance(env, SimulatorEnvConfig)
+        or env.kind == "envpool"
+        or ":" in env.kind
+    ):
         return []
     if importlib.util.find_spec("gymnasium") is not None:
         return []
     why = "there is no module gymnasium"
-    return list(missing_library(why, got=env.id, extra="envs", key="env.id", of="the simulator").problems)
+    return list(
+        missing_library(
+            why, got=env.id, extra="envs", key="env.id", of="the simulator"
+        ).problems
+    )
 
 
 def _without_ray(name: str, job: Prepared) -> str | None:
@@ -240,49 +312,88 @@ def _without_ray(name: str, job: Prepared) -> str | None:
     if not missing_libraries(job.config):
         return None
     words = ["cluster.launcher=inline"]
-    for component in job.plan.placement.components:  # ranks that compute together need a process each
-        if role_of(component) not in ("env", "rollout") and job.plan.placement.world_size(component) > 1:
+    for component in (
+        job.plan.placement.components
+    ):  # ranks that compute together need a process each
+        if (
+            role_of(component) not in ("env", "rollout")
+            and job.plan.placement.world_size(component) > 1
+        ):
             words.append(f"cluster.component_placement.{component}=0")
-    return None if _lacking([name, *words])[0] else " ".join(words)
+    if _lacking([name, *words])[0]:
+        return None
+    return " ".join(words)
 
 
 def _check_machine(job: Prepared) -> None:
     """Raise ClusterError where a Ray of this machine alone would have too little for a job."""
-    cluster, placement = job.config.cluster, job.plan.placement
+    cluster = job.config.cluster
+    placement = job.plan.placement
     if cluster.launcher != "ray" or cluster.ray.address is not None:
         return
-    slots = [slot for component in placement.components for slot in placement.slots(component)]
+    slots = [
+        slot
+        for component in placement.components
+        for slot in placement.slots(component)
+    ]
     total = {"CPU": float(usable_cores()), "GPU": float(len(visible_gpus()))}
     here = Machine(id="", address="this machine", total=total)
     check_size(node_uses(slots, job.plan.topology), [here], "this machine")
     folder = Path(cluster.comm.shm_folder or SHARED_MEMORY)
     if not folder.is_dir():
-        key, fix = "cluster.comm.shm_folder", "cluster.comm.shm_folder=<a folder in memory>"
-        raise ClusterError.about("shm-folder", key, "there is no such folder", got=str(folder), fix=fix)
+        key = "cluster.comm.shm_folder"
+        fix = "cluster.comm.shm_folder=<a folder in memory>"
+        raise ClusterError.about(
+            "shm-folder", key, "there is no such folder", got=str(folder), fix=fix
+        )
     check_space(folder, job.case.ledger().shared_bytes(0))
 
 
 # ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def render(found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]) -> str:
+def render(
+    found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
+) -> str:
     """Write three chapters: the machine, the libraries and the configs."""
-    rows = [(name if at == 0 else "", line) for name, text in found.items() for at, line in enumerate(text.split("\n"))]
-    named = {library.name: library.found for library in known if library.found} or installed()
+    rows = [
+        (name if at == 0 else "", line)
+        for name, text in found.items()
+        for at, line in enumerate(text.split("\n"))
+    ]
+    named = {
+        library.name: library.found for library in known if library.found
+    } or installed()
     present = ", ".join(f"{name} {version}" for name, version in named.items())
     absent = ", ".join(library.name for library in known if library.found is None)
     lines = textwrap.wrap(f"installed: {present}", 116, subsequent_indent="  ")
-    lines += [] if known else ["rlplace itself is not installed here: its modules are those of this folder"]
-    lines += textwrap.wrap(f"not installed: {absent}", 116, subsequent_indent="  ") if absent else []
+    lines += (
+        []
+        if known
+        else [
+            "rlplace itself is not installed here: its modules are those of this folder"
+        ]
+    )
+    lines += (
+        textwrap.wrap(f"not installed: {absent}", 116, subsequent_indent="  ")
+        if absent
+        else []
+    )
     for library in known:
         if not library.fits:
             wanted = f"{library.name}{library.wanted}"
-            lines.append(f"warning: {library.name} {library.found} is not {wanted}: pip install '{wanted}'")
+            lines.append(
+                f"warning: {library.name} {library.found} is not {wanted}: pip install '{wanted}'"
+            )
     for name, note in notes().items():
         lines += textwrap.wrap(f"not tried: {name} {note}", 116, subsequent_indent="  ")
     width = max(len(verdict.config) for verdict in verdicts)
     shown = [line for verdict in verdicts for line in _lines(verdict, width)]
-    chapters = (("machine", table(rows)), ("libraries", lines), ("shipped configs", shown))
+    chapters = (
+        ("machine", table(rows)),
+        ("libraries", lines),
+        ("shipped configs", shown),
+    )
     return "\n\n".join(chapter(title, lines) for title, lines in chapters)
 
 
@@ -302,20 +413,44 @@ def _lines(verdict: Verdict, width: int) -> list[str]:
         return [f"{verdict.config:<{width}}   runs without Ray: {verdict.inline}"]
     if problem is None:
         return [f"{verdict.config:<{width}}   runs"]
-    lines = [f"{verdict.config:<{width}}   does not run: {problem.key}: {problem.what} [{problem.code}]"]
+    lines = [
+        f"{verdict.config:<{width}}   does not run: {problem.key}: {problem.what} [{problem.code}]"
+    ]
     indent = " " * (width + 3)
-    return lines + ([f"{indent}fix: " + problem.fix.replace("\n", f"\n{indent}       ")] if problem.fix else [])
+    return lines + (
+        [f"{indent}fix: " + problem.fix.replace("\n", f"\n{indent}       ")]
+        if problem.fix
+        else []
+    )
 
 
-def _as_json(found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]) -> str:
+def _as_json(
+    found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
+) -> str:
     """Write what `render` shows for other programs."""
     configs = {}
     for verdict in verdicts:
         problem = verdict.problem
-        reason = None if problem is None else {name: getattr(problem, name) for name in _REASON}
-        configs[verdict.config] = {"runs": verdict.runs, "problem": reason, "inline": verdict.inline}
-    versions = {library.name: {**dataclasses.asdict(library), "fits": library.fits} for library in known}
-    told = {"machine": found, "libraries": versions, "not tried": notes(), "configs": configs}
+        reason = (
+            None
+            if problem is None
+            else {name: getattr(problem, name) for name in _REASON}
+        )
+        configs[verdict.config] = {
+            "runs": verdict.runs,
+            "problem": reason,
+            "inline": verdict.inline,
+        }
+    versions = {
+        library.name: {**dataclasses.asdict(library), "fits": library.fits}
+        for library in known
+    }
+    told = {
+        "machine": found,
+        "libraries": versions,
+        "not tried": notes(),
+        "configs": configs,
+    }
     return json.dumps(told, indent=1)
 
 

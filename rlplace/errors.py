@@ -12,10 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-_NEAR = 0.75  # how like each other a misspelt part of a name and the right one are, of 1
+_NEAR = (
+    0.75  # how like each other a misspelt part of a name and the right one are, of 1
+)
 _JOINED = 0.9  # the same of names with other numbers of parts
 _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
-COMMAND_LINE = "command line: "  # begins the source of what is no file's, before the word
+COMMAND_LINE = (
+    "command line: "  # begins the source of what is no file's, before the word
+)
 _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 
 
@@ -24,11 +28,17 @@ class Source:
     """The file and line of a piece of config text."""
 
     file: str
-    line: int | None = None  # 1-based; None for text without lines, such as a command-line override
-    written: str | None = dataclasses.field(default=None, compare=False)  # ${...} that gave the value
+    line: int | None = (
+        None  # 1-based; None for text without lines, such as a command-line override
+    )
+    written: str | None = dataclasses.field(
+        default=None, compare=False
+    )  # ${...} that gave the value
 
     def __str__(self) -> str:
-        return self.file if self.line is None else f"{self.file}:{self.line}"
+        if self.line is None:
+            return self.file
+        return f"{self.file}:{self.line}"
 
 
 def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
@@ -55,21 +65,34 @@ class Problem:
 
     def render(self) -> str:
         """Return `key: what [code]`, then got with a caret, why and fix, where they are known."""
-        got, at = self.got, None
+        got = self.got
+        at = None
         if got is None:
             at = None if self.source is None else str(self.source)
         else:
             got += f"     ({self.source})" if self.source else ""
             start, end = self.span or (0, 0)
-            got += "" if self.span is None else "\n" + " " * start + "^" * max(1, end - start)
+            got += (
+                ""
+                if self.span is None
+                else "\n" + " " * start + "^" * max(1, end - start)
+            )
         rows = (("got", got), (" at", at), ("why", self.why), ("fix", self.pasted))
-        below = [f"    {label}: " + text.replace("\n", "\n" + " " * 9) for label, text in rows if text is not None]
+        below = [
+            f"    {label}: " + text.replace("\n", "\n" + " " * 9)
+            for label, text in rows
+            if text is not None
+        ]
         return "\n".join([f"{f'{self.key}: {self.what}':<74} [{self.code}]", *below])
 
     @property
     def pasted(self) -> str | None:
         """The fix as it can be pasted: lines of a config, or words of the command line where it gave the value."""
-        if self.fix is None or self.source is None or not self.source.file.startswith(COMMAND_LINE):
+        if (
+            self.fix is None
+            or self.source is None
+            or not self.source.file.startswith(COMMAND_LINE)
+        ):
             return self.fix
         return "\n".join(_as_word(self.key, line) for line in self.fix.split("\n"))
 
@@ -85,10 +108,16 @@ def _as_word(key: str, line: str) -> str:
         return line
     lead, name, value, remark = match.groups("")
     path = whole if f".{whole}".endswith(f".{name}") else name
-    if whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES:  # instead of the misspelt one
+    if (
+        whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES
+    ):  # instead of the misspelt one
         path = f"{whole.rpartition('.')[0]}.{name}"
     block = whole.rpartition(".")[0]
-    if path != whole and "." not in path and block.rpartition(".")[0].endswith("component_placement"):
+    if (
+        path != whole
+        and "." not in path
+        and block.rpartition(".")[0].endswith("component_placement")
+    ):
         path = f"{block}.{name}"  # another key of the same line
     plain = value[0] not in "[{\"'<"
     if ("." not in path and path != whole) or (plain and ": " in value):
@@ -110,12 +139,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 def _misspells(word: str, name: str) -> bool:
     """Compare part by part, of names in lower case: `pipeline_size` does not misspell `data_size`."""
-    if re.findall("[0-9]+", word) != re.findall("[0-9]+", name) or not re.search("[a-z]", name):
+    if re.findall("[0-9]+", word) != re.findall("[0-9]+", name) or not re.search(
+        "[a-z]", name
+    ):
         return False
     parts = [re.split("[^a-z0-9]+", text) for text in (word, name)]
     if len(parts[0]) != len(parts[1]):
         return _likeness("".join(parts[0]), "".join(parts[1])) > _JOINED
-    return all(sorted(a) == sorted(b) or _likeness(a, b) > _NEAR for a, b in zip(*parts, strict=True))
+    return all(
+        sorted(a) == sorted(b) or _likeness(a, b) > _NEAR
+        for a, b in zip(*parts, strict=True)
+    )
 
 
 def _likeness(a: str, b: str) -> float:
@@ -129,7 +163,9 @@ def one_of(lines: Iterable[str]) -> str:
 
 def suggestion(near: str | None) -> str:
     """Return the end of an error's first line that offers the nearest known word; "" for None."""
-    return f", did you mean {near!r}?" if near else ""
+    if near:
+        return f", did you mean {near!r}?"
+    return ""
 
 
 class RlplaceError(Exception):
@@ -158,7 +194,20 @@ class ProblemsError(RlplaceError, ValueError):
         source: Source | None = None,
     ) -> Self:
         """Return the error of one problem."""
-        return cls([Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)])
+        return cls(
+            [
+                Problem(
+                    code=code,
+                    key=key,
+                    what=what,
+                    got=got,
+                    span=span,
+                    source=source,
+                    why=why,
+                    fix=fix,
+                )
+            ]
+        )
 
     def __str__(self) -> str:
         return "\n".join(p.render() for p in self.problems)
@@ -181,7 +230,14 @@ class _OneProblem(RlplaceError):
 
     @classmethod
     def about(
-        cls, code: str, key: str, what: str, *, got: str | None = None, why: str | None = None, fix: str | None = None
+        cls,
+        code: str,
+        key: str,
+        what: str,
+        *,
+        got: str | None = None,
+        why: str | None = None,
+        fix: str | None = None,
     ) -> Self:
         """Return the error of a problem with these fields."""
         return cls(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
@@ -206,14 +262,22 @@ class OutputError(_OneProblem):
     """A file of the run cannot be written."""
 
     @classmethod
-    def of(cls, path: Path, error: OSError, key: str = "runner.output_dir", place: str = "a folder") -> OutputError:
+    def of(
+        cls,
+        path: Path,
+        error: OSError,
+        key: str = "runner.output_dir",
+        place: str = "a folder",
+    ) -> OutputError:
         """Report what the operating system raised about `path`, which `key` names, with the free space of its disk."""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return cls(
             Problem(
                 code="disk-full" if full else "cannot-write",
                 key=key,
-                what="the disk is full" if full else f"cannot write: {error.strerror or error}",
+                what="the disk is full"
+                if full
+                else f"cannot write: {error.strerror or error}",
                 got=str(path),
                 why=_free_space(path),
                 fix=f"{key}=<{place} with free space that you may write to>",
@@ -290,7 +354,9 @@ class AcceleratorOutOfMemory(_OneProblem):
     `accelerator` is its global number, `lacking_bytes` what is wanted beyond what is free, as far as it is known.
     """
 
-    def __init__(self, problem: Problem, accelerator: int | None = None, lacking_bytes: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, accelerator: int | None = None, lacking_bytes: int = 0
+    ) -> None:
         super().__init__(problem)
         self.accelerator = accelerator
         self.lacking_bytes = lacking_bytes
@@ -316,12 +382,15 @@ class NodeLost(_OneProblem):
 
     def __init__(self, problem: Problem, nodes: Collection[int], folder: Path) -> None:
         super().__init__(problem)
-        self.nodes, self.folder = nodes, folder
+        self.nodes = nodes
+        self.folder = folder
 
     def noted(self, note: str) -> NodeLost:
         """Return the same error with a note in its text."""
         why = "\n".join(filter(None, [self.problem.why, note]))
-        noted = NodeLost(dataclasses.replace(self.problem, why=why), self.nodes, self.folder)
+        noted = NodeLost(
+            dataclasses.replace(self.problem, why=why), self.nodes, self.folder
+        )
         noted.__notes__ = [*getattr(self, "__notes__", ())]  # what is told behind it
         return noted
 
@@ -339,21 +408,37 @@ class WorkerError(RlplaceError):
     stage: str | None = None
     version: int | None = None
     remote_traceback: str | None = None  # on the worker's side
-    cause: BaseException | None = None  # the exception raised there; None when the process died
+    cause: BaseException | None = (
+        None  # the exception raised there; None when the process died
+    )
     output: str | None = None  # the file on the worker's node of all that it printed
 
     def __post_init__(self) -> None:
-        super().__init__(*(getattr(self, field.name) for field in dataclasses.fields(self)))  # what is pickled
+        super().__init__(
+            *(getattr(self, field.name) for field in dataclasses.fields(self))
+        )  # what is pickled
 
     def __str__(self) -> str:
         on = f"node {self.node}"
-        on += f", accelerators {','.join(map(str, self.accelerators))}" if self.accelerators else ""
+        on += (
+            f", accelerators {','.join(map(str, self.accelerators))}"
+            if self.accelerators
+            else ""
+        )
         on += f", stage {self.stage}" if self.stage is not None else ""
         on += f", policy version {self.version}" if self.version is not None else ""
-        lines = [f"{self.component} rank {self.rank} ({on}): {self.method} failed: {self.what}"]
+        lines = [
+            f"{self.component} rank {self.rank} ({on}): {self.method} failed: {self.what}"
+        ]
         lines += [f"  its output: {self.output}"] if self.output else []
         if self.remote_traceback:
-            lines += ["  on the worker:", *("    " + line for line in self.remote_traceback.rstrip().splitlines())]
+            lines += [
+                "  on the worker:",
+                *(
+                    "    " + line
+                    for line in self.remote_traceback.rstrip().splitlines()
+                ),
+            ]
         return "\n".join(lines)
 
     def at(self, *, stage: str, version: int) -> WorkerError:

@@ -24,7 +24,19 @@ from rlplace.trained import POLICY, Trained, config_of, exported_policy
 
 _TRAINED = ("actor", "critic")
 _FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
-_OTHER_FILES = (".bin", ".ckpt", ".gguf", ".h5", ".json", ".npz", ".pb", ".pkl", ".tflite", ".yaml", ".zip")
+_OTHER_FILES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".json",
+    ".npz",
+    ".pb",
+    ".pkl",
+    ".tflite",
+    ".yaml",
+    ".zip",
+)
 _KEY = "CHECKPOINT"
 _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
@@ -34,7 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options = _options(sys.argv[1:] if argv is None else argv)
-        print(_export(options.checkpoint, Path(options.out), options.component, average=options.ema))
+        print(
+            _export(
+                options.checkpoint,
+                Path(options.out),
+                options.component,
+                average=options.ema,
+            )
+        )
         return DONE
 
     return answered(command)
@@ -42,16 +61,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     about = (
-        "Writes the model of a checkpoint: a language model as a folder of transformers; a policy of simulators as a"
+        "Writes the model of a checkpoint: a language model as a folder of "
+        "transformers; a policy of simulators as a"
     )
     about += " folder for rlplace.load_policy, or by the end of the name as .safetensors, .pt (TorchScript) or .onnx."
     parser = OptionParser(typed("export"), description=about)
     parser.add_argument(
-        "checkpoint", metavar=_KEY, help="the folder of a checkpoint, of a run: its newest, or of an export"
+        "checkpoint",
+        metavar=_KEY,
+        help="the folder of a checkpoint, of a run: its newest, or of an export",
     )
     parser.add_argument("out", metavar="OUT", help="the new folder or file")
-    parser.add_argument("--component", default="actor", metavar="actor|critic", help="whose weights (actor)")
-    parser.add_argument("--ema", action="store_true", help="their moving average (actor.ema_decay)")
+    parser.add_argument(
+        "--component",
+        default="actor",
+        metavar="actor|critic",
+        help="whose weights (actor)",
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="their moving average (actor.ema_decay)"
+    )
     return parser.parse_args(argv)
 
 
@@ -64,12 +93,23 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     config = config_of(found.folder / CONFIG, _KEY)
     there = [c for c in _TRAINED if c in found.ranks]
     if component not in there:
-        near, why = did_you_mean(component, there), "it has the weights of " + ", ".join(there)
+        near = did_you_mean(component, there)
+        why = "it has the weights of " + ", ".join(there)
         raise _wrong(
-            "--component", "the checkpoint has no such weights", component, why, f"--component {near or _TRAINED[0]}"
+            "--component",
+            "the checkpoint has no such weights",
+            component,
+            why,
+            f"--component {near or _TRAINED[0]}",
         )
     if config.kind == "mlp" and average:
-        raise _wrong("--ema", "a simulator policy has no moving average", None, None, "leave out --ema")
+        raise _wrong(
+            "--ema",
+            "a simulator policy has no moving average",
+            None,
+            None,
+            "leave out --ema",
+        )
     _free(out, _FILES if config.kind == "mlp" else (), number=found.iteration)
     verify(found, _KEY)
     with _written(out):
@@ -78,12 +118,20 @@ def _export(named: str, out: Path, component: str, *, average: bool) -> str:
     return f"{which} after {found.iteration} iterations, policy version {found.version}: {out}"
 
 
-def _export_again(exported: Trained, out: Path, component: str, *, average: bool) -> str:
+def _export_again(
+    exported: Trained, out: Path, component: str, *, average: bool
+) -> str:
     """Write a policy that was exported before in another form."""
     if component != "actor" or average:
         option = "--ema" if average else f"--component {component}"
         why = "weights of the actor alone were exported"
-        raise _wrong(option, "it has no such weights", str(exported.folder), why, f"leave out {option}")
+        raise _wrong(
+            option,
+            "it has no such weights",
+            str(exported.folder),
+            why,
+            f"leave out {option}",
+        )
     with _written(out):
         _write_policy(exported, out)
     return f"{exported.text}: {out}"
@@ -92,16 +140,37 @@ def _export_again(exported: Trained, out: Path, component: str, *, average: bool
 def _free(out: Path, files: Sequence[str] = _FILES, *, number: int = 2) -> Path:
     """Return the place to write to. Raises ConfigError where something is there, or `files` do not end like it."""
     near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
-    if not out.exists() and out.suffix not in files and (near or out.suffix in (*_FILES, *_OTHER_FILES)):
+    if (
+        not out.exists()
+        and out.suffix not in files
+        and (near or out.suffix in (*_FILES, *_OTHER_FILES))
+    ):
         ends = f"the end of the name says what is written: {', '.join(files)}, or none for a folder"
         why = ends if files else "a language model is written as a folder"
-        raise _wrong("OUT", "no such kind of file", str(out), why, str(out.with_suffix(f".{near}" if near else "")))
+        raise _wrong(
+            "OUT",
+            "no such kind of file",
+            str(out),
+            why,
+            str(out.with_suffix(f".{near}" if near else "")),
+        )
     if not out.name:
-        raise _wrong("OUT", "is not the name of a new folder or file", str(out), None, "my_policy")
+        raise _wrong(
+            "OUT",
+            "is not the name of a new folder or file",
+            str(out),
+            None,
+            "my_policy",
+        )
     if out.exists():
-        others = (out.with_name(f"{out.stem}_{n}{out.suffix}") for n in itertools.count(number))
+        others = (
+            out.with_name(f"{out.stem}_{n}{out.suffix}")
+            for n in itertools.count(number)
+        )
         free = next(other for other in others if not other.exists())
-        raise _wrong("OUT", "exists already", str(out), "an export overwrites nothing", str(free))
+        raise _wrong(
+            "OUT", "exists already", str(out), "an export overwrites nothing", str(free)
+        )
     return out
 
 
@@ -114,20 +183,27 @@ def _written(out: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputError.of(out, error, "OUT", "a place") from error
     except OutputError as error:
-        raise OutputError(dataclasses.replace(error.problem, key="OUT", fix=_ELSEWHERE)) from error
+        raise OutputError(
+            dataclasses.replace(error.problem, key="OUT", fix=_ELSEWHERE)
+        ) from error
 
 
-def _write(checkpoint: Checkpoint, out: Path, component: str, config: Config, *, average: bool) -> None:
+def _write(
+    checkpoint: Checkpoint, out: Path, component: str, config: Config, *, average: bool
+) -> None:
     folder = checkpoint.folder / component
     if config.kind == "mlp":
-        _write_policy(Trained(weights=folder, config=config, checkpoint=checkpoint), out)
+        _write_policy(
+            Trained(weights=folder, config=config, checkpoint=checkpoint), out
+        )
         return
     from rlplace.models.causal_lm import LmSpec, ValueLm
     from rlplace.models.saved_lm import write_lm
     from rlplace.models.sight import policy_of
     from rlplace.workers.roles.checks import folder_of
 
-    job, seed = Path(config.model_path), config.runner.seed
+    job = Path(config.model_path)
+    seed = config.runner.seed
     if component == "critic":
         own = folder_of(config.critic.model)
         spec = LmSpec.of(config.critic, component, seed, job_folder=job, own_folder=own)
@@ -155,7 +231,9 @@ def _write_policy(trained: Trained, out: Path) -> None:
         write_policy(trained.weights, weights)
 
 
-def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> ConfigError:
+def _wrong(
+    key: str, what: str, got: str | None, why: str | None, fix: str
+) -> ConfigError:
     return ConfigError.of("bad-option", key, what, got, why, fix)
 
 

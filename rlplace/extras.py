@@ -7,7 +7,9 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-_OF_EXTRA = re.compile(r"""(?P<what>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[\w-]+)["'].*""")
+_OF_EXTRA = re.compile(
+    r"""(?P<what>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[\w-]+)["'].*"""
+)
 _OURS = re.compile(r"rlplace\[(?P<extras>[\w,\s-]+)\]")
 
 
@@ -21,7 +23,9 @@ def version_of(library: str) -> str | None:
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:
     """Return the versions of those that are installed."""
-    return {name: version for name in libraries if (version := version_of(name)) is not None}
+    return {
+        name: version for name in libraries if (version := version_of(name)) is not None
+    }
 
 
 def install_command(extra: str) -> str:
@@ -31,7 +35,9 @@ def install_command(extra: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         lines = []
     needed = dict.fromkeys(_requirements(extra, lines))
-    return f"pip install {shlex.join(needed)}" if needed else f"pip install -e '.[{extra}]'        (in the clone)"
+    if needed:
+        return f"pip install {shlex.join(needed)}"
+    return f"pip install -e '.[{extra}]'        (in the clone)"
 
 
 def _requirements(extra: str, lines: list[str]) -> Iterator[str]:

@@ -30,7 +30,12 @@ from rlplace.errors import (
 from rlplace.placement.language.slots import Slot, owner_of
 from rlplace.placement.language.spec import role_of
 from rlplace.workers.launch.cluster import Cluster, Lost
-from rlplace.workers.launch.group import GIVE_UP_S, WorkerGroup, first_failure_s, gave_up
+from rlplace.workers.launch.group import (
+    GIVE_UP_S,
+    WorkerGroup,
+    first_failure_s,
+    gave_up,
+)
 
 REPLACED = ("env", "rollout", "reference", "reward")  # roles
 _HOUR_S = 3600.0
@@ -49,7 +54,9 @@ class Fault:
     what: str  # the rank and the method, or the method that was late
     why: str
     replaced: tuple[str, ...]  # ranks, by name
-    moved: tuple[str, ...] = ()  # those of them that were not started again where they were, and where to
+    moved: tuple[
+        str, ...
+    ] = ()  # those of them that were not started again where they were, and where to
     redone_s: float  # of the iteration so far, and of those since the checkpoint
     recovery_s: float  # until it could begin again
     went_back: bool = False  # to the newest checkpoint, or to the start
@@ -71,13 +78,19 @@ class History:
     def __init__(self) -> None:
         self.faults: list[Fault] = []
         self.recent: deque[float] = deque()  # when, of the last hour
-        self.ready_s: float | None = None  # monotonic clock when workers were ready for the first time
+        self.ready_s: float | None = (
+            None  # monotonic clock when workers were ready for the first time
+        )
         self.trained_s = 0.0  # in iterations that were done then, by an earlier command
-        self._lost: list[Fault] = []  # what the run has not outlasted yet; `redone_s`: of all iterations so far
+        self._lost: list[
+            Fault
+        ] = []  # what the run has not outlasted yet; `redone_s`: of all iterations so far
 
     @property
     def since_ready_s(self) -> float:
-        return 0.0 if self.ready_s is None else time.monotonic() - self.ready_s
+        if self.ready_s is None:
+            return 0.0
+        return time.monotonic() - self.ready_s
 
     def admits(self, most: int) -> bool:
         """Count a recovery, unless there were `most` within the last hour."""
@@ -96,7 +109,8 @@ class History:
     def ready(self, trained_s: float) -> list[Fault]:
         """Begin the clock, or return the faults that are outlasted now: all workers are ready, `trained_s` is kept."""
         if self.ready_s is None:
-            self.ready_s, self.trained_s = time.monotonic(), trained_s
+            self.ready_s = time.monotonic()
+            self.trained_s = trained_s
         outlasted = [
             dataclasses.replace(fault, redone_s=max(0.0, fault.redone_s - trained_s))
             for fault in _outlasted(self._lost, self.since_ready_s)
@@ -131,21 +145,40 @@ class Recovery:
         together. `without_state`: returns the components whose state no checkpoint has, given those with lost ranks.
         """
         assert history.ready_s is not None, "it counts from there on"
-        self.faults, self._history, self._began = history.faults, history, history.ready_s
-        self._cluster, self._groups, self._most, self._tell = cluster, groups, config.restarts, tell
-        self._replaced = {name for name in groups if role_of(name) in REPLACED and name not in kept}
-        self._joined, self._without_state = set(joined), without_state
-        self._going_back = list[Fault]()  # the last of `faults`, while the run goes back for them
+        self.faults = history.faults
+        self._history = history
+        self._began = history.ready_s
+        self._cluster = cluster
+        self._groups = groups
+        self._most = config.restarts
+        self._tell = tell
+        self._replaced = {
+            name for name in groups if role_of(name) in REPLACED and name not in kept
+        }
+        self._joined = set(joined)
+        self._without_state = without_state
+        self._going_back = list[
+            Fault
+        ]()  # the last of `faults`, while the run goes back for them
         self.state_lost = False  # ranks that train have started again, and have not loaded their state
-        self._before: tuple[int, str] | None = None  # of the last fault: iteration, error and where; texts may differ
+        self._before: tuple[int, str] | None = (
+            None  # of the last fault: iteration, error and where; texts may differ
+        )
         for name, group in groups.items():
             if role_of(name) in REPLACED:
-                group.outlast, group.grace_s = "give up", GIVE_UP_S
+                group.outlast = "give up"
+                group.grace_s = GIVE_UP_S
             else:
-                group.outlast, group.in_vain, group.patience_s = "end the call", self._in_vain, patience_s
+                group.outlast = "end the call"
+                group.in_vain = self._in_vain
+                group.patience_s = patience_s
 
     def _in_vain(self) -> bool:
-        return any(group.lost() for name, group in self._groups.items() if name not in self._replaced)
+        return any(
+            group.lost()
+            for name, group in self._groups.items()
+            if name not in self._replaced
+        )
 
     def recover(
         self,
@@ -162,7 +195,8 @@ class Recovery:
         `make_room`: has others leave the accelerators of ranks that start again. `back`: the run has to go back to its
         newest checkpoint in any case. Where it has, `went_back` is to be called.
         """
-        began, came = first_failure_s(self._groups.values()), time.monotonic()
+        began = first_failure_s(self._groups.values())
+        came = time.monotonic()
         late = isinstance(error, WorkerTimeout)
         for group in self._groups.values():
             if late and group.at_work:  # it will not end by itself
@@ -172,7 +206,10 @@ class Recovery:
         if isinstance(error, WorkerTimeout):
             what, why = error.problem.key, error.problem.what
         else:
-            what, why = f"{owner_of(error.component, error.rank)} in {error.method}", error.what
+            what, why = (
+                f"{owner_of(error.component, error.rank)} in {error.method}",
+                error.what,
+            )
         if lost and (late or gave_up(error)):
             what, why = f"{', '.join(replaced)} stood still", f"{what}: {why}"
         fault = Fault(
@@ -201,20 +238,28 @@ class Recovery:
         """
         whole = _outlasted(self._going_back, time.monotonic() - self._began)
         whole[0] = dataclasses.replace(whole[0], redone_s=whole[0].redone_s + redone_s)
-        self.faults[-len(whole) :], self._going_back, self.state_lost = whole, [], False
+        self.faults[-len(whole) :] = whole
+        self._going_back = []
+        self.state_lost = False
         for fault in whole:
             self._tell(str(fault))
         return whole
 
     def _restart(
-        self, error: WorkerError | WorkerTimeout, iteration: int, back: bool, make_room: Callable[[Lost], None]
+        self,
+        error: WorkerError | WorkerTimeout,
+        iteration: int,
+        back: bool,
+        make_room: Callable[[Lost], None],
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
         """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
 
         Ranks that are where one has failed _TRIES times move to other accelerators: return these slots, too. Raises the
         last error if there are none.
         """
-        found, moved, failures = set[tuple[str, int]](), dict[str, Slot](), Counter[str]()
+        found = set[tuple[str, int]]()
+        moved = dict[str, Slot]()
+        failures = Counter[str]()
         waiting: Lost = {}  # ranks that were started, and not set up because others could not make room
 
         def room(lost: Lost) -> None:
@@ -224,7 +269,9 @@ class Recovery:
 
         while True:
             for group in self._groups.values():
-                if group.at_work:  # it was called before another was found to have failed
+                if (
+                    group.at_work
+                ):  # it was called before another was found to have failed
                     group.cancel(str(error).partition("\n")[0])
                 group.wait_wound_down()
             if self._cluster.lost_nodes():
@@ -233,15 +280,26 @@ class Recovery:
             failures[_place(error)] += 1
             if failures[_place(error)] == _TRIES:
                 moved |= self._move(error)
-            gone = {name: {*group.lost(), *waiting.get(name, ())} for name, group in self._groups.items()}
+            gone = {
+                name: {*group.lost(), *waiting.get(name, ())}
+                for name, group in self._groups.items()
+            }
             for slot in moved.values():
-                if self._groups[slot.component].slots[slot.rank] != slot:  # it is still where it was
+                if (
+                    self._groups[slot.component].slots[slot.rank] != slot
+                ):  # it is still where it was
                     gone[slot.component].add(slot.rank)
             lost = self._cluster.with_peers(gone)
             if back := back or not lost.keys() <= self._replaced:
                 self.state_lost = True
-                writers = {*lost, *(name for name, _ in found)}  # of an earlier round, too
-                anew = {*self._without_state(writers), *(self._joined if self._joined & lost.keys() else ())}
+                writers = {
+                    *lost,
+                    *(name for name, _ in found),
+                }  # of an earlier round, too
+                anew = {
+                    *self._without_state(writers),
+                    *(self._joined if self._joined & lost.keys() else ()),
+                }
                 whole = {name: range(self._groups[name].world_size) for name in anew}
                 lost = self._cluster.with_peers({**lost, **whole})
             found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}
@@ -252,7 +310,9 @@ class Recovery:
             except (WorkerError, WorkerTimeout) as another:
                 error = another
             except (ChannelError, ClusterError) as refusal:
-                raise noted(error, f"its workers could not be replaced: {refusal}") from refusal
+                raise noted(
+                    error, f"its workers could not be replaced: {refusal}"
+                ) from refusal
 
     def _move(self, error: WorkerError | WorkerTimeout) -> dict[str, Slot]:
         """Move the ranks that are where `error` was raised; return their new slots. Raises it where they cannot."""
@@ -260,41 +320,69 @@ class Recovery:
             raise noted(error, f"{_TRIES} times now")
         slots = self._cluster.move(error.component, error.rank)
         if not slots:
-            raise noted(error, f"{_TRIES} times there, and there is no other accelerator to move to")
+            raise noted(
+                error,
+                f"{_TRIES} times there, and there is no other accelerator to move to",
+            )
         self._before = None  # elsewhere, it may end otherwise
         return {slot.owner: slot for slot in slots}
 
-    def _check(self, error: WorkerError | WorkerTimeout, iteration: int, failures: Collection[str]) -> None:
+    def _check(
+        self,
+        error: WorkerError | WorkerTimeout,
+        iteration: int,
+        failures: Collection[str],
+    ) -> None:
         """Raise `error` where another try would end alike, or there were too many.
 
         `failures`: places of those before it in this recovery; none is the failure of the run itself.
         """
         cause = error.cause if isinstance(error, WorkerError) else error
-        if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith("-not-finite"):  # for faults.on_poison
+        if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith(
+            "-not-finite"
+        ):  # for faults.on_poison
             raise error
         if not failures:
-            before, self._before = self._before, None
+            before = self._before
+            self._before = None
             if cause is not None:
-                where = f"{error.component}.{error.method}" if isinstance(error, WorkerError) else error.problem.key
-                self._before = (iteration, f"{type(cause).__name__} {getattr(cause, 'code', '')} in {where}")
+                where = (
+                    f"{error.component}.{error.method}"
+                    if isinstance(error, WorkerError)
+                    else error.problem.key
+                )
+                self._before = (
+                    iteration,
+                    f"{type(cause).__name__} {getattr(cause, 'code', '')} in {where}",
+                )
                 if before == self._before:
-                    raise noted(error, f"the same again after iteration {iteration} was begun anew") from cause
+                    raise noted(
+                        error,
+                        f"the same again after iteration {iteration} was begun anew",
+                    ) from cause
         if _place(error) not in failures and not self._history.admits(self._most):
             many = f"{self._most} restart{'s' * (self._most > 1)}"
-            raise noted(error, f"after {many} within an hour; faults.restarts: {self._most}") from cause
+            raise noted(
+                error, f"after {many} within an hour; faults.restarts: {self._most}"
+            ) from cause
 
 
 def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
     """Return faults with their `recovery_s`: until the next of them came, of the last until now."""
     ends = [*(fault.at_s for fault in faults[1:]), now_s]
-    return [dataclasses.replace(f, recovery_s=end - f.at_s) for f, end in zip(faults, ends, strict=False)]
+    return [
+        dataclasses.replace(f, recovery_s=end - f.at_s)
+        for f, end in zip(faults, ends, strict=False)
+    ]
 
 
 def _place(error: WorkerError | WorkerTimeout) -> str:
     """Name where an error was raised: accelerators, which ranks may share; else the rank, or the call of many."""
     if isinstance(error, WorkerTimeout):
         return error.problem.key
-    return str(error.accelerators) if error.accelerators else owner_of(error.component, error.rank)
+    if error.accelerators:
+        return str(error.accelerators)
+    return owner_of(error.component, error.rank)
 
 
 def _accelerators(slot: Slot) -> str:
@@ -306,7 +394,9 @@ def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | Worker
     if isinstance(error, WorkerError):
         return dataclasses.replace(error, what=f"{error.what}\n  {note}")
     problem = error.problem
-    return WorkerTimeout(dataclasses.replace(problem, why="\n".join(filter(None, [problem.why, note]))))
+    return WorkerTimeout(
+        dataclasses.replace(problem, why="\n".join(filter(None, [problem.why, note])))
+    )
 
 
 def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
@@ -325,7 +415,8 @@ def faults_of(history: History, *, train_s: float) -> dict[str, Any]:
 
     `train_s`: of iterations that were not begun anew, or of their last begin.
     """
-    faults, ready_s = history.faults, history.since_ready_s
+    faults = history.faults
+    ready_s = history.since_ready_s
     return {
         "events": [dataclasses.asdict(fault) for fault in faults],
         "recovery_s": sum(fault.recovery_s for fault in faults),

@@ -55,7 +55,9 @@ class Loop:
     """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
 
     recovery: Recovery | None = None  # None: the first failure is raised
-    generated: Mapping[int, Mapping[str, float]] = {}  # metrics of iterations that were generated ahead and are saved
+    generated: Mapping[
+        int, Mapping[str, float]
+    ] = {}  # metrics of iterations that were generated ahead and are saved
 
     def __init__(
         self,
@@ -72,20 +74,35 @@ class Loop:
         self.notes: Mapping[str, Sequence[str]] = {}  # of the last iteration, by metric
         self.memory = memory
         self._held = dict.fromkeys(groups, Residency.OFF)  # at least what any rank has
-        self._arriving: Sequence[tuple[Move, Pending]] = ()  # acquires that were asked for and not awaited
+        self._arriving: Sequence[
+            tuple[Move, Pending]
+        ] = ()  # acquires that were asked for and not awaited
         self._leaving: Sequence[Move] = ()  # releases to ask for behind the next work
         self._moving_s = 0.0  # within the work of the stage: of its slowest rank
-        occupancy = {name: [slot.accelerators for slot in group.slots] for name, group in groups.items()}
+        occupancy = {
+            name: [slot.accelerators for slot in group.slots]
+            for name, group in groups.items()
+        }
         self.usage = Usage(occupancy, merged=schedule.needs.ahead > 0)
         self.log = CallLog(clock)
-        self._schedule, self._groups, self._runner = schedule, groups, runner
+        self._schedule = schedule
+        self._groups = groups
+        self._runner = runner
         self._timeout_s = runner.stage_timeout_s
-        self.began_s: float | None = None  # monotonic clock when the work began that is under way, or failed
-        self.doing: tuple[str, float] | None = None  # a body, or moves, and when it began by that clock
+        self.began_s: float | None = (
+            None  # monotonic clock when the work began that is under way, or failed
+        )
+        self.doing: tuple[str, float] | None = (
+            None  # a body, or moves, and when it began by that clock
+        )
         self._at: str | None = None  # the stage it is in
         self._meanwhile: dict[str, float] = {}  # metrics of what was between iterations
-        self._dropped: dict[str, Metrics] = {}  # what ranks have lost since the last, however often they began again
-        self._updating = False  # some of what learns has begun with an update that not all have made
+        self._dropped: dict[
+            str, Metrics
+        ] = {}  # what ranks have lost since the last, however often they began again
+        self._updating = (
+            False  # some of what learns has begun with an update that not all have made
+        )
         self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
             "sync": self._sync,
             "refresh": self._refresh,
@@ -96,10 +113,18 @@ class Loop:
             "learn": self._learn,
         }
         # The components that score samples while others generate them.
-        self._early = tuple(c for c in schedule.active["rollout"] if role_of(c) in ("reference", "reward"))
+        self._early = tuple(
+            c
+            for c in schedule.active["rollout"]
+            if role_of(c) in ("reference", "reward")
+        )
         self._accumulates = "actor" in schedule.active["rollout"]
-        bases = {base_stage(stage): stage for stage in schedule.stages}  # the last turn of each
-        self._scored = bases.get("infer", "rollout" if self._early else None)  # after which all scores are there
+        bases = {
+            base_stage(stage): stage for stage in schedule.stages
+        }  # the last turn of each
+        self._scored = bases.get(
+            "infer", "rollout" if self._early else None
+        )  # after which all scores are there
         self._learned = bases["learn"]
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
@@ -108,7 +133,9 @@ class Loop:
         With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version,
         WorkerTimeout when a stage exceeds its deadline, and StateLost where `go_back` is due.
         """
-        bodies: dict[str, Sequence[str]] = {stage: (stage,) for stage in self._schedule.stages}
+        bodies: dict[str, Sequence[str]] = {
+            stage: (stage,) for stage in self._schedule.stages
+        }
         if "reference" in self._schedule.active["sync"]:
             bodies["sync"] = ("sync", "refresh")
         if evaluate:
@@ -116,9 +143,14 @@ class Loop:
         if self._scored is not None:
             bodies[self._scored] = (*bodies[self._scored], "compute_advantages")
         numbers = self._through_faults(bodies, index)
-        numbers |= _added(numbers, self._meanwhile) | reduce_metrics(self._dropped.values())
-        self._meanwhile, self._dropped = {}, {}
-        return numbers | overhead(numbers, self._schedule.active, self.log.iterations[-1].on_cores())
+        numbers |= _added(numbers, self._meanwhile) | reduce_metrics(
+            self._dropped.values()
+        )
+        self._meanwhile = {}
+        self._dropped = {}
+        return numbers | overhead(
+            numbers, self._schedule.active, self.log.iterations[-1].on_cores()
+        )
 
     @property
     def held(self) -> dict[str, Residency]:
@@ -128,14 +160,20 @@ class Loop:
     def evaluate(self, index: int) -> dict[str, float]:
         """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
         asked = {"sync": ("sync",), "rollout": ("evaluate",)}
-        return self._through_faults({stage: asked.get(stage, ()) for stage in self._schedule.stages}, index)
+        return self._through_faults(
+            {stage: asked.get(stage, ()) for stage in self._schedule.stages}, index
+        )
 
     def save(self, folders: Mapping[str, Path]) -> None:
         """Write the models of these components to their folders, after the last iteration. Raises as `iteration`."""
 
         def save() -> dict[str, float]:
             for component, folder in folders.items():
-                held = [s for s in self._schedule.stages if self._schedule.residency[s][component] >= Residency.WEIGHTS]
+                held = [
+                    s
+                    for s in self._schedule.stages
+                    if self._schedule.residency[s][component] >= Residency.WEIGHTS
+                ]
                 with self._in(held[-1]):
                     if self._at not in held:
                         self._enter(held[-1])
@@ -144,12 +182,16 @@ class Loop:
 
         self._outlasting(save, self.version)
 
-    def _through_faults(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
+    def _through_faults(
+        self, works: Mapping[str, Sequence[str]], index: int
+    ) -> dict[str, float]:
         """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
         self._updating = False
         return self._outlasting(lambda: self._through(works, index), index)
 
-    def _outlasting(self, work: Callable[[], dict[str, float]], index: int, *, back: bool = False) -> dict[str, float]:
+    def _outlasting(
+        self, work: Callable[[], dict[str, float]], index: int, *, back: bool = False
+    ) -> dict[str, float]:
         """Do `work` before or in iteration `index`; after each failure anew, with all ranks at that one's start.
 
         Raises StateLost where a failure has changed or cost what the work begins with, or with `back`.
@@ -164,8 +206,11 @@ class Loop:
             except (WorkerError, WorkerTimeout) as error:
                 if self.recovery is None:
                     raise
-                redone_s, stage = time.perf_counter() - began, self._at or self._schedule.stages[0]
-                back = back or self._updating or self._schedule.needs.ahead > 0  # then some iteration is being learned
+                redone_s = time.perf_counter() - began
+                stage = self._at or self._schedule.stages[0]
+                back = (
+                    back or self._updating or self._schedule.needs.ahead > 0
+                )  # then some iteration is being learned
                 fault = self.recovery.recover(
                     error,
                     iteration=index,
@@ -177,38 +222,58 @@ class Loop:
                 if fault.went_back:
                     for outlasted in faults:
                         self.count(outlasted)
-                    raise StateLost(f"what trains has to load its state again: {fault.what}: {fault.why}") from error
+                    raise StateLost(
+                        f"what trains has to load its state again: {fault.what}: {fault.why}"
+                    ) from error
                 faults.append(fault)
 
     def _begin_again(self, index: int) -> None:
         """Take all ranks, new ones too, to the start of the first stage."""
         self.usage.begin_again()
-        self._arriving, self._leaving = (), ()
+        self._arriving = ()
+        self._leaving = ()
         first = self._schedule.stages[0]
         with self._in(first):
             self._drop([group.begin_again(index) for group in self._groups.values()])
-            needed, self._at = self._schedule.residency[first], first
-            moves = [Move(component=c, before=self._held[c], after=after) for c, after in needed.items()]
+            needed = self._schedule.residency[first]
+            self._at = first
+            moves = [
+                Move(component=c, before=self._held[c], after=after)
+                for c, after in needed.items()
+            ]
             self._move([move for move in moves if move.after < move.before])
-            self._move([move for move in moves if move.after >= move.before])  # new ranks are off where others stay
+            self._move(
+                [move for move in moves if move.after >= move.before]
+            )  # new ranks are off where others stay
 
     def _drop(self, asked: Sequence[Pending]) -> None:
         """Wait for ranks that begin again; keep what each has lost."""
         for pending, ranks in zip(asked, self._wait(asked), strict=True):
             for call, lost in zip(pending.calls, ranks, strict=True):
                 known = self._dropped.get(call.slot.owner, {})
-                self._dropped[call.slot.owner] = max(known, lost, key=lambda m: sum(x.value for x in m.values()))
+                self._dropped[call.slot.owner] = max(
+                    known, lost, key=lambda m: sum(x.value for x in m.values())
+                )
 
     def _make_room(self, index: int, lost: Lost) -> None:
         """Have components that take turns leave the accelerators of ranks that are set up again, as at the start."""
-        needed = set[int]().union(*(self._groups[name].execute_on(ranks).accelerators for name, ranks in lost.items()))
+        needed = set[int]().union(
+            *(
+                self._groups[name].execute_on(ranks).accelerators
+                for name, ranks in lost.items()
+            )
+        )
         leaving = list[Ranks]()
         for name, group in self._groups.items():
             there = {*range(group.world_size)} - {*lost.get(name, ())}
-            turns = any(held[name] == Residency.OFF for held in self._schedule.residency.values())
+            turns = any(
+                held[name] == Residency.OFF
+                for held in self._schedule.residency.values()
+            )
             if turns and there and needed & group.accelerators:
                 leaving.append(group.execute_on(there))
-        self._arriving, self._leaving = (), ()
+        self._arriving = ()
+        self._leaving = ()
         with self._in(self._at or self._schedule.stages[0]):
             self._drop([ranks.begin_again(index) for ranks in leaving])
             self._wait([ranks.move(Residency.OFF) for ranks in leaving])
@@ -218,7 +283,8 @@ class Loop:
 
         Raises StateLost, to be called again.
         """
-        self.version, self._updating = version, False
+        self.version = version
+        self._updating = False
 
         def back() -> dict[str, float]:
             self._begin_again(version)
@@ -230,7 +296,9 @@ class Loop:
 
     def started(self, seconds: Mapping[str, float]) -> None:
         """Let the next iteration's metrics have the `seconds` of the start, by part."""
-        self._meanwhile |= {f"time/start_{part}_s": value for part, value in seconds.items()}
+        self._meanwhile |= {
+            f"time/start_{part}_s": value for part, value in seconds.items()
+        }
 
     def count(self, fault: Fault) -> None:
         """Let the next iteration's metrics have a fault between iterations."""
@@ -238,11 +306,15 @@ class Loop:
 
     def save_state(self, folder: Path, components: Iterable[str]) -> None:
         """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
-        left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}  # ranks that have not
+        left = {
+            c: {slot.rank for slot in self._groups[c].slots} for c in components
+        }  # ranks that have not
 
         def save() -> dict[str, float]:
             asked = [
-                self._groups[c].execute_on(ranks).save_state(str(folder / c)) for c, ranks in left.items() if ranks
+                self._groups[c].execute_on(ranks).save_state(str(folder / c))
+                for c, ranks in left.items()
+                if ranks
             ]
             try:
                 with self._in(self._at or "sync"):
@@ -255,7 +327,9 @@ class Loop:
 
         self._meanwhile = self._outlasting(save, self.version)
 
-    def load_state(self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()) -> dict[str, float]:
+    def load_state(
+        self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
+    ) -> dict[str, float]:
         """Have the workers take what `save_state` saved, before the first iteration. Return their metrics.
 
         Raises StateLost where a rank is lost meanwhile.
@@ -264,8 +338,12 @@ class Loop:
 
         def load() -> dict[str, float]:
             with self._in("sync"):
-                taken = [self._groups[c].load_state(str(folder / c)) for c in components]
-                loaded = self._wait([*taken, *(self._groups[c].begin_again(self.version) for c in anew)])
+                taken = [
+                    self._groups[c].load_state(str(folder / c)) for c in components
+                ]
+                loaded = self._wait(
+                    [*taken, *(self._groups[c].begin_again(self.version) for c in anew)]
+                )
             return reduce_metrics([rank for group in loaded for rank in group])
 
         return self._outlasting(load, self.version, back=True)
@@ -273,31 +351,48 @@ class Loop:
     def can_save(self, components: Iterable[str]) -> bool:
         """Whether the state of these components is that after a whole iteration, and can be asked for."""
         groups = [self._groups[c] for c in components]
-        lost = self._updating or (self.recovery is not None and self.recovery.state_lost)
+        lost = self._updating or (
+            self.recovery is not None and self.recovery.state_lost
+        )
         return not lost and not any(group.at_work or group.closed for group in groups)
 
-    def _through(self, works: Mapping[str, Sequence[str]], index: int) -> dict[str, float]:
+    def _through(
+        self, works: Mapping[str, Sequence[str]], index: int
+    ) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
         reports: list[Metrics] = []
         numbers: dict[str, float] = {"time/moves_s": 0.0}
-        began, self.began_s = self.clock.now(), time.monotonic()
+        began = self.clock.now()
+        self.began_s = time.monotonic()
         self.log.begin(index)
         for stage, bodies in works.items():
             with self._in(stage):
                 self.doing = (f"moves into {stage}", time.monotonic())
-                entered, self._moving_s = self.clock.now(), 0.0
+                entered = self.clock.now()
+                self._moving_s = 0.0
                 self._enter(stage)
-                moves_s, at_work = self.clock.now() - entered, 0.0
+                moves_s = self.clock.now() - entered
+                at_work = 0.0
                 for body in bodies:
-                    if body == bodies[-1] and base_stage(stage) != "sync":  # a receiver may still read a sender's copy
+                    if (
+                        body == bodies[-1] and base_stage(stage) != "sync"
+                    ):  # a receiver may still read a sender's copy
                         self._leaving = self._releases_after(stage)
-                    self.doing, began_s = (body.replace("_", " "), time.monotonic()), self.clock.now()
+                    self.doing, began_s = (
+                        (body.replace("_", " "), time.monotonic()),
+                        self.clock.now(),
+                    )
                     self._hold()
                     reports += self._bodies[base_stage(body)](body, index)
-                    moving_s, self._moving_s = self._moving_s, 0.0
+                    moving_s = self._moving_s
+                    self._moving_s = 0.0
                     seconds = max(0.0, self.clock.now() - began_s - moving_s)
-                    moves_s, at_work = moves_s + moving_s, at_work + seconds
-                    for name in {body, base_stage(body)}:  # a sub-stage counts for itself and for its stage
+                    moves_s = moves_s + moving_s
+                    at_work = at_work + seconds
+                    for name in {
+                        body,
+                        base_stage(body),
+                    }:  # a sub-stage counts for itself and for its stage
                         key = f"time/{name.replace(' ', '_')}_s"
                         numbers[key] = numbers.get(key, 0.0) + seconds
                 self._wait(())
@@ -318,9 +413,19 @@ class Loop:
 
         These come before the work that is asked for next, in the message to every rank.
         """
-        transition = self._schedule.first if self._at is None else self._schedule.between(self._at, stage)
+        transition = (
+            self._schedule.first
+            if self._at is None
+            else self._schedule.between(self._at, stage)
+        )
         self._at = stage
-        self._move([move for move in transition.releases if self._held[move.component] > move.after])
+        self._move(
+            [
+                move
+                for move in transition.releases
+                if self._held[move.component] > move.after
+            ]
+        )
         self.memory.admit(transition.acquires, stage)
         self._hold()
         self._arriving = self._ask(transition.acquires)
@@ -336,7 +441,9 @@ class Loop:
         Between iterations state is saved, which is asked of components that are where they have learned.
         """
         following = self._schedule.stages[self._schedule.stages.index(stage) + 1 :]
-        return self._schedule.between(stage, following[0]).releases if following else ()
+        if following:
+            return self._schedule.between(stage, following[0]).releases
+        return ()
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Start all moves together, wait for them and record the bytes they left on the accelerators."""
@@ -344,20 +451,38 @@ class Loop:
         self._wait(())
 
     def _ask(self, moves: Sequence[Move]) -> list[tuple[Move, Pending]]:
-        asked = [(move, self._groups[move.component].move(move.after)) for move in moves]
-        self._held |= {move.component: max(move.after, self._held[move.component]) for move in moves}
+        asked = [
+            (move, self._groups[move.component].move(move.after)) for move in moves
+        ]
+        self._held |= {
+            move.component: max(move.after, self._held[move.component])
+            for move in moves
+        }
         return asked
 
     def _sync(self, stage: str, index: int) -> list[Metrics]:
         groups = self._groups
-        return self._gather([groups["actor"].push_weights(self.version), groups["rollout"].pull_weights(self.version)])
+        return self._gather(
+            [
+                groups["actor"].push_weights(self.version),
+                groups["rollout"].pull_weights(self.version),
+            ]
+        )
 
     def _refresh(self, stage: str, index: int) -> list[Metrics]:
         """Send the actor's weights to a reference that is refreshed; both skip iterations that are not due."""
-        return self._gather([self._groups[c].refresh(index, self.version) for c in ("actor", "reference")])
+        return self._gather(
+            [
+                self._groups[c].refresh(index, self.version)
+                for c in ("actor", "reference")
+            ]
+        )
 
     def _rollout(self, stage: str, index: int) -> list[Metrics]:
-        generating = [self._groups["env"].run(index), self._groups["rollout"].generate(index)]
+        generating = [
+            self._groups["env"].run(index),
+            self._groups["rollout"].generate(index),
+        ]
         if self._accumulates:
             generating.append(self._groups["actor"].accumulate(index, self.version))
         return self._gather([*generating, *self._score(index)])
@@ -368,10 +493,20 @@ class Loop:
 
     def _evaluate(self, stage: str, index: int) -> list[Metrics]:
         # The seconds of generating held-out answers are not metrics of the iteration.
-        return self._work([self._groups["env"].evaluate(index), self._groups["rollout"].generate(index)])[0]
+        return self._work(
+            [
+                self._groups["env"].evaluate(index),
+                self._groups["rollout"].generate(index),
+            ]
+        )[0]
 
     def _infer(self, stage: str, index: int) -> list[Metrics]:
-        return self._gather([self._groups[c].infer(index, self.version) for c in self._schedule.active[stage]])
+        return self._gather(
+            [
+                self._groups[c].infer(index, self.version)
+                for c in self._schedule.active[stage]
+            ]
+        )
 
     def _compute_advantages(self, stage: str, index: int) -> list[Metrics]:
         # On the host: no accelerator is in use.
@@ -380,9 +515,15 @@ class Loop:
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
         self._updating = True
-        learned = self._gather([self._groups[c].learn(index, self.version) for c in self._schedule.active[stage]])
+        learned = self._gather(
+            [
+                self._groups[c].learn(index, self.version)
+                for c in self._schedule.active[stage]
+            ]
+        )
         if stage == self._learned:
-            self.version, self._updating = self.version + 1, False
+            self.version = self.version + 1
+            self._updating = False
         return learned
 
     def _gather(self, pending: Sequence[Pending]) -> list[Metrics]:
@@ -397,21 +538,30 @@ class Loop:
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
         """Return the results of calls, once all moves have ended too: those asked for before, those due behind them."""
-        before, behind = self._arriving, self._ask(self._leaving)
-        self._arriving, self._leaving = (), ()
-        asked = [*(moved for _, moved in before), *pending, *(moved for _, moved in behind)]
+        before = self._arriving
+        behind = self._ask(self._leaving)
+        self._arriving = ()
+        self._leaving = ()
+        asked = [
+            *(moved for _, moved in before),
+            *pending,
+            *(moved for _, moved in behind),
+        ]
         for group in self._groups.values():
             group.flush()
         results = self.clock.wait_all(asked, self._timeout_s) if asked else []
         stage = self._at or self._schedule.stages[0]
         self.log.took(stage, pending)
-        first, last = len(before), len(before) + len(pending)
+        first = len(before)
+        last = len(before) + len(pending)
         for moves, reports in ((before, results[:first]), (behind, results[last:])):
             for (move, moved), ranks in zip(moves, reports, strict=True):
                 self.log.took(stage, [moved], f"move {move.after.word}")
                 self._held[move.component] = move.after
                 self.memory.moved(move.component, ranks)
-            self._moving_s += max((max(moved.seconds()) for _, moved in moves), default=0.0)
+            self._moving_s += max(
+                (max(moved.seconds()) for _, moved in moves), default=0.0
+            )
         return results[first:last]
 
     @contextmanager

@@ -17,7 +17,12 @@ from typing import Literal, NamedTuple
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.language.slots import owner_of
 from rlplace.placement.memory.demands import Part
-from rlplace.placement.memory.ledger import Measurements, MemoryCase, MemoryLedger, Moment
+from rlplace.placement.memory.ledger import (
+    Measurements,
+    MemoryCase,
+    MemoryLedger,
+    Moment,
+)
 from rlplace.placement.memory.solve import find_remedies, proposals
 from rlplace.placement.schedule import Move, Residency
 from rlplace.units import exact_bytes
@@ -65,10 +70,15 @@ class MemoryMonitor:
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
         """`verify`: whether more than is proved for an accelerator is told, once each, or ends the run."""
-        self._case, self._placement = case, case.placement
-        self._verify, self._tell, self._told = verify, tell, set[tuple[str, Residency, bool]]()
+        self._case = case
+        self._placement = case.placement
+        self._verify = verify
+        self._tell = tell
+        self._told = set[tuple[str, Residency, bool]]()
         self._now: dict[str, Sequence[MoveReport]] = {}  # component -> of each rank
-        self._seen: dict[tuple[str, Residency], list[int]] = {}  # bytes of each rank, the most there ever was
+        self._seen: dict[
+            tuple[str, Residency], list[int]
+        ] = {}  # bytes of each rank, the most there ever was
 
     @functools.cached_property
     def _ledger(self) -> MemoryLedger:
@@ -80,7 +90,8 @@ class MemoryMonitor:
         for residency in {report.residency for report in reports}:
             before = self._seen.get((component, residency), [0] * len(reports))
             self._seen[component, residency] = [
-                max(most, report.accelerator_bytes) for most, report in zip(before, reports, strict=True)
+                max(most, report.accelerator_bytes)
+                for most, report in zip(before, reports, strict=True)
             ]
         self._compare(component, reports)
 
@@ -96,8 +107,14 @@ class MemoryMonitor:
         for slot, report in zip(self._placement.slots(component), reports, strict=True):
             for accelerator in slot.accelerators if report.accelerator_bytes else ():
                 residents = self.on(accelerator)
-                mine = [r for r in residents if (r.component, r.rank) == (component, slot.rank)]
-                problem = self._beyond(accelerator, residents, residents) or self._beyond(accelerator, residents, mine)
+                mine = [
+                    r
+                    for r in residents
+                    if (r.component, r.rank) == (component, slot.rank)
+                ]
+                problem = self._beyond(
+                    accelerator, residents, residents
+                ) or self._beyond(accelerator, residents, mine)
                 if problem is not None:
                     self._report(problem, accelerator)
 
@@ -109,19 +126,35 @@ class MemoryMonitor:
             self._told.add(told)
             self._tell(found.problem)
 
-    def _beyond(self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]) -> _Beyond | None:
+    def _beyond(
+        self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]
+    ) -> _Beyond | None:
         """Find more than is bearable that those `among` all residents hold together."""
         measured, predicted = (
-            sum(sizes) for sizes in ([r.size_bytes for r in among], [r.predicted_bytes for r in among])
+            sum(sizes)
+            for sizes in (
+                [r.size_bytes for r in among],
+                [r.predicted_bytes for r in among],
+            )
         )
-        beyond, reserve = measured - predicted, self._ledger.account(accelerator).reserve_bytes
-        if beyond <= max(reserve, _ROUNDING * predicted) + sum(self._kept(r) for r in among):
+        beyond = measured - predicted
+        reserve = self._ledger.account(accelerator).reserve_bytes
+        if beyond <= max(reserve, _ROUNDING * predicted) + sum(
+            self._kept(r) for r in among
+        ):
             return None
-        worst, together = max(among, key=lambda r: r.size_bytes - r.predicted_bytes), among is residents
+        worst = max(among, key=lambda r: r.size_bytes - r.predicted_bytes)
+        together = among is residents
         holder = (
-            f"accelerator {accelerator} holds" if together else f"{worst.owner} holds, on accelerator {accelerator},"
+            f"accelerator {accelerator} holds"
+            if together
+            else f"{worst.owner} holds, on accelerator {accelerator},"
         )
-        why = f"memory.reserve leaves {exact_bytes(reserve)} for that" if together else "the others hold less: all fits"
+        why = (
+            f"memory.reserve leaves {exact_bytes(reserve)} for that"
+            if together
+            else "the others hold less: all fits"
+        )
         problem = Problem(
             code="memory-beyond-plan",
             key=worst.component,
@@ -135,7 +168,10 @@ class MemoryMonitor:
     def _kept(self, resident: Resident) -> int:
         """Return what the proof counts for the process of an engine, which measures it with what it holds."""
         footprints = self._ledger.footprints[resident.component]
-        return max((f.held[resident.residency].get(Part.ASLEEP, 0) for f in footprints), default=0)
+        return max(
+            (f.held[resident.residency].get(Part.ASLEEP, 0) for f in footprints),
+            default=0,
+        )
 
     @property
     def held(self) -> Measurements:
@@ -162,7 +198,15 @@ class MemoryMonitor:
             report = self._now[component][rank] if component in self._now else None
             if report is not None and report.accelerator_bytes:
                 predicted = self._ledger.bytes(component, report.residency)
-                found.append(Resident(component, rank, report.residency, report.accelerator_bytes, predicted))
+                found.append(
+                    Resident(
+                        component,
+                        rank,
+                        report.residency,
+                        report.accelerator_bytes,
+                        predicted,
+                    )
+                )
         return sorted(found, key=lambda resident: -resident.size_bytes)
 
     # ── before it happens ────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +218,14 @@ class MemoryMonitor:
         Nothing is checked where no component holds more than predicted: the plan fits.
         """
         coming = {move.component: move.after for move in moves}
-        for accelerator in sorted({a for c in coming for slot in self._placement.slots(c) for a in slot.accelerators}):
+        for accelerator in sorted(
+            {
+                a
+                for c in coming
+                for slot in self._placement.slots(c)
+                for a in slot.accelerators
+            }
+        ):
             capacity = self._placement.topology.node_of(accelerator).memory_bytes
             staying = [r for r in self.on(accelerator) if r.component not in coming]
             if not capacity or all(r.size_bytes <= r.predicted_bytes for r in staying):
@@ -184,12 +235,21 @@ class MemoryMonitor:
                 if component in coming:
                     after = coming[component]
                     seen = self._seen.get((component, after))
-                    wanted[component] += self._ledger.bytes(component, after) if seen is None else seen[rank]
+                    wanted[component] += (
+                        self._ledger.bytes(component, after)
+                        if seen is None
+                        else seen[rank]
+                    )
             free = capacity - sum(r.size_bytes for r in staying)
             if wanted.total() <= free:
                 continue
-            first, lacking = max(wanted, key=lambda c: wanted[c]), wanted.total() - free
-            asked = ", ".join(f"{c} {coming[c].word} {exact_bytes(size)}" for c, size in wanted.items() if size)
+            first = max(wanted, key=lambda c: wanted[c])
+            lacking = wanted.total() - free
+            asked = ", ".join(
+                f"{c} {coming[c].word} {exact_bytes(size)}"
+                for c, size in wanted.items()
+                if size
+            )
             memory = f"accelerator {accelerator} has {exact_bytes(capacity)}, {exact_bytes(free)} free; resident are"
             elsewhere = f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>"
             problem = Problem(
@@ -198,7 +258,10 @@ class MemoryMonitor:
                 what=f"accelerator {accelerator} has no room for it on entry to {stage}",
                 got=f"needed: {asked}",
                 why="\n".join([memory, *map(str, staying)]),
-                fix=self._fix(accelerator, stage, first, coming[first], lacking, entering=True) or elsewhere,
+                fix=self._fix(
+                    accelerator, stage, first, coming[first], lacking, entering=True
+                )
+                or elsewhere,
             )
             raise AcceleratorOutOfMemory(problem, accelerator, lacking)
 
@@ -206,31 +269,69 @@ class MemoryMonitor:
 
     def explain(self, error: WorkerError) -> WorkerError:
         """Add the residents of the accelerator and a fix to an out-of-memory error; return other errors unchanged."""
-        cause, held = error.cause, self._case.schedule().residency.get(error.stage or "", {})
-        if not isinstance(cause, AcceleratorOutOfMemory) or cause.accelerator is None or error.component not in held:
+        cause = error.cause
+        held = self._case.schedule().residency.get(error.stage or "", {})
+        if (
+            not isinstance(cause, AcceleratorOutOfMemory)
+            or cause.accelerator is None
+            or error.component not in held
+        ):
             return error
-        component, entering, lacking = error.component, error.method == "move", cause.lacking_bytes
-        fix = self._fix(cause.accelerator, str(error.stage), component, held[component], lacking, entering=entering)
-        residents = [f"measured after its last move: {resident}" for resident in self.on(cause.accelerator)]
+        component = error.component
+        entering = error.method == "move"
+        lacking = cause.lacking_bytes
+        fix = self._fix(
+            cause.accelerator,
+            str(error.stage),
+            component,
+            held[component],
+            lacking,
+            entering=entering,
+        )
+        residents = [
+            f"measured after its last move: {resident}"
+            for resident in self.on(cause.accelerator)
+        ]
         why = "\n".join(filter(None, [cause.problem.why, *residents]))
-        problem = dataclasses.replace(cause.problem, why=why, fix=fix or cause.problem.fix)
-        return error.explained_by(AcceleratorOutOfMemory(problem, cause.accelerator, cause.lacking_bytes))
+        problem = dataclasses.replace(
+            cause.problem, why=why, fix=fix or cause.problem.fix
+        )
+        return error.explained_by(
+            AcceleratorOutOfMemory(problem, cause.accelerator, cause.lacking_bytes)
+        )
 
     def _fix(
-        self, accelerator: int, stage: str, component: str, after: Residency, lacking: int, *, entering: bool
+        self,
+        accelerator: int,
+        stage: str,
+        component: str,
+        after: Residency,
+        lacking: int,
+        *,
+        entering: bool,
     ) -> str | None:
         """Return the nearest settings with which the plan fits, given what was measured beyond the prediction."""
         account = self._ledger.account(accelerator)
-        load = next(m for m in account.loads if m.moment == Moment(stage=stage, entering=entering))
+        load = next(
+            m
+            for m in account.loads
+            if m.moment == Moment(stage=stage, entering=entering)
+        )
         beyond_plan = {  # of each component, at its present residency
             r.component: {r.residency: beyond}
             for r in self.on(accelerator)
             if (beyond := r.size_bytes - r.predicted_bytes) > 0
         }
         margin = account.capacity_bytes - load.total_bytes
-        left = lacking + margin - sum(size for found in beyond_plan.values() for size in found.values())
+        left = (
+            lacking
+            + margin
+            - sum(size for found in beyond_plan.values() for size in found.values())
+        )
         if left > 0:  # no other resident explains it
             ranks = sum(name == component for name, _ in self._occupants[accelerator])
             row = beyond_plan.setdefault(component, {})
             row[after] = row.get(after, 0) + -(-left // max(1, ranks))
-        return proposals(find_remedies(dataclasses.replace(self._case, unforeseen=beyond_plan)))
+        return proposals(
+            find_remedies(dataclasses.replace(self._case, unforeseen=beyond_plan))
+        )

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 Reduction = Literal["mean", "sum", "max", "min"]
-_REDUCE: Mapping[str, Callable[[list[float]], float]] = {"sum": sum, "max": max, "min": min}
+_REDUCE: Mapping[str, Callable[[list[float]], float]] = {
+    "sum": sum,
+    "max": max,
+    "min": min,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +27,9 @@ class Metric:
     notes: tuple[str, ...] = ()
 
 
-Metrics = Mapping[str, Metric]  # "component/name" -> number; seconds end in _s, bytes in _bytes
+Metrics = Mapping[
+    str, Metric
+]  # "component/name" -> number; seconds end in _s, bytes in _bytes
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
@@ -36,12 +42,16 @@ def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
     for name, metrics_of_name in by_name.items():
         reductions = {m.reduce for m in metrics_of_name}
         if len(reductions) > 1:
-            raise ValueError(f"metric {name}: reduced as {' and '.join(sorted(reductions))}")
+            raise ValueError(
+                f"metric {name}: reduced as {' and '.join(sorted(reductions))}"
+            )
         seen = [m for m in metrics_of_name if m.weight > 0]
         if not seen:
             continue
         if reductions == {"mean"}:
-            reduced[name] = sum(m.value * m.weight for m in seen) / sum(m.weight for m in metrics_of_name)
+            reduced[name] = sum(m.value * m.weight for m in seen) / sum(
+                m.weight for m in metrics_of_name
+            )
         else:
             reduced[name] = _REDUCE[reductions.pop()]([m.value for m in seen])
     return reduced

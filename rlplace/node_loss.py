@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints.find import find
-from rlplace.errors import ClusterError, ConfigError, NodeLost, PlacementError, ProblemsError, RlplaceError
+from rlplace.errors import (
+    ClusterError,
+    ConfigError,
+    NodeLost,
+    PlacementError,
+    ProblemsError,
+    RlplaceError,
+)
 from rlplace.faults import History
 from rlplace.placement.language.without_nodes import AGAIN, placed_again, without_nodes
 from rlplace.prepare import Prepared, check_launch, prepare
@@ -24,7 +31,12 @@ from rlplace.workers.launch.machines import await_machines
 
 
 def go_on(
-    job: Prepared, lost: NodeLost, history: History, *, tell: Callable[[str], None], since: RlplaceError | None = None
+    job: Prepared,
+    lost: NodeLost,
+    history: History,
+    *,
+    tell: Callable[[str], None],
+    since: RlplaceError | None = None,
 ) -> tuple[Prepared, Resumed]:
     """Return the job to go on with, and the checkpoint that it had. Raises `lost` where config or machines forbid.
 
@@ -34,16 +46,26 @@ def go_on(
     if faults.on_node_loss == "fail":
         raise lost
     if not history.admits(faults.restarts):
-        raise lost.noted(f"after {faults.restarts} recoveries within an hour; faults.restarts: {faults.restarts}")
+        raise lost.noted(
+            f"after {faults.restarts} recoveries within an hour; faults.restarts: {faults.restarts}"
+        )
     try:
         find(str(lost.folder), Path())  # before minutes are waited in vain
         tell(str(since or lost))
         same = _resuming(job, lost)
-        job = _waited(same, tell) if faults.on_node_loss == "wait" else _replanned(same, lost)
+        job = (
+            _waited(same, tell)
+            if faults.on_node_loss == "wait"
+            else _replanned(same, lost)
+        )
         found = resumed(job)
     except (ProblemsError, ClusterError) as refused:
-        raise lost.noted(f"faults.on_node_loss: {faults.on_node_loss} cannot go on\n{refused}") from refused
-    assert found is not None, "resume names a checkpoint, or the folder of a run with one"
+        raise lost.noted(
+            f"faults.on_node_loss: {faults.on_node_loss} cannot go on\n{refused}"
+        ) from refused
+    assert found is not None, (
+        "resume names a checkpoint, or the folder of a run with one"
+    )
     tell(found.text)
     return job, found
 
@@ -52,12 +74,18 @@ def _resuming(job: Prepared, lost: NodeLost) -> Prepared:
     """Return the job, going on with the checkpoint that it had, whatever another attempt has left in its folder."""
     folder = str(lost.folder.absolute())
     config = dataclasses.replace(job.config, resume=folder)
-    return dataclasses.replace(job, config=config, mapping={**job.mapping, "resume": folder})
+    return dataclasses.replace(
+        job, config=config, mapping={**job.mapping, "resume": folder}
+    )
 
 
 def _await(job: Prepared, wait_s: float) -> None:
     placement = job.plan.placement
-    slots = [slot for component in placement.components for slot in placement.slots(component)]
+    slots = [
+        slot
+        for component in placement.components
+        for slot in placement.slots(component)
+    ]
     await_machines(job.config.cluster.ray, slots, job.plan.topology, wait_s)
 
 
@@ -76,7 +104,9 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
         placement = job.plan.placement
         refused: ProblemsError | None = None
         for again in AGAIN if placed_again(placement, lost.nodes) else AGAIN[:1]:
-            cluster = without_nodes(job.mapping["cluster"], placement, lost.nodes, again)
+            cluster = without_nodes(
+                job.mapping["cluster"], placement, lost.nodes, again
+            )
             try:
                 return _planned(job, {**job.mapping, "cluster": cluster})
             except ProblemsError as error:
@@ -88,7 +118,11 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
 
 def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
     """Prepare and check the job of another cluster block as before a launch. Raises ProblemsError."""
-    sources = {key: source for key, source in job.sources.items() if not key.startswith("cluster")}
+    sources = {
+        key: source
+        for key, source in job.sources.items()
+        if not key.startswith("cluster")
+    }
     new = prepare(mapping, name=job.view.name, sources=sources)
     if lacking := new.not_run or check_launch(new.config, new.plan, sources):
         raise ConfigError(lacking)

@@ -31,12 +31,21 @@ class Generation:
     """Tracks and advances the iteration that env and engines are at. No method waits."""
 
     def __init__(
-        self, groups: Mapping[str, WorkerGroup], *, ahead: int, iterations: int, first: int = 0, clock: Clock = CLOCK
+        self,
+        groups: Mapping[str, WorkerGroup],
+        *,
+        ahead: int,
+        iterations: int,
+        first: int = 0,
+        clock: Clock = CLOCK,
     ) -> None:
         self.under_way: tuple[Pending, ...] = ()
         self.over: dict[int, Generated] = {}  # by iteration, until the loop takes it
         self.admitting = True
-        self._groups, self._ahead, self._iterations, self._clock = groups, ahead, iterations, clock
+        self._groups = groups
+        self._ahead = ahead
+        self._iterations = iterations
+        self._clock = clock
         self._begun = first  # iterations
         self._began_s: float | None = None  # when the one that is under way was
         self._over_s = 0.0  # of those that are over
@@ -45,13 +54,18 @@ class Generation:
 
     def anew(self, first: int) -> Generation:
         """Return one that begins with iteration `first`."""
-        ahead, last = self._ahead, self._iterations
-        return Generation(self._groups, ahead=ahead, iterations=last, first=first, clock=self._clock)
+        ahead = self._ahead
+        last = self._iterations
+        return Generation(
+            self._groups, ahead=ahead, iterations=last, first=first, clock=self._clock
+        )
 
     @property
     def busy_s(self) -> float:
         """Return the seconds since the start in which env and engines generated."""
-        return self._over_s + (0.0 if self._began_s is None else self._clock.now() - self._began_s)
+        return self._over_s + (
+            0.0 if self._began_s is None else self._clock.now() - self._began_s
+        )
 
     def push(self, version: int) -> None:
         """Note a new version. Engines at work load it between two steps; `go_on` asks idle ones to load it."""
@@ -64,8 +78,11 @@ class Generation:
             return
         if self._began_s is not None:
             seconds = self._clock.now() - self._began_s
-            self._over_s, self._began_s = self._over_s + seconds, None
-            self.over[self._begun - 1] = Generated(calls=self.under_way, seconds=seconds, busy_s=self._over_s)
+            self._over_s = self._over_s + seconds
+            self._began_s = None
+            self.over[self._begun - 1] = Generated(
+                calls=self.under_way, seconds=seconds, busy_s=self._over_s
+            )
         self.under_way = tuple(self._due())
 
     def _due(self) -> list[Pending]:
@@ -77,25 +94,39 @@ class Generation:
             calls.append(self._groups["rollout"].pull_weights(self._pushed))
         early = self._begun - self._pushed > self._ahead
         if self.admitting and not early and self._begun < self._iterations:
-            calls += [self._groups["env"].run(self._begun), self._groups["rollout"].generate(self._begun)]
+            calls += [
+                self._groups["env"].run(self._begun),
+                self._groups["rollout"].generate(self._begun),
+            ]
             self._begun, self._began_s = self._begun + 1, self._clock.now()
         return calls
 
 
 def loop_of(schedule: Schedule) -> type[Loop]:
     """Return the kind of loop of a schedule. A rollout that runs ahead ends with `runner.total_iterations`."""
-    return Overlap if schedule.needs.ahead else Loop
+    if schedule.needs.ahead:
+        return Overlap
+    return Loop
 
 
 class Overlap(Loop):
     """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
 
-    _scoring: Sequence[Pending] = ()  # calls of the components that score samples while they are generated
+    _scoring: Sequence[
+        Pending
+    ] = ()  # calls of the components that score samples while they are generated
 
     @functools.cached_property
     def _generation(self) -> Generation:
-        ahead, last = self._schedule.needs.ahead, self._runner.total_iterations
-        return Generation(self._groups, ahead=ahead, iterations=last, first=self.version, clock=self.clock)
+        ahead = self._schedule.needs.ahead
+        last = self._runner.total_iterations
+        return Generation(
+            self._groups,
+            ahead=ahead,
+            iterations=last,
+            first=self.version,
+            clock=self.clock,
+        )
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run as Loop does; `evaluate` first waits until generation is idle, so that one version answers.
@@ -103,25 +134,39 @@ class Overlap(Loop):
         `time/rollout_s` is the time in which its samples were generated; `time/overlap_s` the time in which samples of
         later iterations were generated during this one.
         """
-        generation, busy_s = self._generation, self._generation.busy_s
+        generation = self._generation
+        busy_s = self._generation.busy_s
         generation.admitting = not evaluate
         numbers = super().iteration(index, evaluate=evaluate)
         generated = generation.over.pop(index)
-        overlap_s = min(generation.busy_s - max(busy_s, generated.busy_s), numbers["time/iteration_s"])
+        overlap_s = min(
+            generation.busy_s - max(busy_s, generated.busy_s),
+            numbers["time/iteration_s"],
+        )
         numbers["time/rollout_s"] = generated.seconds
-        numbers |= self.generated.get(index, {})  # generated before a resume: only put again in this run
-        numbers["time/overlap_s"], numbers["time/overlap_share"] = overlap_s, overlap_s / numbers["time/iteration_s"]
+        numbers |= self.generated.get(
+            index, {}
+        )  # generated before a resume: only put again in this run
+        numbers["time/overlap_s"], numbers["time/overlap_share"] = (
+            overlap_s,
+            overlap_s / numbers["time/iteration_s"],
+        )
         works = dict(self._schedule.active)
         lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
         on_cores = self.log.iterations[-1].on_cores()
-        return numbers | min((overhead(numbers, lane, on_cores) for lane in lanes), key=lambda o: o["time/overhead_s"])
+        return numbers | min(
+            (overhead(numbers, lane, on_cores) for lane in lanes),
+            key=lambda o: o["time/overhead_s"],
+        )
 
     def evaluate(self, index: int) -> dict[str, float]:
         self._generation.admitting = False
         return super().evaluate(index)
 
     def _begin_again(self, index: int) -> None:
-        self._generation, self._scoring, self.generated = self._generation.anew(index), (), {}
+        self._generation = self._generation.anew(index)
+        self._scoring = ()
+        self.generated = {}
         super()._begin_again(index)
 
     def save_state(self, folder: Path, components: Iterable[str]) -> None:
@@ -131,7 +176,8 @@ class Overlap(Loop):
             self._outlasting(self._finish_generating, self.version)
             self.generated = {
                 index: self.generated.get(index)
-                or reduce_metrics(rank for p in over.calls for rank in p.wait()) | {"time/rollout_s": over.seconds}
+                or reduce_metrics(rank for p in over.calls for rank in p.wait())
+                | {"time/rollout_s": over.seconds}
                 for index, over in self._generation.over.items()
             }
         super().save_state(folder, kept)
@@ -165,7 +211,8 @@ class Overlap(Loop):
         return super()._evaluate(stage, index)
 
     def _learn(self, stage: str, index: int) -> list[Metrics]:
-        learned, over = super()._learn(stage, index), self._generation.over
+        learned = super()._learn(stage, index)
+        over = self._generation.over
         if stage != self._learned:
             return learned
         self._wait_until(lambda: index in over, self._scoring)
@@ -177,10 +224,13 @@ class Overlap(Loop):
 
     def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
         """Wait for `over` and keep env and engines going; a failure there or in `pending` fails all of them."""
-        generation, deadline_s = self._generation, self.clock.now() + self._timeout_s
+        generation = self._generation
+        deadline_s = self.clock.now() + self._timeout_s
         while True:
             generation.go_on()
-            waiting = list(dict.fromkeys([*pending, *self._scoring, *generation.under_way]))
+            waiting = list(
+                dict.fromkeys([*pending, *self._scoring, *generation.under_way])
+            )
             calls = [call for p in waiting for call in p.calls]
             left = [call for call in calls if not call.done()]
             if any(call.done() and call.exception() for call in calls):

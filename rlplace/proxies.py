@@ -9,7 +9,9 @@ from collections.abc import Iterable
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 _EXCEPT = ("no_proxy", "NO_PROXY")  # some libraries read the one, some the other
-DIRECT = (("grpc.enable_http_proxy", 0),)  # options of a channel of gRPC to a machine of the cluster
+DIRECT = (
+    ("grpc.enable_http_proxy", 0),
+)  # options of a channel of gRPC to a machine of the cluster
 
 
 def keep_local(nodes: Iterable[str] = ()) -> None:
@@ -17,7 +19,9 @@ def keep_local(nodes: Iterable[str] = ()) -> None:
 
     Does nothing where no proxy is set. What the user has excepted stays excepted.
     """
-    if not any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
+    if not any(
+        os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES
+    ):
         return
     written = [text for name in _EXCEPT for text in os.environ.get(name, "").split(",")]
     given = [text.strip() for text in written if text.strip()]

@@ -32,21 +32,86 @@ from rlplace.units import clipped
 
 # Patterns of keys, the first list that has a key counts; a key in none changes the numbers of what follows.
 _SAFE = (
-    *("cluster.*", "checkpoint.*", "memory.*", "resume", "resume_allow", "profile", "dry_run"),
+    *(
+        "cluster.*",
+        "checkpoint.*",
+        "memory.*",
+        "resume",
+        "resume_allow",
+        "profile",
+        "dry_run",
+    ),
     *("faults.restarts", "faults.*_s", "faults.on_node_loss"),
-    *("runner.total_iterations", "runner.stop_at_return", "runner.eval_*", "runner.output_dir", "runner.sinks"),
-    *("runner.*_s", "*.enable_offload", "*.accelerator_memory", "*.host_memory", "*.workspace_memory"),
-    *("*.gpu_memory_utilization", "*.kv_cache_memory", "*.sleep_level", "*.enforce_eager", "env.reward_*"),
-    *("*.sync.verify*", "*.sync.through_host", "*.checkpointing", "*.zero_stage", "*.token_budget", "*.micro_batch"),
-    *("reward.*timeout_s", "reward.*retries", "reward.*batch", "reward.*concurrency", "reward.*api_key_env"),
-    *("reward.*on_host", "reward.*sharded", "*.activation_offload", "algorithm.share_prompts"),
+    *(
+        "runner.total_iterations",
+        "runner.stop_at_return",
+        "runner.eval_*",
+        "runner.output_dir",
+        "runner.sinks",
+    ),
+    *(
+        "runner.*_s",
+        "*.enable_offload",
+        "*.accelerator_memory",
+        "*.host_memory",
+        "*.workspace_memory",
+    ),
+    *(
+        "*.gpu_memory_utilization",
+        "*.kv_cache_memory",
+        "*.sleep_level",
+        "*.enforce_eager",
+        "env.reward_*",
+    ),
+    *(
+        "*.sync.verify*",
+        "*.sync.through_host",
+        "*.checkpointing",
+        "*.zero_stage",
+        "*.token_budget",
+        "*.micro_batch",
+    ),
+    *(
+        "reward.*timeout_s",
+        "reward.*retries",
+        "reward.*batch",
+        "reward.*concurrency",
+        "reward.*api_key_env",
+    ),
+    *(
+        "reward.*on_host",
+        "reward.*sharded",
+        "*.activation_offload",
+        "algorithm.share_prompts",
+    ),
 )
 _SHAPES = (  # the saved state has no other shape: not to be allowed either
-    *("actor.model", "actor.model.*", "critic.model", "critic.model.*", "critic.on_actor"),
-    *("*.lora_rank", "*.lora_targets", "env.id", "env.total_num_envs", "algorithm.normalize_observations"),
+    *(
+        "actor.model",
+        "actor.model.*",
+        "critic.model",
+        "critic.model.*",
+        "critic.on_actor",
+    ),
+    *(
+        "*.lora_rank",
+        "*.lora_targets",
+        "env.id",
+        "env.total_num_envs",
+        "algorithm.normalize_observations",
+    ),
 )
 _EXPERIMENT = (
-    *("env", "env.*", "algorithm.*", "reward", "reward.*", "*.model", "*.model.*", "runner.seed"),
+    *(
+        "env",
+        "env.*",
+        "algorithm.*",
+        "reward",
+        "reward.*",
+        "*.model",
+        "*.model.*",
+        "runner.seed",
+    ),
     *("*.lora_alpha", "*.ema_decay", "*.weights"),
 )
 _TASK = ("env.kind", "env.id", "env.task")  # a run of another is not what "auto" means
@@ -80,25 +145,40 @@ def resumed(job: Prepared) -> Resumed | None:
     differences = _differences(read_config(mapping), read_config(job.mapping))
     task = [key for key in _TASK if key in differences]
     if config.resume == AUTO and task:
-        raise ConfigError([_other_task(job, checkpoint, key, *differences[key]) for key in task])
+        raise ConfigError(
+            [_other_task(job, checkpoint, key, *differences[key]) for key in task]
+        )
     problems = [*_other_experiment(job, differences), *_over(job, checkpoint)]
     if problems:
         raise ConfigError(problems)
-    return Resumed(checkpoint=checkpoint, text=_text(job, checkpoint, differences, mapping))
+    return Resumed(
+        checkpoint=checkpoint, text=_text(job, checkpoint, differences, mapping)
+    )
 
 
 def _differences(before: Config, now: Config) -> Differences:
-    old, new = dict(_flat(before)), dict(_flat(now))
-    keys = (key for key in dict.fromkeys((*old, *new)) if old.get(key, _ABSENT) != new.get(key, _ABSENT))
+    old = dict(_flat(before))
+    new = dict(_flat(now))
+    keys = (
+        key
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
+    )
     return {key: (old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys}
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield every key with its value; blocks of the placement language and lists are values."""
     if isinstance(value, tuple):
-        value = [dict(_flat(each)) if dataclasses.is_dataclass(each) else each for each in value]
+        value = [
+            dict(_flat(each)) if dataclasses.is_dataclass(each) else each
+            for each in value
+        ]
     elif dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+        }
     if isinstance(value, Mapping) and key.count(".") < 3:
         for name, each in value.items():
             yield from _flat(each, f"{key}.{name}" if key else str(name))
@@ -131,10 +211,16 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
         if key not in shaping and not _safe(key, *values) and _is(key, _EXPERIMENT)
         if not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
-    on_purpose = f"        (or on purpose: resume_allow=[{','.join((*allowed, *refused))}])"
+    on_purpose = (
+        f"        (or on purpose: resume_allow=[{','.join((*allowed, *refused))}])"
+    )
     for key in (*shaping, *refused):
         old, new = differences[key]
-        why = "the saved state has no place for another value" if key in shaping else "another experiment has another"
+        why = (
+            "the saved state has no place for another value"
+            if key in shaping
+            else "another experiment has another"
+        )
         yield Problem(
             code="other-experiment",
             key=key,
@@ -142,13 +228,17 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
             got=_short(new),
             source=source_of(key, job.sources),
             why=f"the checkpoint was made with {_short(old)}; {why}",
-            fix=(f"leave out {key}" if old == _ABSENT else override(key, old)) + on_purpose * (key in refused),
+            fix=(f"leave out {key}" if old == _ABSENT else override(key, old))
+            + on_purpose * (key in refused),
         )
 
 
-def _other_task(job: Prepared, newest: Checkpoint, key: str, old: object, new: object) -> Problem:
+def _other_task(
+    job: Prepared, newest: Checkpoint, key: str, old: object, new: object
+) -> Problem:
     """Say that "auto" has found a run of another task; offer the newest run that the job could go on with."""
-    fix, seen = ANEW, set[Path]()
+    fix = ANEW
+    seen = set[Path]()
     for checkpoint in whole_ones(newest.run.parent):
         if checkpoint.run in seen:  # `resume` takes the newest one of a run
             continue
@@ -158,7 +248,9 @@ def _other_task(job: Prepared, newest: Checkpoint, key: str, old: object, new: o
         except ConfigError:  # of another version
             continue
         differences = _differences(then, read_config(job.mapping))
-        if not (any(_other_experiment(job, differences)) or any(_over(job, checkpoint))):
+        if not (
+            any(_other_experiment(job, differences)) or any(_over(job, checkpoint))
+        ):
             fix = shlex.quote(f"resume={checkpoint.run}")
             break
     return Problem(
@@ -173,7 +265,8 @@ def _other_task(job: Prepared, newest: Checkpoint, key: str, old: object, new: o
 
 
 def _over(job: Prepared, checkpoint: Checkpoint) -> Iterator[Problem]:
-    last, done = job.config.runner.total_iterations, checkpoint.iteration
+    last = job.config.runner.total_iterations
+    done = checkpoint.iteration
     if done >= last:
         yield Problem(
             code="nothing-left",
@@ -186,15 +279,30 @@ def _over(job: Prepared, checkpoint: Checkpoint) -> Iterator[Problem]:
         )
 
 
-def _text(job: Prepared, checkpoint: Checkpoint, differences: Differences, mapping: Mapping[str, Any]) -> str:
+def _text(
+    job: Prepared,
+    checkpoint: Checkpoint,
+    differences: Differences,
+    mapping: Mapping[str, Any],
+) -> str:
     """Say what goes on, which keys differ, how the plans differ, and what that changes."""
     total = job.config.runner.total_iterations
-    lines = [*checkpoint.notes, f"resumes {checkpoint.folder}: {checkpoint.iteration} of {total} iterations are done"]
+    lines = [
+        *checkpoint.notes,
+        f"resumes {checkpoint.folder}: {checkpoint.iteration} of {total} iterations are done",
+    ]
     for key, (old, new) in differences.items():
         if key not in ("resume", "resume_allow"):
-            note = "" if _safe(key, old, new) else "        changes the numbers of what follows"
+            note = (
+                ""
+                if _safe(key, old, new)
+                else "        changes the numbers of what follows"
+            )
             lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")
-    if job.config.actor.optimizer.schedule != "constant" and "runner.total_iterations" in differences:
+    if (
+        job.config.actor.optimizer.schedule != "constant"
+        and "runner.total_iterations" in differences
+    ):
         lines.append("    the learning rate falls over the new number of iterations")
     if any(key.startswith("cluster.") for key in differences):
         lines += _placements(job, mapping)
@@ -215,16 +323,30 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
 
 
 def _cut_anew(old: Plan, new: Plan, *, simulated: bool) -> list[str]:
-    dealt = {"actor": "samples", "env": "simulators"} if simulated else {"env": "prompts"}  # what is not is sharded
+    dealt = (
+        {"actor": "samples", "env": "simulators"} if simulated else {"env": "prompts"}
+    )  # what is not is sharded
     lines = []
     for component in ("actor", "critic", "reference", "env"):
-        if component in old.placement.components and component in new.placement.components:
-            before, now = old.placement.world_size(component), new.placement.world_size(component)
+        if (
+            component in old.placement.components
+            and component in new.placement.components
+        ):
+            before = old.placement.world_size(component)
+            now = new.placement.world_size(component)
             if before != now:
-                what = f"{dealt[component]} are dealt to" if component in dealt else "state is sharded over"
-                lines.append(f"    {component}: its {what} {now} rank{'s' * (now > 1)} instead of {before}")
+                what = (
+                    f"{dealt[component]} are dealt to"
+                    if component in dealt
+                    else "state is sharded over"
+                )
+                lines.append(
+                    f"    {component}: its {what} {now} rank{'s' * (now > 1)} instead of {before}"
+                )
     if lines:
-        lines.append("    sums over ranks are added in another order: numbers agree to rounding, not to the bit")
+        lines.append(
+            "    sums over ranks are added in another order: numbers agree to rounding, not to the bit"
+        )
     return lines
 
 

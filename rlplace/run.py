@@ -24,7 +24,14 @@ from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.schema import Config
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
 from rlplace.envs.registry import spaces_of_job
-from rlplace.errors import ConfigError, NodeLost, OutputError, Problem, RlplaceError, WorkerError
+from rlplace.errors import (
+    ConfigError,
+    NodeLost,
+    OutputError,
+    Problem,
+    RlplaceError,
+    WorkerError,
+)
 from rlplace.extras import versions_of
 from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
 from rlplace.foresight.known import FILE as PROFILE
@@ -52,8 +59,23 @@ from rlplace.report.callbacks import Callbacks
 from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
-from rlplace.report.sinks import RUN_CONSOLE, SCORED_CONSOLE, TEXT_CONSOLE, Console, open_sinks
-from rlplace.report.summary import SIMULATED, TEXT, Progress, compare_memory, fitted, summary, summary_text, waits_of
+from rlplace.report.sinks import (
+    RUN_CONSOLE,
+    SCORED_CONSOLE,
+    TEXT_CONSOLE,
+    Console,
+    open_sinks,
+)
+from rlplace.report.summary import (
+    SIMULATED,
+    TEXT,
+    Progress,
+    compare_memory,
+    fitted,
+    summary,
+    summary_text,
+    waits_of,
+)
 from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
@@ -87,16 +109,23 @@ class JobSpec:
 
 def job_spec(config: Config, plan: Plan) -> JobSpec:
     """Choose workers, arguments and measures of a job by the kind of its model. The clock of the run starts here."""
-    simulated, placement = config.kind == "mlp", plan.placement
-    progress = Progress(measures=SIMULATED if simulated else TEXT, began=time.perf_counter())
+    simulated = config.kind == "mlp"
+    placement = plan.placement
+    progress = Progress(
+        measures=SIMULATED if simulated else TEXT, began=time.perf_counter()
+    )
     if not simulated and config.cluster.launcher == "inline":
         import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
 
     spaces = spaces_of_job(config) if simulated else None
     case = memory_case(plan, config, spaces)
-    ranks = {component: placement.world_size(component) for component in placement.components}
+    ranks = {
+        component: placement.world_size(component) for component in placement.components
+    }
     ledger = case.ledger()
-    working = {component: ledger.working(component) for component in placement.components}
+    working = {
+        component: ledger.working(component) for component in placement.components
+    }
     if spaces is None:
         arguments = WorkerArguments(
             config=with_share(config, case),
@@ -117,10 +146,18 @@ def job_spec(config: Config, plan: Plan) -> JobSpec:
             spaces=spaces,
             routes=plan.row_routes,
         )
-    workers = {component: worker_of(config, component) for component in placement.components}
+    workers = {
+        component: worker_of(config, component) for component in placement.components
+    }
     given = find_profile(config, plan, case)
     return JobSpec(
-        config=config, plan=plan, workers=workers, arguments=arguments, case=case, given=given, progress=progress
+        config=config,
+        plan=plan,
+        workers=workers,
+        arguments=arguments,
+        case=case,
+        given=given,
+        progress=progress,
     )
 
 
@@ -135,11 +172,24 @@ def worker_of(config: Config, component: str) -> type[Worker]:
 
     role = role_of(component)
     if role == "reward":
-        rewards = {"model": RewardModelWorker, "function": RewardFunctionWorker, "url": RewardEndpointWorker}
+        rewards = {
+            "model": RewardModelWorker,
+            "function": RewardFunctionWorker,
+            "url": RewardEndpointWorker,
+        }
         return rewards[config.reward_of(component).kind]
     if config.kind == "mlp":
-        return {"actor": PolicyActor, "env": VectorEnvWorker, "rollout": VectorRolloutWorker}[role]
-    workers = {"actor": LmActor, "env": TextEnvWorker, "rollout": TextRolloutWorker, "critic": Critic}
+        return {
+            "actor": PolicyActor,
+            "env": VectorEnvWorker,
+            "rollout": VectorRolloutWorker,
+        }[role]
+    workers = {
+        "actor": LmActor,
+        "env": TextEnvWorker,
+        "rollout": TextRolloutWorker,
+        "critic": Critic,
+    }
     return (workers | {"reference": ReferenceWorker})[role]
 
 
@@ -160,23 +210,42 @@ def run(
     The last line that is printed says where the policy is; it is a note of what is raised. Raises ClusterError before
     anything trains, WorkerError when a worker fails, NodeLost, Stopped; all processes are gone afterwards.
     """
-    folder = make_folder(Path(job.config.runner.output_dir) / report.name) if resumed is None else resumed.run
+    folder = (
+        make_folder(Path(job.config.runner.output_dir) / report.name)
+        if resumed is None
+        else resumed.run
+    )
     with lock(folder):
         texts = {
             CONFIG: yaml.safe_dump(dict(resolved), sort_keys=False),
             PLAN: json.dumps(render_json(report), indent=1) + "\n",
         }
-        for name, text in {**texts, "plan.txt": render_text(report) + "\n", "plan.svg": render_svg(report)}.items():
+        for name, text in {
+            **texts,
+            "plan.txt": render_text(report) + "\n",
+            "plan.svg": render_svg(report),
+        }.items():
             write_whole(folder / name, text)
         if command is not None:
             _keep(command, folder, job)
         (folder / ERROR).unlink(missing_ok=True)
         try:
             with _exported(job.config):
-                _run(job, folder, texts, signals or Signals(), resumed, history or History())
+                _run(
+                    job,
+                    folder,
+                    texts,
+                    signals or Signals(),
+                    resumed,
+                    history or History(),
+                )
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, Stopped):
-                text = str(error) if isinstance(error, RlplaceError) else "".join(traceback.format_exception(error))
+                text = (
+                    str(error)
+                    if isinstance(error, RlplaceError)
+                    else "".join(traceback.format_exception(error))
+                )
                 with contextlib.suppress(OutputError):  # the error itself is told
                     write_whole(folder / ERROR, f"{text.rstrip()}\n")
             if isinstance(error, Stopped) and error.by_scheduler and _can_go_on(folder):
@@ -205,37 +274,64 @@ def _can_go_on(folder: Path) -> bool:
 def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
     """Write what was typed and shown into the run's folder. Raises OutputError."""
     nodes = job.plan.topology.nodes
-    accelerators = [f"{each.count} {each.product or node.kind}" for node in nodes for each in node.alike]
+    accelerators = [
+        f"{each.count} {each.product or node.kind}"
+        for node in nodes
+        for each in node.alike
+    ]
     try:
         command.into(
             folder,
-            {"machine": machine() | {"accelerators": accelerators}, "versions": versions_of(["rlplace"]) | versions()},
+            {
+                "machine": machine() | {"accelerators": accelerators},
+                "versions": versions_of(["rlplace"]) | versions(),
+            },
         )
     except OSError as error:
         raise OutputError.of(folder, error) from error
 
 
 def _run(
-    job: JobSpec, folder: Path, texts: Mapping[str, str], signals: Signals, resumed: Checkpoint | None, history: History
+    job: JobSpec,
+    folder: Path,
+    texts: Mapping[str, str],
+    signals: Signals,
+    resumed: Checkpoint | None,
+    history: History,
 ) -> None:
-    began, runner, placement, schedule = time.perf_counter(), job.config.runner, job.plan.placement, job.plan.schedule
+    began = time.perf_counter()
+    runner = job.config.runner
+    placement = job.plan.placement
+    schedule = job.plan.schedule
     workers = ", ".join(f"{placement.world_size(c)} {c}" for c in placement.components)
     print(f"starting {workers} workers", flush=True)
-    progress, before = job.progress, {} if resumed is None else json.loads(resumed.text(RUN))
+    progress = job.progress
+    before = {} if resumed is None else json.loads(resumed.text(RUN))
     if before:
-        (progress.resume if history.ready_s is None else progress.go_back)(before["progress"])
+        (progress.resume if history.ready_s is None else progress.go_back)(
+            before["progress"]
+        )
     callbacks = Callbacks(runner.callbacks, folder, yaml.safe_load(texts[CONFIG]))
     display = Display(runner, _console(job), schedule.active)
-    with callbacks, _shown(job, display, signals), _cluster(job, display, folder) as cluster, ExitStack() as opened:
+    with (
+        callbacks,
+        _shown(job, display, signals),
+        _cluster(job, display, folder) as cluster,
+        ExitStack() as opened,
+    ):
 
         def sinks(sizes: Mapping[str, int] | None) -> list[Sink]:
             opened.close()
             return [*opened.enter_context(_sinks(job, folder, texts, sizes)), display]
 
         curves = sinks(before.get("files"))
-        with _naming_lost_nodes(job, cluster, history, lambda: resumed.folder if resumed else folder):
+        with _naming_lost_nodes(
+            job, cluster, history, lambda: resumed.folder if resumed else folder
+        ):
             groups = launch(cluster, job)
-            loop = loop_of(schedule)(schedule, groups, _monitor(job), runner, first=progress.iterations)
+            loop = loop_of(schedule)(
+                schedule, groups, _monitor(job), runner, first=progress.iterations
+            )
             loop.started(cluster.start_s)
             saving = Saving(job.config, job.plan, loop, folder, texts, progress)
             for outlasted in history.ready(progress.train_s):
@@ -246,19 +342,40 @@ def _run(
                 curves = sinks(sizes)
         signals.check()  # one that code of others has swallowed
         progress.start_s += time.perf_counter() - began
-        _tell(fitted(f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"))
+        _tell(
+            fitted(
+                f"ready after {time.perf_counter() - began:.1f} s: {cluster.describe()}"
+            )
+        )
         print(f"files: {folder}   (what workers print: {LOGS}/)", flush=True)
-        channels = {name: channel for group in groups.values() for name, channel in group.channels.items()}
+        channels = {
+            name: channel
+            for group in groups.values()
+            for name, channel in group.channels.items()
+        }
         display.watch(loop, channels, progress.iterations)
-        policies, state, observed = dict[str, Path](), _not_ended(progress), Observations(job.config, job.plan)
-        patience_s = job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
+        policies = dict[str, Path]()
+        state = _not_ended(progress)
+        observed = Observations(job.config, job.plan)
+        patience_s = (
+            job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
+        )
         try:
-            named = _naming_lost_nodes(job, cluster, history, lambda: saving.newest, loop, groups.values())
-            with _noted(state, signals), _watched(job, cluster, groups, channels), signals.patient(patience_s), named:
+            named = _naming_lost_nodes(
+                job, cluster, history, lambda: saving.newest, loop, groups.values()
+            )
+            with (
+                _noted(state, signals),
+                _watched(job, cluster, groups, channels),
+                signals.patient(patience_s),
+                named,
+            ):
                 try:
                     while not policies:
                         try:
-                            _train(job, loop, curves, callbacks, saving, signals, observed)
+                            _train(
+                                job, loop, curves, callbacks, saving, signals, observed
+                            )
                             saving.last()
                             loop.save(_policies(job, folder))
                             policies = _policies(job, folder)
@@ -270,21 +387,38 @@ def _run(
                     raise
         finally:
             display.close()
-            ended = summary(progress, folder) | {"waits": waits_of(view(channels))} | state | saving.record()
+            ended = (
+                summary(progress, folder)
+                | {"waits": waits_of(view(channels))}
+                | state
+                | saving.record()
+            )
             if loop.recovery is not None:
                 ended["faults"] = faults_of(history, train_s=progress.train_s)
-            _report(job, folder, ended | {"policy": str(policies["actor"]) if policies else None}, loop, observed)
+            _report(
+                job,
+                folder,
+                ended | {"policy": str(policies["actor"]) if policies else None},
+                loop,
+                observed,
+            )
             callbacks.on_end(state["state"])
 
 
 def _not_ended(progress: Progress) -> dict[str, Any]:
     """Return what the summary says of a run that begins here, should it not come to its end."""
     before = {"iterations": progress.iterations, "train_s": progress.train_s}
-    return {"state": "failed"} | ({"before_resume": before} if progress.iterations else {})
+    return {"state": "failed"} | (
+        {"before_resume": before} if progress.iterations else {}
+    )
 
 
 def _monitor(job: JobSpec) -> MemoryMonitor:
-    return MemoryMonitor(job.case, verify=job.config.memory.verify, tell=lambda found: _tell(found.render()))
+    return MemoryMonitor(
+        job.case,
+        verify=job.config.memory.verify,
+        tell=lambda found: _tell(found.render()),
+    )
 
 
 @contextlib.contextmanager
@@ -300,18 +434,34 @@ def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
 
 
 def _sinks(
-    job: JobSpec, folder: Path, texts: Mapping[str, str], sizes: Mapping[str, int] | None
+    job: JobSpec,
+    folder: Path,
+    texts: Mapping[str, str],
+    sizes: Mapping[str, int] | None,
 ) -> contextlib.AbstractContextManager[list[Sink]]:
-    return open_sinks(job.config.runner.sinks, folder, _console(job), sizes, yaml.safe_load(texts[CONFIG]))
+    return open_sinks(
+        job.config.runner.sinks,
+        folder,
+        _console(job),
+        sizes,
+        yaml.safe_load(texts[CONFIG]),
+    )
 
 
-def _shown(job: JobSpec, display: Display, signals: Signals) -> contextlib.AbstractContextManager[object]:
-    return display.shown(signals) if "console" in job.config.runner.sinks else contextlib.nullcontext()
+def _shown(
+    job: JobSpec, display: Display, signals: Signals
+) -> contextlib.AbstractContextManager[object]:
+    if "console" in job.config.runner.sinks:
+        return display.shown(signals)
+    return contextlib.nullcontext()
 
 
 def _cluster(job: JobSpec, display: Display, folder: Path) -> Cluster:
-    cluster, topology = job.config.cluster, job.plan.topology
-    shared = {node.rank: job.case.ledger().shared_bytes(node.rank) for node in topology.nodes}
+    cluster = job.config.cluster
+    topology = job.plan.topology
+    shared = {
+        node.rank: job.case.ledger().shared_bytes(node.rank) for node in topology.nodes
+    }
     return Cluster.from_config(
         cluster,
         topology,
@@ -328,16 +478,26 @@ def _tell(line: object) -> None:
 
 
 def _console(job: JobSpec) -> Console:
-    scored = SCORED_CONSOLE if "infer" in map(base_stage, job.plan.schedule.stages) else TEXT_CONSOLE
-    return RUN_CONSOLE if job.config.kind == "mlp" else scored
+    scored = (
+        SCORED_CONSOLE
+        if "infer" in map(base_stage, job.plan.schedule.stages)
+        else TEXT_CONSOLE
+    )
+    if job.config.kind == "mlp":
+        return RUN_CONSOLE
+    return scored
 
 
 @contextlib.contextmanager
 def _watched(
-    job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup], channels: Mapping[str, Channel]
+    job: JobSpec,
+    cluster: Cluster,
+    groups: Mapping[str, WorkerGroup],
+    channels: Mapping[str, Channel],
 ) -> Iterator[None]:
     """Report stalls, and find workers that do not answer; threads of this process always can."""
-    stall_s, heartbeat_s = job.config.runner.watchdog_s, job.config.faults.heartbeat_s
+    stall_s = job.config.runner.watchdog_s
+    heartbeat_s = job.config.faults.heartbeat_s
     with ExitStack() as watching:
         if stall_s:
             watching.enter_context(Watchdog(channels, stall_s=stall_s))
@@ -362,8 +522,12 @@ def _naming_lost_nodes(
         if history.ready_s is None or not (lost := cluster.lost_nodes()):
             raise
         failed_at_s = first_failure_s(groups)
-        under_way_s = 0.0 if loop is None or loop.began_s is None else failed_at_s - loop.began_s
-        raise _node_lost(job, history, lost, error, failed_at_s, under_way_s, newest()) from error
+        under_way_s = (
+            0.0 if loop is None or loop.began_s is None else failed_at_s - loop.began_s
+        )
+        raise _node_lost(
+            job, history, lost, error, failed_at_s, under_way_s, newest()
+        ) from error
 
 
 def _node_lost(
@@ -377,8 +541,14 @@ def _node_lost(
 ) -> NodeLost:
     """Describe the loss of nodes, rank -> address, and note it in case that the run outlasts it."""
     placement = job.plan.placement
-    workers = [slot.owner for c in placement.components for slot in placement.slots(c) if slot.node in lost]
-    nodes, first = ", ".join(f"node {rank} ({host})" for rank, host in lost.items()), str(error).partition("\n")[0]
+    workers = [
+        slot.owner
+        for c in placement.components
+        for slot in placement.slots(c)
+        if slot.node in lost
+    ]
+    nodes = ", ".join(f"node {rank} ({host})" for rank, host in lost.items())
+    first = str(error).partition("\n")[0]
     history.lose(
         Fault(
             at_s=history.since_ready_s - (time.monotonic() - failed_at_s),
@@ -403,10 +573,15 @@ def _node_lost(
     return NodeLost(problem, frozenset(lost), folder)
 
 
-def _loaded(loop: Loop, saving: Saving, resumed: Checkpoint) -> Mapping[str, int] | None:
+def _loaded(
+    loop: Loop, saving: Saving, resumed: Checkpoint
+) -> Mapping[str, int] | None:
     """Have the workers take the state of a checkpoint; return as `_went_back` where that took more than one try."""
     try:
-        print(f"goes on after iteration {resumed.iteration}{saving.load(resumed)}", flush=True)
+        print(
+            f"goes on after iteration {resumed.iteration}{saving.load(resumed)}",
+            flush=True,
+        )
     except StateLost:
         return _went_back(loop, saving)
     return None
@@ -414,25 +589,39 @@ def _loaded(loop: Loop, saving: Saving, resumed: Checkpoint) -> Mapping[str, int
 
 def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
     """Take the run back to its newest checkpoint. Return the sizes that its metric files had then."""
-    assert loop.recovery is not None, "without it, no state is lost for the run to outlast"
+    assert loop.recovery is not None, (
+        "without it, no state is lost for the run to outlast"
+    )
     while True:
         with contextlib.suppress(StateLost):
             return saving.go_back(loop.recovery)
 
 
 def recovery_of(
-    job: JobSpec, cluster: Cluster, groups: Mapping[str, WorkerGroup], saving: Saving, history: History
+    job: JobSpec,
+    cluster: Cluster,
+    groups: Mapping[str, WorkerGroup],
+    saving: Saving,
+    history: History,
 ) -> Recovery | None:
     """Return what replaces lost workers; None where the first failure ends the run."""
-    config, plan = job.config, job.plan
+    config = job.config
+    plan = job.plan
     if not (config.faults.restarts and cluster.restarts_workers):
         return None
-    kept = {c for c in groups if role_of(c) == "reference" and config.reference.refresh_every}  # it has no other copy
+    kept = {
+        c
+        for c in groups
+        if role_of(c) == "reference" and config.reference.refresh_every
+    }  # it has no other copy
     if plan.schedule.needs.ahead:
         kept = set(groups)  # some iteration is always being learned
     joined = set[str]()
     if any(isinstance(delivery, DeviceDelivery) for delivery in plan.deliveries):
-        joined = {"actor", "rollout"}  # no rank can leave a transfer between devices, or join it later
+        joined = {
+            "actor",
+            "rollout",
+        }  # no rank can leave a transfer between devices, or join it later
     return Recovery(
         cluster,
         groups,
@@ -448,26 +637,53 @@ def recovery_of(
 
 def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
     """Return where the models of a run are saved, by component."""
-    saved = {"actor": folder / ("policy.safetensors" if job.config.kind == "mlp" else "policy")}
-    return saved | ({"critic": folder / "critic"} if "critic" in job.plan.placement.components else {})
+    saved = {
+        "actor": folder
+        / ("policy.safetensors" if job.config.kind == "mlp" else "policy")
+    }
+    return saved | (
+        {"critic": folder / "critic"}
+        if "critic" in job.plan.placement.components
+        else {}
+    )
 
 
-def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, observed: Observations) -> None:
+def _report(
+    job: JobSpec,
+    folder: Path,
+    ended: dict[str, Any],
+    loop: Loop,
+    observed: Observations,
+) -> None:
     """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
-    usage, held, placement = loop.usage, loop.memory.held, job.plan.placement
+    usage = loop.usage
+    held = loop.memory.held
+    placement = job.plan.placement
     ended["memory"] = compare_memory(job.case.ledger(), held)
-    ended["utilisation"] = usage.record(count_active(placement, job.plan.schedule.needs))
+    ended["utilisation"] = usage.record(
+        count_active(placement, job.plan.schedule.needs)
+    )
     ended |= {"machine": machine(), "versions": versions()}
-    write_whole(folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n")
+    write_whole(
+        folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n"
+    )
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     measured = observed.measured()
     if measured:
         profile = observed.profile()
         write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
         ranks = sum(map(placement.world_size, placement.components))
-        if ended["policy"] is not None and can_predict(job.config) and ranks <= _FORESEEN:
+        if (
+            ended["policy"] is not None
+            and can_predict(job.config)
+            and ranks <= _FORESEEN
+        ):
             prediction = predict(job.config, job.plan, job.case, job.given or profile)
-            ended["predicted"] = {"from": "a profile that was given" if job.given else "this run's own profile"}
+            ended["predicted"] = {
+                "from": "a profile that was given"
+                if job.given
+                else "this run's own profile"
+            }
             ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
             write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
     print(summary_text(ended), flush=True)
@@ -475,11 +691,16 @@ def _report(job: JobSpec, folder: Path, ended: dict[str, Any], loop: Loop, obser
         _tell(f"curves     {page}")
     if iterations := list(loop.log.iterations):
         try:
-            picture = render_timeline(iterations, usage.accelerators, placement.components)
+            picture = render_timeline(
+                iterations, usage.accelerators, placement.components
+            )
             write_whole(folder / "timeline.svg", picture)
             write_whole(folder / "trace.json", render_trace(iterations))
             write_whole(folder / "report.html", render_report(read_run(folder)))
-        except (OutputError, ConfigError) as error:  # a run is what it was without its pictures
+        except (
+            OutputError,
+            ConfigError,
+        ) as error:  # a run is what it was without its pictures
             _tell(error)
 
 
@@ -504,11 +725,15 @@ def _train(
         if "time/evaluate_s" not in numbers:  # it is as if it had not been
             observed.add(loop.log.iterations[-1], numbers)
         if simulated:
-            decisions = config.simulator_env.total_num_envs * config.algorithm.rollout_steps
+            decisions = (
+                config.simulator_env.total_num_envs * config.algorithm.rollout_steps
+            )
             steps = decisions * config.torch_rollout.action_chunk
             progress.add(numbers, steps)
             numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-            if progress.mean_return is not None and "env/return" in numbers:  # a new one
+            if (
+                progress.mean_return is not None and "env/return" in numbers
+            ):  # a new one
                 numbers["env/mean_return"] = progress.mean_return
         else:
             progress.add(numbers, int(numbers.get("rollout/answers", 0)))
@@ -522,13 +747,19 @@ def _train(
         if callbacks.on_iteration(progress.iterations, progress.steps, numbers):
             break
     if eval_every and not signals.asked:
-        progress.add_evaluation(loop.evaluate(progress.iterations), version=progress.iterations)
+        progress.add_evaluation(
+            loop.evaluate(progress.iterations), version=progress.iterations
+        )
 
 
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
-    plan, runner = job.plan, job.config.runner
-    slots = {component: tuple(plan.placement.slots(component)) for component in plan.placement.components}
+    plan = job.plan
+    runner = job.config.runner
+    slots = {
+        component: tuple(plan.placement.slots(component))
+        for component in plan.placement.components
+    }
     cluster.start()
     cluster.reserve([slot for placed in slots.values() for slot in placed])
     channels = {
@@ -546,8 +777,16 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     }
     builders = {}
     for component, placed in slots.items():
-        own = {c.name: channels[c.name] for c in plan.channels if component in (c.source, c.target)}
-        builders[component] = (job.workers[component].create_group(job.arguments), placed, own)
+        own = {
+            c.name: channels[c.name]
+            for c in plan.channels
+            if component in (c.source, c.target)
+        }
+        builders[component] = (
+            job.workers[component].create_group(job.arguments),
+            placed,
+            own,
+        )
     return cluster.launch_all(builders)
 
 
@@ -556,7 +795,8 @@ def make_folder(parent: Path) -> Path:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder, more = parent / stamp, itertools.count(1)
+        folder = parent / stamp
+        more = itertools.count(1)
         while True:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()

@@ -28,7 +28,16 @@ from rlplace.placement.plan import Plan
 from rlplace.report.sinks import metric_files
 from rlplace.report.summary import Progress
 
-_LIBRARIES = ("rlplace", "torch", "ray", "transformers", "vllm", "gymnasium", "mujoco", "numpy")
+_LIBRARIES = (
+    "rlplace",
+    "torch",
+    "ray",
+    "transformers",
+    "vllm",
+    "gymnasium",
+    "mujoco",
+    "numpy",
+)
 _DEAD_S = 5.0  # for a checkpoint of which a rank was lost: it has written its part by now, or never will
 
 
@@ -36,13 +45,24 @@ class Saving:
     """Saves through the loop's workers, and has them go back. Owns the run's folder of checkpoints."""
 
     def __init__(
-        self, config: Config, plan: Plan, loop: Loop, folder: Path, texts: Mapping[str, str], progress: Progress
+        self,
+        config: Config,
+        plan: Plan,
+        loop: Loop,
+        folder: Path,
+        texts: Mapping[str, str],
+        progress: Progress,
     ) -> None:
         """`texts`: what goes into each checkpoint, by file name."""
-        self._config, self._loop, self._folder, self._texts = config.checkpoint, loop, folder, texts
+        self._config = config.checkpoint
+        self._loop = loop
+        self._folder = folder
+        self._texts = texts
         self._simulated = config.kind == "mlp"
         self._ranks = {c: plan.placement.world_size(c) for c in stateful(config, plan)}
-        self._store = Store(folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best)
+        self._store = Store(
+            folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best
+        )
         self._longest_s = config.runner.stage_timeout_s  # that files may take
         self._saver = Saver(self._store, timeout_s=self._longest_s)
         self._faults = 0  # that were seen
@@ -54,29 +74,43 @@ class Saving:
 
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
-        self._saved, self._newest = checkpoint.iteration, checkpoint
+        self._saved = checkpoint.iteration
+        self._newest = checkpoint
         kept = tuple(c for c in self._ranks if c != "env" or c in checkpoint.ranks)
-        numbers = self._loop.load_state(checkpoint.folder, kept, set(self._ranks) - set(kept))
+        numbers = self._loop.load_state(
+            checkpoint.folder, kept, set(self._ranks) - set(kept)
+        )
         if not self._simulated:
             return self._go_on_ahead(checkpoint, int(numbers.get("env/groups_kept", 0)))
         if "env" not in kept:
             return "; all episodes begin anew"
-        lost, cut = (int(numbers.get(f"env/{name}", 0)) for name in ("steps_lost", "episodes_cut"))
-        return f"; {cut} episodes begin anew, {lost} steps of them are lost" if cut else ""
+        lost, cut = (
+            int(numbers.get(f"env/{name}", 0))
+            for name in ("steps_lost", "episodes_cut")
+        )
+        if cut:
+            return f"; {cut} episodes begin anew, {lost} steps of them are lost"
+        return ""
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
         """Tell the loop of `kept` groups that were generated ahead; say what becomes of them."""
         generated = json.loads(checkpoint.text(RUN)).get("generated", {})
         if kept:
-            self._loop.generated = {int(index): numbers for index, numbers in generated.items()}
+            self._loop.generated = {
+                int(index): numbers for index, numbers in generated.items()
+            }
             return f"; {kept} groups that were generated ahead are learned next"
         self._loop.generated = {}
-        return "" if generated == {} else "; what was generated ahead is asked again"
+        if generated == {}:
+            return ""
+        return "; what was generated ahead is asked again"
 
     @property
     def newest(self) -> Path:
         """Return the checkpoint that this run made last or was resumed from; the run's folder while there is none."""
-        return self._folder if self._newest is None else self._newest.folder
+        if self._newest is None:
+            return self._folder
+        return self._newest.folder
 
     def record(self) -> dict[str, Any]:
         """Return what the summary says: where the newest one is, and the seconds that saving took."""
@@ -113,10 +147,12 @@ class Saving:
 
         Raises StateLost, to be called again.
         """
-        state, saved = self._start, self._newest
+        state = self._start
+        saved = self._newest
         if saved is not None:
             state = json.loads(saved.text(RUN))
-        iteration, anew = int(state["progress"]["iterations"]), ""
+        iteration = int(state["progress"]["iterations"])
+        anew = ""
 
         def load() -> None:
             nonlocal anew
@@ -131,8 +167,14 @@ class Saving:
         return dict(state["files"])
 
     def _rescue(self, kept: tuple[str, ...]) -> None:
-        if not self._loop.can_save(kept) or self._loop.version != self._progress.iterations:
-            print("no checkpoint of this moment: what learns has begun another update", file=sys.stderr)
+        if (
+            not self._loop.can_save(kept)
+            or self._loop.version != self._progress.iterations
+        ):
+            print(
+                "no checkpoint of this moment: what learns has begun another update",
+                file=sys.stderr,
+            )
             return
         try:
             self._begin(kept)
@@ -148,13 +190,22 @@ class Saving:
         try:
             part = self._store.begin(iterations, components)
         except OutputError as error:
-            print(f"no checkpoint after iteration {iterations}: {error}", file=sys.stderr)
+            print(
+                f"no checkpoint after iteration {iterations}: {error}", file=sys.stderr
+            )
             return
         self._loop.save_state(part, components)
-        generated = self._loop.generated if len(components) == len(self._ranks) else None  # unknown
+        generated = (
+            self._loop.generated if len(components) == len(self._ranks) else None
+        )  # unknown
         contents = Contents(
             ranks={c: self._ranks[c] for c in components},
-            texts={**self._texts, RUN: json.dumps(self._driver_state() | {"generated": generated}, indent=1)},
+            texts={
+                **self._texts,
+                RUN: json.dumps(
+                    self._driver_state() | {"generated": generated}, indent=1
+                ),
+            },
             version=self._loop.version,
             score=self._progress.score,
             libraries=versions_of(_LIBRARIES),
@@ -169,8 +220,13 @@ class Saving:
     def _writer_was_replaced(self) -> bool:
         """Whether a rank was replaced, since this was last asked, that may have been writing."""
         faults = self._loop.recovery.faults if self._loop.recovery is not None else []
-        recent, self._faults = faults[self._faults :], len(faults)
-        return any(component_of(owner) in self._ranks for fault in recent for owner in fault.replaced)
+        recent = faults[self._faults :]
+        self._faults = len(faults)
+        return any(
+            component_of(owner) in self._ranks
+            for fault in recent
+            for owner in fault.replaced
+        )
 
     def _finish(self, lost: Collection[str] = ()) -> None:
         """Wait for the one that is being written; not for long if a rank that writes it is lost or was replaced."""
@@ -189,7 +245,11 @@ class Saving:
 def stateful(config: Config, plan: Plan) -> tuple[str, ...]:
     """Return the components whose state outlasts an iteration."""
     kept = {"actor", "critic"}
-    if config.kind == "mlp" or config.algorithm.max_staleness or config.algorithm.short_rounds:
+    if (
+        config.kind == "mlp"
+        or config.algorithm.max_staleness
+        or config.algorithm.short_rounds
+    ):
         kept.add("env")
     if config.kind != "mlp" and config.reference.refresh_every:
         kept.add("reference")

@@ -48,7 +48,9 @@ class Signals:
     def __init__(self) -> None:
         self.asked: int | None = None  # the first signal
         self.at_once = False  # nothing is to be saved any more
-        self.say: Callable[[str], object] = _write_error  # called by the handler, which interrupts anything
+        self.say: Callable[[str], object] = (
+            _write_error  # called by the handler, which interrupts anything
+        )
         self._grace_s = 0.0
         self._cut = False  # half of it was over
 
@@ -91,7 +93,8 @@ class Signals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _leave_closed_outputs()
-        first, self.asked = self.asked is None, self.asked or number
+        first = self.asked is None
+        self.asked = self.asked or number
         if not first and number != signal.SIGINT:
             return
         if first and self._grace_s:
@@ -109,7 +112,8 @@ class Signals:
 
     def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
         """Cut the iteration; then, after the other half, what is being saved."""
-        self.at_once, self._cut = self._cut, True
+        self.at_once = self._cut
+        self._cut = True
         if not self.at_once:
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
         self.check()
@@ -120,11 +124,17 @@ class _Deferral:
 
     def __init__(self) -> None:
         self._came: list[int] = []
-        self._before = {each: signal.signal(each, self) for each in _STOPPING if _is_deferrable(each)}
+        self._before = {
+            each: signal.signal(each, self)
+            for each in _STOPPING
+            if _is_deferrable(each)
+        }
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)
-        _write_error(f"\n{signal.Signals(number).name}: taken after this step of the start\n")
+        _write_error(
+            f"\n{signal.Signals(number).name}: taken after this step of the start\n"
+        )
 
     def deliver(self) -> None:
         """Call the program's own handlers for what came. They may raise, which ends the deferral."""
@@ -138,7 +148,8 @@ class _Deferral:
         for each, handler in self._before.items():
             if signal.getsignal(each) is self:
                 signal.signal(each, handler)
-        came, self._came = self._came, []
+        came = self._came
+        self._came = []
         for number in came:
             signal.raise_signal(number)
 
@@ -162,7 +173,10 @@ def deferred() -> Iterator[None]:
 def deliver_deferred() -> None:
     """Have deferred signals handled now, where raising does no harm. Does nothing outside of the main thread."""
     deferral = signal.getsignal(signal.SIGINT)
-    if isinstance(deferral, _Deferral) and threading.current_thread() is threading.main_thread():
+    if (
+        isinstance(deferral, _Deferral)
+        and threading.current_thread() is threading.main_thread()
+    ):
         deferral.deliver()
 
 
@@ -197,7 +211,9 @@ def unblock_sigterm() -> None:
 def _would_end(number: int) -> bool:
     """Return whether a signal would end this process, or is taken by Signals of an earlier run in it."""
     handler = signal.getsignal(number)
-    return handler == signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), Signals)
+    return handler == signal.SIG_DFL or isinstance(
+        getattr(handler, "__self__", None), Signals
+    )
 
 
 def _is_deferrable(number: int) -> bool:
@@ -209,7 +225,9 @@ def _leave_closed_outputs() -> None:
     """Print nowhere from now on where a terminal is gone: every write to it would fail, those of saving too."""
     watched = select.poll()
     for descriptor in _OUTPUTS:
-        watched.register(descriptor, 0)  # errors and the end of the terminal are told in any case
+        watched.register(
+            descriptor, 0
+        )  # errors and the end of the terminal are told in any case
     for descriptor, _ in watched.poll(0):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)

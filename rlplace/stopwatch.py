@@ -32,7 +32,9 @@ from rlplace.metrics import Metric, Metrics
 OFF_S = 2e-5  # without a processor in a lap: it was another's
 MOST_LAPS = 8192  # of a stopwatch: 72 KiB
 
-_CALL: ContextVar[list[Stopwatch] | None] = ContextVar("_CALL", default=None)  # of this thread: its stopwatches
+_CALL: ContextVar[list[Stopwatch] | None] = ContextVar(
+    "_CALL", default=None
+)  # of this thread: its stopwatches
 
 
 class Part(NamedTuple):
@@ -75,7 +77,9 @@ class CallRecord:
     cores: int = 1  # that its process may use
     parts: tuple[Part, ...]
     spans: tuple[Spans, ...]
-    draws: Mapping[str, array[float]] = dataclasses.field(default_factory=dict)  # numbers of a distribution, in order
+    draws: Mapping[str, array[float]] = dataclasses.field(
+        default_factory=dict
+    )  # numbers of a distribution, in order
 
 
 def _read() -> tuple[float, float]:
@@ -85,7 +89,9 @@ def _read() -> tuple[float, float]:
 class Stopwatch:
     """Owns the seconds of one call by part. It runs from the start; a lap counts what passed since the lap before."""
 
-    def __init__(self, *parts: str, read: Callable[[], tuple[float, float]] = _read) -> None:
+    def __init__(
+        self, *parts: str, read: Callable[[], tuple[float, float]] = _read
+    ) -> None:
         """`parts` are reported even if no lap counts for them. `read`: seconds, and processor seconds of the thread."""
         self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
@@ -94,15 +100,18 @@ class Stopwatch:
         self.draws: dict[str, array[float]] = {}
         self._which, self._ends = bytearray(), array("d")
         self._since, self._cpu = read()
-        self._began, self._off = self._since, True
+        self._began = self._since
+        self._off = True
         if (watches := _CALL.get()) is not None:
             watches.append(self)
 
     def lap(self, part: str, size: float = 0.0) -> None:
         """Count the time since the last lap for `part`, in which `size` rows, tokens or sequences were worked on."""
         now, cpu = self._read()
-        wall_s, cpu_s = now - self._since, max(0.0, cpu - self._cpu)  # below 0: lent to another thread
-        self._since, self._cpu = now, cpu
+        wall_s = now - self._since
+        cpu_s = max(0.0, cpu - self._cpu)  # below 0: lent to another thread
+        self._since = now
+        self._cpu = cpu
         self.seconds[part] = self.seconds.get(part, 0.0) + wall_s
         self._which.append(self._names.setdefault(part, len(self._names)))
         self._ends.append(now)
@@ -125,7 +134,8 @@ class Stopwatch:
     def _thin_out(self) -> None:
         """Leave at most half of MOST_LAPS, and one: put laps together until they last for a share of the call."""
         least_s = (self._ends[-1] - self._began) * 2 * len(self._names) / MOST_LAPS
-        which, ends = bytearray(), array("d")
+        which = bytearray()
+        ends = array("d")
         began = before = self._began
         seconds: dict[int, float] = {}  # by part, since `began`
         for part, end in zip(self._which, self._ends, strict=True):
@@ -138,7 +148,8 @@ class Stopwatch:
                     ends.append(began)
                 ends[-1] = began = end
                 seconds.clear()
-        self._which, self._ends = which, ends
+        self._which = which
+        self._ends = ends
 
     def draw(self, name: str, value: float) -> None:
         """Keep a number of a distribution, such as the length of an answer."""
@@ -146,16 +157,37 @@ class Stopwatch:
 
     def metrics(self, component: str) -> Metrics:
         """Return `<component>/<part>_s`, of which the longest of all ranks counts."""
-        return {f"{component}/{part}_s": Metric(seconds, "max") for part, seconds in self.seconds.items()}
+        return {
+            f"{component}/{part}_s": Metric(seconds, "max")
+            for part, seconds in self.seconds.items()
+        }
 
     def parts(self) -> Iterator[Part]:
-        for (name, _, cold), (laps, size, wall_s, cpu_s, least_cpu_s, blocked_s) in self._sums.items():
-            yield Part(name, size / laps, int(laps), wall_s, cpu_s, least_cpu_s, max(0.0, blocked_s), cold)
+        for (name, _, cold), (
+            laps,
+            size,
+            wall_s,
+            cpu_s,
+            least_cpu_s,
+            blocked_s,
+        ) in self._sums.items():
+            yield Part(
+                name,
+                size / laps,
+                int(laps),
+                wall_s,
+                cpu_s,
+                least_cpu_s,
+                max(0.0, blocked_s),
+                cold,
+            )
 
     def spans(self, epoch_s: float) -> Spans:
         """`epoch_s`: seconds since the epoch at zero of the performance counter."""
         ends = array("d", (end + epoch_s for end in self._ends))
-        return Spans(self._began + epoch_s, tuple(self._names), bytes(self._which), ends)
+        return Spans(
+            self._began + epoch_s, tuple(self._names), bytes(self._which), ends
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,7 +199,8 @@ class Recorder:
     """Entered for one call, in its thread: makes the record of it from the stopwatches that are started meanwhile."""
 
     def __init__(self, method: str) -> None:
-        self._method, self._watches = method, list[Stopwatch]()
+        self._method = method
+        self._watches = list[Stopwatch]()
         self._began = self._ended = self._cpu = self._process_cpu = 0.0
 
     def __enter__(self) -> Recorder:
@@ -183,7 +216,8 @@ class Recorder:
     def record(self) -> CallRecord:
         """Return the record once the call has ended."""
         epoch_s = time.time() - time.perf_counter()
-        cpu_s, process_cpu_s = time.thread_time() - self._cpu, time.process_time()
+        cpu_s = time.thread_time() - self._cpu
+        process_cpu_s = time.process_time()
         return CallRecord(
             method=self._method,
             began_s=self._began + epoch_s,
@@ -195,5 +229,9 @@ class Recorder:
             cores=usable_cores(),
             parts=tuple(part for watch in self._watches for part in watch.parts()),
             spans=tuple(watch.spans(epoch_s) for watch in self._watches),
-            draws={name: values for watch in self._watches for name, values in watch.draws.items()},
+            draws={
+                name: values
+                for watch in self._watches
+                for name, values in watch.draws.items()
+            },
         )

@@ -10,7 +10,16 @@ import sys
 from typing import Any, Literal, TextIO, TypeGuard
 
 FALLBACK = "rlplace.fallback"  # name of the codec error handler
-_PLAIN = {"±": "+-", "→": "->", "…": "...", "µ": "u", "–": "-", "—": "-", "×": "x", "·": "."}
+_PLAIN = {
+    "±": "+-",
+    "→": "->",
+    "…": "...",
+    "µ": "u",
+    "–": "-",
+    "—": "-",
+    "×": "x",
+    "·": ".",
+}
 
 
 class Streams:
@@ -28,13 +37,17 @@ class Streams:
     def error(self) -> OSError | None:
         """Return why standard output was not written to its end; None too where its reader has seen enough."""
         error = next((raw.error for raw in self._raw if raw.fileno() == 1), None)
-        return None if isinstance(error, BrokenPipeError) else error
+        if isinstance(error, BrokenPipeError):
+            return None
+        return error
 
     def _safe(self, stream: TextIO | None, descriptor: int) -> TextIO:
         """Return a stream to the same place whose writes raise nothing; the same one where it is no file's."""
         if stream is None:
             return _null(descriptor, "w")
-        if not _is_of(stream, descriptor):  # a test or a notebook has put a stream of its own there
+        if not _is_of(
+            stream, descriptor
+        ):  # a test or a notebook has put a stream of its own there
             return stream
         stream.flush()
         raw = _Output(descriptor, "w", closefd=False)
@@ -67,7 +80,9 @@ class _Output(io.FileIO):
             else:
                 if written is not None:
                     return written
-                select.select([], [self], [])  # another program has made it non-blocking
+                select.select(
+                    [], [self], []
+                )  # another program has made it non-blocking
         return len(data)
 
 
@@ -107,6 +122,8 @@ def _fallback(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]
-    if 0xDC80 <= ord(character) <= 0xDCFF:  # a byte of a file's name that was not readable as text
+    if (
+        0xDC80 <= ord(character) <= 0xDCFF
+    ):  # a byte of a file's name that was not readable as text
         return bytes([ord(character) - 0xDC00]), error.start + 1
     return _PLAIN.get(character, "?"), error.start + 1

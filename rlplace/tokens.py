@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int32]
 Array = NDArray[Any]
 Finish = Literal["stop", "length"]
-Files = Sequence[bytes]  # images of a prompt in the order of their tokens: PNG or JPEG, as they came
+Files = Sequence[
+    bytes
+]  # images of a prompt in the order of their tokens: PNG or JPEG, as they came
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,9 @@ class Completion:
     sample: int
     turn: int
     tokens: Tokens  # [N], with the stop token where it ended by one
-    logprobs: NDArray[np.float32]  # [N], of the distribution it was drawn from: see engines.contract.TextEngine
+    logprobs: NDArray[
+        np.float32
+    ]  # [N], of the distribution it was drawn from: see engines.contract.TextEngine
     versions: Tokens  # [N], policy version that sampled the token
     finish: Finish
 
@@ -69,7 +73,9 @@ class Sample:
     group: int
     sample: int
     tokens: Tokens  # [L], prompt, answers and what the environment wrote in between
-    mask: NDArray[np.bool_]  # [L], the loss mask: true at response tokens, which the policy sampled
+    mask: NDArray[
+        np.bool_
+    ]  # [L], the loss mask: true at response tokens, which the policy sampled
     logprobs: NDArray[np.float32]  # [L]
     versions: Tokens  # [L]
     # Of the whole episode, all reward functions weighed; nan: poisoned, it is to be left out, for this or its logprobs.
@@ -77,15 +83,24 @@ class Sample:
     rewards: Mapping[str, float]  # each reward function's own
     turns: int
     truncated: bool  # the last answer was cut by a length
-    transcript: Any = None  # the same as text (envs.text.Transcript), for scorers that read text
+    transcript: Any = (
+        None  # the same as text (envs.text.Transcript), for scorers that read text
+    )
     images: Files = ()  # of the prompt
 
     def __post_init__(self) -> None:
-        lengths = {name: len(getattr(self, name)) for name in ("tokens", "mask", "logprobs", "versions")}
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("tokens", "mask", "logprobs", "versions")
+        }
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"sample {self.group}/{self.sample}: lengths differ: {lengths}")
+            raise ValueError(
+                f"sample {self.group}/{self.sample}: lengths differ: {lengths}"
+            )
         if math.isinf(self.reward):
-            raise ValueError(f"sample {self.group}/{self.sample}: reward is {self.reward}")
+            raise ValueError(
+                f"sample {self.group}/{self.sample}: reward is {self.reward}"
+            )
 
     @property
     def poisoned(self) -> bool:
@@ -107,7 +122,9 @@ class Sample:
     @property
     def prompt_tokens(self) -> int:
         """How many tokens are before the first that the policy sampled; all where it sampled none."""
-        return int(self.mask.argmax()) if self.mask.any() else len(self.tokens)
+        if self.mask.any():
+            return int(self.mask.argmax())
+        return len(self.tokens)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +150,16 @@ class Episode:
 
     def tokens(self) -> Tokens:
         """Return all tokens so far, [L]."""
-        return np.concatenate([self.prompt, *(p.tokens if isinstance(p, Completion) else p for p in self.pieces)])
+        return np.concatenate(
+            [
+                self.prompt,
+                *(p.tokens if isinstance(p, Completion) else p for p in self.pieces),
+            ]
+        )
 
-    def finish(self, rewards: Mapping[str, float], weights: Mapping[str, float]) -> Sample:
+    def finish(
+        self, rewards: Mapping[str, float], weights: Mapping[str, float]
+    ) -> Sample:
         """Return the episode as a Sample; `weights` are those of the rewards in their sum."""
         answers = [p for p in self.pieces if isinstance(p, Completion)]
         logprobs = self._along(lambda c: c.logprobs, 0.0, np.float32)
@@ -144,7 +168,9 @@ class Episode:
             group=self.group,
             sample=self.sample,
             tokens=self.tokens(),
-            mask=self._along(lambda c: np.ones(len(c.tokens), np.bool_), False, np.bool_),
+            mask=self._along(
+                lambda c: np.ones(len(c.tokens), np.bool_), False, np.bool_
+            ),
             logprobs=logprobs,
             versions=self._along(lambda c: c.versions, -1, np.int32),
             reward=reward if np.isfinite(logprobs).all() else math.nan,
@@ -157,7 +183,10 @@ class Episode:
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
         """Return one array over all tokens: `of(completion)` for answers, `otherwise` for everything else."""
         parts = [np.full(len(self.prompt), otherwise, dtype)]
-        parts += [of(p) if isinstance(p, Completion) else np.full(len(p), otherwise, dtype) for p in self.pieces]
+        parts += [
+            of(p) if isinstance(p, Completion) else np.full(len(p), otherwise, dtype)
+            for p in self.pieces
+        ]
         return np.concatenate(parts).astype(dtype, copy=False)
 
 

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-if __name__ == "__main__":  # until they are listened for: Ctrl-C ends the imports below without a word
+if (
+    __name__ == "__main__"
+):  # until they are listened for: Ctrl-C ends the imports below without a word
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from rlplace.checkpoints.checkpoint import Checkpoint
@@ -25,11 +27,25 @@ from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.commands import begin, typed
 from rlplace.config import compose
 from rlplace.config.paths import unquoted
-from rlplace.errors import ClusterError, ConfigError, NodeLost, Problem, ProblemsError, RlplaceError
+from rlplace.errors import (
+    ClusterError,
+    ConfigError,
+    NodeLost,
+    Problem,
+    ProblemsError,
+    RlplaceError,
+)
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.show.text import render_short, render_text, table
-from rlplace.prepare import Prepared, check_run, planned_only, prepare, prepare_composed, refused_dry
+from rlplace.prepare import (
+    Prepared,
+    check_run,
+    planned_only,
+    prepare,
+    prepare_composed,
+    refused_dry,
+)
 from rlplace.report.typed import Typed, as_typed
 from rlplace.resume import resumed
 from rlplace.signals import Signals, Stopped
@@ -38,7 +54,10 @@ from rlplace.workers.launch.machines import visible_gpus
 
 USAGE = Path(__file__).with_name("train_usage.txt")
 
-DONE, FAILED, WRONG, DOES_NOT_FIT = 0, 1, 2, 3
+DONE = 0
+FAILED = 1
+WRONG = 2
+DOES_NOT_FIT = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--help" in argv or "-h" in argv:
         line = compose.CommandLine.of(argv)
         configs = compose.listed(compose.config_names(), indent="    ")
-        usage = USAGE.read_text(encoding="utf-8").format(program=typed("train"), configs=configs)
+        usage = USAGE.read_text(encoding="utf-8").format(
+            program=typed("train"), configs=configs
+        )
         _show(usage.rstrip())
         if line.text:
             _show(f"\n{line.file.name}:\n\n{line.text}")
@@ -64,12 +85,20 @@ def _main(argv: Sequence[str], command: Typed) -> int:
             jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
             ended: list[tuple[compose.Composed, Path]] = []
             try:
-                return max((_job(composed, signals, command, ended) for composed in jobs), default=DONE)
+                return max(
+                    (_job(composed, signals, command, ended) for composed in jobs),
+                    default=DONE,
+                )
             finally:
                 if len(jobs) > 1 and ended:
                     _show(f"\n{_table(ended)}")
     except (ProblemsError, ClusterError) as error:
-        print(_counted(error.problems if isinstance(error, ProblemsError) else [error.problem]), file=sys.stderr)
+        print(
+            _counted(
+                error.problems if isinstance(error, ProblemsError) else [error.problem]
+            ),
+            file=sys.stderr,
+        )
         return WRONG
     except RlplaceError as error:
         print(error, *_notes(error), sep="\n", file=sys.stderr)
@@ -78,7 +107,9 @@ def _main(argv: Sequence[str], command: Typed) -> int:
         print(f"stopped by {stopped}", *_notes(stopped), sep="\n", file=sys.stderr)
         return stopped.exit_code
     except SystemExit as done:  # of argparse
-        return done.code if isinstance(done.code, int) else FAILED
+        if isinstance(done.code, int):
+            return done.code
+        return FAILED
 
 
 def _notes(error: BaseException) -> Sequence[str]:
@@ -88,7 +119,11 @@ def _notes(error: BaseException) -> Sequence[str]:
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
     """Name the config of the checkpoint that `resume=<folder>` names, where the command line names no config."""
-    words = [unquoted(word.removeprefix("resume=")) for word in argv if word.startswith("resume=")]
+    words = [
+        unquoted(word.removeprefix("resume="))
+        for word in argv
+        if word.startswith("resume=")
+    ]
     resume = words[-1] if words else AUTO  # the last one counts
     if resume in (AUTO, "null") or compose.CommandLine.of(argv).name is not None:
         return []
@@ -97,14 +132,20 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
     except ConfigError as error:
         anew = f"{ANEW} --config-name <name>"
         raise ConfigError(
-            [dataclasses.replace(p, fix=p.fix and p.fix.replace(ANEW, anew)) for p in error.problems]
+            [
+                dataclasses.replace(p, fix=p.fix and p.fix.replace(ANEW, anew))
+                for p in error.problems
+            ]
         ) from error
     assert found is not None, "a checkpoint that is named is found, or it is an error"
     return ["--config-dir", str(found.folder), "--config-name", "config"]
 
 
 def _job(
-    composed: compose.Composed, signals: Signals, command: Typed, ended: list[tuple[compose.Composed, Path]]
+    composed: compose.Composed,
+    signals: Signals,
+    command: Typed,
+    ended: list[tuple[compose.Composed, Path]],
 ) -> int:
     """Run what was composed, and add its folder to those that `ended`."""
     command.job(composed.words)
@@ -118,7 +159,9 @@ def _job(
     if job.config.dry_run or job.refused:
         _show(render_text(job.view) + _seconds(job))
     else:
-        _show(f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true")
+        _show(
+            f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true"
+        )
     if lacking:
         _show(planned_only(lacking))
     if job.refused:
@@ -128,11 +171,20 @@ def _job(
         print(job.shortages, file=sys.stderr)
     found = resumed(job)
     if job.config.resume is not None:
-        _show("\nno checkpoint of this job yet: it starts anew" if found is None else f"\n{found.text}")
+        _show(
+            "\nno checkpoint of this job yet: it starts anew"
+            if found is None
+            else f"\n{found.text}"
+        )
     if job.config.dry_run:
         _show("\ndry run: the plan holds, nothing was started")
         return DONE
-    ended.append((composed, _run(job, None if found is None else found.checkpoint, signals, command)))
+    ended.append(
+        (
+            composed,
+            _run(job, None if found is None else found.checkpoint, signals, command),
+        )
+    )
     return DONE
 
 
@@ -141,13 +193,21 @@ def _reached(job: Prepared) -> Prepared:
 
     A dry run tries nothing.
     """
-    past_host = any(isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries)
-    if job.config.actor.sync.through_host != "auto" or not past_host or not visible_gpus():
+    past_host = any(
+        isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
+    )
+    if (
+        job.config.actor.sync.through_host != "auto"
+        or not past_host
+        or not visible_gpus()
+    ):
         return job
     why = known_obstacle() if job.config.dry_run else obstacle()
     if why is None:
         return job
-    _show(f"actor.sync.through_host: true, since processes of this machine cannot share a GPU's memory: {why}\n")
+    _show(
+        f"actor.sync.through_host: true, since processes of this machine cannot share a GPU's memory: {why}\n"
+    )
     actor = job.mapping["actor"]
     sync = {**(actor.get("sync") or {}), "through_host": True}
     mapping = {**job.mapping, "actor": {**actor, "sync": sync}}
@@ -156,11 +216,19 @@ def _reached(job: Prepared) -> Prepared:
 
 def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
     """Write a row for each run of a sweep: what it ended with, its folder, and the words that it differs by."""
-    given = [[w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")] for composed, _ in ended]
-    own = [" ".join(word for word in words if any(word not in others for others in given)) for words in given]
+    given = [
+        [w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")]
+        for composed, _ in ended
+    ]
+    own = [
+        " ".join(word for word in words if any(word not in others for others in given))
+        for words in given
+    ]
     rows = [("result", "folder", "overrides")]
     for (_, folder), words in zip(ended, own, strict=True):
-        result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["return_last"]
+        result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))[
+            "return_last"
+        ]
         rows.append(("-" if result is None else f"{result:,.3f}", str(folder), words))
     return "\n".join(table(rows))
 
@@ -171,16 +239,21 @@ def _seconds(job: Prepared) -> str:
         return ""
     from rlplace.foresight.show import foreseen, render_prediction
 
-    return f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case, job.words))}"
+    return (
+        f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case, job.words))}"
+    )
 
 
-def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed) -> Path:
+def _run(
+    job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed
+) -> Path:
     """Run a job; return its folder. Goes on from its newest checkpoint as `faults.on_node_loss` says."""
     from rlplace.faults import History
     from rlplace.node_loss import go_on
     from rlplace.run import job_spec, run
 
-    spec, history = job_spec(job.config, job.plan), History()
+    spec = job_spec(job.config, job.plan)
+    history = History()
     lost: NodeLost | None = None
     while True:
         since: RlplaceError | None = None
@@ -200,13 +273,18 @@ def _run(job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command
         except (ProblemsError, ClusterError) as refused:
             if lost is None:
                 raise
-            gone = isinstance(refused, ClusterError) and refused.code == "cluster-too-small"  # another one, meanwhile
+            gone = (
+                isinstance(refused, ClusterError)
+                and refused.code == "cluster-too-small"
+            )  # another one, meanwhile
             if not (gone and job.config.faults.on_node_loss == "wait"):
                 raise lost.noted(f"the run could not go on: {refused}") from refused
             since = refused
         job, found = go_on(job, lost, history, tell=_show, since=since)
         checkpoint = found.checkpoint
-        spec = dataclasses.replace(job_spec(job.config, job.plan), progress=spec.progress)
+        spec = dataclasses.replace(
+            job_spec(job.config, job.plan), progress=spec.progress
+        )
 
 
 def _show(text: str) -> None:

@@ -25,7 +25,9 @@ class Trained:
 
     weights: Path
     config: Config
-    checkpoint: Checkpoint | None  # whose files are as they were written; None: weights alone
+    checkpoint: (
+        Checkpoint | None
+    )  # whose files are as they were written; None: weights alone
 
     @property
     def folder(self) -> Path:
@@ -55,13 +57,16 @@ def find_trained(named: str | Path, key: str = "RUN") -> Trained:
     assert checkpoint is not None, "a path is found or refused"
     verify(checkpoint, key)
     config = config_of(checkpoint.folder / CONFIG, key)
-    return Trained(weights=checkpoint.folder / "actor", config=config, checkpoint=checkpoint)
+    return Trained(
+        weights=checkpoint.folder / "actor", config=config, checkpoint=checkpoint
+    )
 
 
 def exported_policy(path: Path, key: str) -> Trained | None:
     """Return the policy of a folder that has weights and no checkpoint, as an export has; None where it is another."""
     folder = path.parent if path.name == POLICY else path
-    weights, kept = folder / POLICY, folder / CONFIG
+    weights = folder / POLICY
+    kept = folder / CONFIG
     if not (weights.is_file() and kept.is_file()) or folders_of(folder):
         return None
     return Trained(weights=weights, config=config_of(kept, key), checkpoint=None)
@@ -69,7 +74,10 @@ def exported_policy(path: Path, key: str) -> Trained | None:
 
 def where(run: Path) -> str:
     """Return the last line of what a run prints: its newest policy, and the command that plays it."""
-    saved = [*folders_of(run)[:1], *(file for name in (POLICY, _MODEL) if (file := run / name).exists())]
+    saved = [
+        *folders_of(run)[:1],
+        *(file for name in (POLICY, _MODEL) if (file := run / name).exists()),
+    ]
     if not saved:
         return "policy     none: the run ended before it had saved one"
     newest = max(saved, key=lambda path: path.stat().st_mtime_ns)
@@ -88,5 +96,6 @@ def config_of(file: Path, key: str) -> Config:
 
 
 def _unreadable(file: Path, key: str, why: str) -> ConfigError:
-    what, fix = "the config beside the weights cannot be read", "name another checkpoint, or bring back the file"
+    what = "the config beside the weights cannot be read"
+    fix = "name another checkpoint, or bring back the file"
     return ConfigError.of("checkpoint-damaged", key, what, str(file), why, fix)

@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_ALONG_ROWS = ("observations", "actions", "logprobs", "values", "rewards", "terminated", "truncated")  # [T, B, ...]
+_ALONG_ROWS = (
+    "observations",
+    "actions",
+    "logprobs",
+    "values",
+    "rewards",
+    "terminated",
+    "truncated",
+)  # [T, B, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +53,9 @@ class ActionChunk:
     logprobs: Array  # [B] float32, log-density of `actions` under policy `version`
     values: Array  # [B] float32, value estimate of the observations
     version: int
-    memory: Array | None = None  # [B, S] float32, what the policy remembers from now on; None: it has no memory
+    memory: Array | None = (
+        None  # [B, S] float32, what the policy remembers from now on; None: it has no memory
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +89,15 @@ class Trajectory:
         for name in _ALONG_ROWS:
             shape = getattr(self, name).shape
             if shape[:2] != steps_rows:
-                raise ValueError(f"trajectory: {name} has shape {shape}, expected [T, B] = {steps_rows}")
+                raise ValueError(
+                    f"trajectory: {name} has shape {shape}, expected [T, B] = {steps_rows}"
+                )
         if len(self.last_observations) != steps_rows[1]:
-            raise ValueError(f"trajectory: {len(self.last_observations)} last observations for {steps_rows[1]} rows")
-        finals, cuts = len(self.final_observations), int(self.truncated.sum())
+            raise ValueError(
+                f"trajectory: {len(self.last_observations)} last observations for {steps_rows[1]} rows"
+            )
+        finals = len(self.final_observations)
+        cuts = int(self.truncated.sum())
         if finals != cuts:
             raise ValueError(f"trajectory: {finals} final observations for {cuts} cuts")
         if bool((self.terminated & self.truncated).any()):
@@ -124,8 +139,13 @@ def concat(pieces: Sequence[Trajectory]) -> Trajectory:
     for left, right in itertools.pairwise(pieces):
         next_row = left.first_row + left.rows
         if next_row != right.first_row:
-            raise ValueError(f"trajectory: rows end at {next_row - 1} and go on at {right.first_row}")
-    along_rows = {name: np.concatenate([getattr(p, name) for p in pieces], axis=1) for name in _ALONG_ROWS}
+            raise ValueError(
+                f"trajectory: rows end at {next_row - 1} and go on at {right.first_row}"
+            )
+    along_rows = {
+        name: np.concatenate([getattr(p, name) for p in pieces], axis=1)
+        for name in _ALONG_ROWS
+    }
     # argwhere order is by step first, so the final observations of the pieces interleave.
     cuts = np.concatenate([np.argwhere(p.truncated) + [0, p.first_row] for p in pieces])
     order = np.lexsort((cuts[:, 1], cuts[:, 0]))
@@ -135,6 +155,8 @@ def concat(pieces: Sequence[Trajectory]) -> Trajectory:
         version_min=min(p.version_min for p in pieces),
         version_max=max(p.version_max for p in pieces),
         last_observations=np.concatenate([p.last_observations for p in pieces]),
-        final_observations=np.concatenate([p.final_observations for p in pieces])[order],
+        final_observations=np.concatenate([p.final_observations for p in pieces])[
+            order
+        ],
         **along_rows,
     )

@@ -36,20 +36,26 @@ class Window:
 @functools.cache
 def windows() -> Mapping[str, Window]:
     """Return the window of each library that matters, by the name of its distribution."""
-    rows = tomllib.loads(files("rlplace").joinpath("tried.toml").read_text(encoding="utf-8"))
+    rows = tomllib.loads(
+        files("rlplace").joinpath("tried.toml").read_text(encoding="utf-8")
+    )
     return {name: Window(**row) for name, row in rows.items()}
 
 
 def untried(name: str, version: str | None) -> Window | None:
     """Return the window that a version is outside of; None where it is inside, or nothing is known or installed."""
     window = windows().get(name)
-    return None if window is None or version is None or window.holds(version) else window
+    if window is None or version is None or window.holds(version):
+        return None
+    return window
 
 
 def installed() -> dict[str, str]:
     """Return the versions here of what has a window."""
     found = {name: version_of(name) for name in windows() if name != PYTHON}
-    return {PYTHON: platform.python_version()} | {name: found[name] or "" for name in found if found[name]}
+    return {PYTHON: platform.python_version()} | {
+        name: found[name] or "" for name in found if found[name]
+    }
 
 
 def _release(version: str) -> tuple[int, ...]:

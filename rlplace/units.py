@@ -8,19 +8,27 @@ _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)
 def show_bytes(size: int) -> str:
     """`62.8 GiB`, `256 MiB`, `12 bytes`: the largest unit that fits, three significant digits."""
     unit, scale = next(((u, s) for u, s in _UNITS if abs(size) >= s), ("bytes", 1))
-    return f"{size / scale:.3g} {unit}" if abs(size) < 1000 * scale else f"{size / scale:.0f} {unit}"
+    if abs(size) < 1000 * scale:
+        return f"{size / scale:.3g} {unit}"
+    return f"{size / scale:.0f} {unit}"
 
 
 def exact_bytes(size: int) -> str:
     """`1.5 GiB (1610612736)`, for texts that compare sizes which differ by little."""
-    return f"{show_bytes(size)} ({size})" if abs(size) >= 1 << 10 else show_bytes(size)
+    if abs(size) >= 1 << 10:
+        return f"{show_bytes(size)} ({size})"
+    return show_bytes(size)
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:
     """Return `text`, or its beginning and a mark."""
-    return text if len(text) <= longest else text[: longest - len(mark)] + mark
+    if len(text) <= longest:
+        return text
+    return text[: longest - len(mark)] + mark
 
 
 def byte_unit(most: int) -> tuple[int, str]:
     """Scale and name of the unit for a table whose largest entry is `most`."""
-    return next(((scale, unit) for unit, scale in _UNITS[1:] if most >= scale), (1, "bytes"))
+    return next(
+        ((scale, unit) for unit, scale in _UNITS[1:] if most >= scale), (1, "bytes")
+    )

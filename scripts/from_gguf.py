@@ -14,8 +14,12 @@ def convert(file: Path, folder: Path) -> Path:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     unpacked = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=unpacked)
-    vars(model.config).pop("quantization_config", None)  # true of the file, not of what is written here
+    model = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.bfloat16, quantization_config=unpacked
+    )
+    vars(model.config).pop(
+        "quantization_config", None
+    )  # true of the file, not of what is written here
     part = folder.with_name(folder.name + ".part")
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)

@@ -18,7 +18,10 @@ FROM_ROOT = {
     "SECURITY.md": "reporting.md",
     "LICENSE": "license.md",
 }
-ELSEWHERE = FROM_ROOT | {"docs/decisions": "decisions/index.md", "configs": "reference/configs.md"}
+ELSEWHERE = FROM_ROOT | {
+    "docs/decisions": "decisions/index.md",
+    "configs": "reference/configs.md",
+}
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -47,10 +50,17 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links between files of the repository lead to their pages; say how far up a search shows this one."""
     at = page.file.src_uri
-    page.meta["search"] = next((how for begin, how in SEARCHED.items() if at.startswith(begin)), {})
-    source = next((name for name, made in FROM_ROOT.items() if made == at), f"docs/{at}")
+    page.meta["search"] = next(
+        (how for begin, how in SEARCHED.items() if at.startswith(begin)), {}
+    )
+    source = next(
+        (name for name, made in FROM_ROOT.items() if made == at), f"docs/{at}"
+    )
     pieces = FENCE.split(markdown)  # texts and, between them, code
-    pieces[::2] = [LINK.sub(lambda link: f"]({link_on_site(link[1], source, at)}", text) for text in pieces[::2]]
+    pieces[::2] = [
+        LINK.sub(lambda link: f"]({link_on_site(link[1], source, at)}", text)
+        for text in pieces[::2]
+    ]
     return "".join(pieces)
 
 

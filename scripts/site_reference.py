@@ -35,29 +35,54 @@ API: dict[str, tuple[str, tuple[str, ...] | None]] = {
         "see what is resident in which stage of a plan",
         ("Residency", "Needs", "Schedule"),
     ),
-    "rlplace.placement.show.text": ("write a plan as text, or two side by side", ("render_text", "render_diff")),
+    "rlplace.placement.show.text": (
+        "write a plan as text, or two side by side",
+        ("render_text", "render_diff"),
+    ),
     "rlplace.placement.show.html": ("write a plan as a page", ("render_html",)),
     "rlplace.placement.show.svg": ("draw a plan", ("render_svg",)),
     "rlplace.placement.show.explain": (
         "say why a component or an accelerator is used as it is",
         ("explain_component", "explain_accelerator", "explain_pair"),
     ),
-    "rlplace.placement.memory.solve": ("find the largest size that fits", ("Knob", "Solution", "solve")),
-    "rlplace.workers.launch.cluster": ("start or join Ray and hold its machines", ("Cluster",)),
-    "rlplace.workers.worker": ("write a worker", ("Worker", "WorkerContext", "MoveReport")),
-    "rlplace.workers.launch.group": ("call all ranks of a worker", ("WorkerGroup", "Pending", "wait_all")),
+    "rlplace.placement.memory.solve": (
+        "find the largest size that fits",
+        ("Knob", "Solution", "solve"),
+    ),
+    "rlplace.workers.launch.cluster": (
+        "start or join Ray and hold its machines",
+        ("Cluster",),
+    ),
+    "rlplace.workers.worker": (
+        "write a worker",
+        ("Worker", "WorkerContext", "MoveReport"),
+    ),
+    "rlplace.workers.launch.group": (
+        "call all ranks of a worker",
+        ("WorkerGroup", "Pending", "wait_all"),
+    ),
     "rlplace.envs.contract": (
         "connect a simulator library",
         ("Adapter", "Simulator", "Restorable", "Spaces", "StepResult"),
     ),
-    "rlplace.envs.observations": ("see how observations become numbers", ("Encoding", "encoding_of")),
+    "rlplace.envs.observations": (
+        "see how observations become numbers",
+        ("Encoding", "encoding_of"),
+    ),
     "rlplace.envs.text.contract": (
         "write a task or a reward for language models",
         ("TextTask", "TextEpisode", "OneTurn", "Message", "Transcript"),
     ),
     "rlplace.errors": (
         "catch what is raised on purpose",
-        ("RlplaceError", "ProblemsError", "Problem", "ConfigError", "PlacementError", "ClusterError"),
+        (
+            "RlplaceError",
+            "ProblemsError",
+            "Problem",
+            "ConfigError",
+            "PlacementError",
+            "ClusterError",
+        ),
     ),
 }
 _EXAMPLES = "Examples: [from Python](../python.md), [after training](../after_training.md), [own code](../own_code.md)."
@@ -77,7 +102,11 @@ def pages() -> dict[str, str]:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows)]
+    lines = [
+        heads,
+        ["---"] * len(heads),
+        *([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows),
+    ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -97,11 +126,16 @@ class Key:
 
 def config_page() -> str:
     """Return a table for each block of the config, with the jobs that have a key where not all have it."""
-    found = {kind: {(key.name, key.tag): key for key in keys_of(Config, kind)} for kind in KINDS}
+    found = {
+        kind: {(key.name, key.tag): key for key in keys_of(Config, kind)}
+        for kind in KINDS
+    }
     names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
     sections: dict[str, list[tuple[str, ...]]] = {}
     for name, tag in names:
-        here = {kind: keys[name, tag] for kind, keys in found.items() if (name, tag) in keys}
+        here = {
+            kind: keys[name, tag] for kind, keys in found.items() if (name, tag) in keys
+        }
         first, *others = here.values()
         jobs = "all" if len(here) == len(KINDS) else JOBS[next(iter(here))]
         jobs += f", `kind: {tag}`" if tag else ""
@@ -124,19 +158,37 @@ def config_page() -> str:
 
 
 def _by_kind(values: Mapping[str, str]) -> str:
-    return values.popitem()[1] if len({*values.values()}) == 1 else "; ".join(f"{v} ({k})" for k, v in values.items())
+    return (
+        values.popitem()[1]
+        if len({*values.values()}) == 1
+        else "; ".join(f"{v} ({k})" for k, v in values.items())
+    )
 
 
-def keys_of(block: type, kind: ModelKind, prefix: str = "", tag: str = "") -> Iterator[Key]:
+def keys_of(
+    block: type, kind: ModelKind, prefix: str = "", tag: str = ""
+) -> Iterator[Key]:
     """Yield the keys below a block; those of a list of blocks are below `name[]`."""
     for name, (field, hint) in fields_of(block, kind).items():
-        inner, default, doc = blocks_in(hint), default_of(field, kind), str(field.metadata.get("doc") or "")
+        inner, default, doc = (
+            blocks_in(hint),
+            default_of(field, kind),
+            str(field.metadata.get("doc") or ""),
+        )
         if not inner or default == ():
             unit = str(field.metadata.get("unit") or "")
-            yield Key(f"{prefix}{name}", _bounds(_type(hint), field.metadata), _shown(default, unit), doc, tag)
+            yield Key(
+                f"{prefix}{name}",
+                _bounds(_type(hint), field.metadata),
+                _shown(default, unit),
+                doc,
+                tag,
+            )
         for one in inner:
             own = tag_of(one) if len(inner) > 1 else tag
-            yield from keys_of(one, kind, f"{prefix}{name}{'[]' if default == () else ''}.", own)
+            yield from keys_of(
+                one, kind, f"{prefix}{name}{'[]' if default == () else ''}.", own
+            )
 
 
 def _type(hint: object) -> str:
@@ -150,8 +202,18 @@ def _type(hint: object) -> str:
     if typing.get_origin(hint) is tuple:
         return f"list of {_type(typing.get_args(hint)[0])}"
     kind = typing.get_origin(hint) or hint
-    words = {bool: "true or false", int: "integer", float: "number", str: "text", Mapping: "mapping"}
-    found = [word for known, word in words.items() if isinstance(kind, type) and issubclass(kind, known)]
+    words = {
+        bool: "true or false",
+        int: "integer",
+        float: "number",
+        str: "text",
+        Mapping: "mapping",
+    }
+    found = [
+        word
+        for known, word in words.items()
+        if isinstance(kind, type) and issubclass(kind, known)
+    ]
     if not found and not dataclasses.is_dataclass(kind):
         raise TypeError(f"no words of YAML for {hint!r}")
     return found[0] if found else "mapping"
@@ -161,7 +223,9 @@ def _bounds(kind: str, rules: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "above": ">", "maximum": "≤", "below": "<"}
     told = [f"{sign} {rules[rule]:,}" for rule, sign in signs.items() if rule in rules]
     if "unit" in rules:
-        kind = kind.replace("integer", "size such as `16GiB`" if "bytes" in rules["unit"] else "integer")
+        kind = kind.replace(
+            "integer", "size such as `16GiB`" if "bytes" in rules["unit"] else "integer"
+        )
         kind = kind.replace("number", "share")
     return ", ".join([kind, *told])
 
@@ -176,7 +240,9 @@ def _shown(default: object, unit: str) -> str:
     if unit == "bytes" and isinstance(default, int) and default:
         return f"`{show_bytes(default).replace(' ', '')}`"
     words = {None: "null", True: "true", False: "false"}
-    plain = words[default] if default is None or isinstance(default, bool) else str(default)
+    plain = (
+        words[default] if default is None or isinstance(default, bool) else str(default)
+    )
     return f"`{plain}`" if plain else "empty"
 
 
@@ -208,7 +274,11 @@ class MetricName:
 def metric_names() -> list[MetricName]:
     """Return all metrics that runs write, as listed in docs/metrics.toml; a test compares the list with runs."""
     tables = tomllib.loads((ROOT / "docs" / "metrics.toml").read_text(encoding="utf-8"))
-    return [MetricName(name, group, doc) for group, names in tables.items() for name, doc in names.items()]
+    return [
+        MetricName(name, group, doc)
+        for group, names in tables.items()
+        for name, doc in names.items()
+    ]
 
 
 def metrics_page() -> str:
@@ -245,7 +315,13 @@ def _plain(text: str) -> str:
 def decisions_page() -> str:
     """Return the list of decisions, by their headings."""
     files = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    heads = [(file.name, file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")) for file in files]
+    heads = [
+        (
+            file.name,
+            file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "),
+        )
+        for file in files
+    ]
     return "# Decisions\n\n" + "".join(f"- [{head}]({name})\n" for name, head in heads)
 
 
@@ -256,8 +332,12 @@ def api_page() -> str:
     """Return the names of API with their signatures and docstrings."""
     rows, sections = [], ""
     for module, (about, names) in API.items():
-        found = list(_public(_source(module).read_text(encoding="utf-8"), module, names))
-        listed = ", ".join(f"[`{node.name}`](#{node.name.lower()})" for node, _ in found)
+        found = list(
+            _public(_source(module).read_text(encoding="utf-8"), module, names)
+        )
+        listed = ", ".join(
+            f"[`{node.name}`](#{node.name.lower()})" for node, _ in found
+        )
         rows.append((about, listed, f"[`{module}`](#{module.replace('.', '')})"))
         sections += f"\n## {module}\n\n{about[0].upper()}{about[1:]}.\n"
         for node, source in found:
@@ -285,9 +365,21 @@ def _public(
     `names` None: those that a package offers from its modules.
     """
     tree = ast.parse(source)
-    defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    yield from ((defined[name], source) for name in (names or defined) if names or not name.startswith("_"))
-    typed = [node for node in tree.body if isinstance(node, ast.If)] if names is None else []  # if TYPE_CHECKING
+    defined = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    yield from (
+        (defined[name], source)
+        for name in (names or defined)
+        if names or not name.startswith("_")
+    )
+    typed = (
+        [node for node in tree.body if isinstance(node, ast.If)]
+        if names is None
+        else []
+    )  # if TYPE_CHECKING
     for node in itertools.chain.from_iterable(block.body for block in typed):
         if isinstance(node, ast.ImportFrom) and node.module:
             inner = _source(node.module).read_text(encoding="utf-8")
@@ -297,11 +389,27 @@ def _public(
 def _described(node: ast.ClassDef | ast.FunctionDef, source: str, heading: str) -> str:
     lines = source.splitlines()
     if isinstance(node, ast.ClassDef):
-        fields = [lines[f.lineno - 1] for f in node.body if isinstance(f, ast.AnnAssign)]  # with their comments
-        shown = (re.sub(r" = (dataclasses\.)?field\(.*?\)(?=  #|$)", " = ...", line) for line in fields)
-        signature = "\n".join([f"class {node.name}", *(line for line in shown if not line.strip().startswith("_"))])
+        fields = [
+            lines[f.lineno - 1] for f in node.body if isinstance(f, ast.AnnAssign)
+        ]  # with their comments
+        shown = (
+            re.sub(r" = (dataclasses\.)?field\(.*?\)(?=  #|$)", " = ...", line)
+            for line in fields
+        )
+        signature = "\n".join(
+            [
+                f"class {node.name}",
+                *(line for line in shown if not line.strip().startswith("_")),
+            ]
+        )
     elif "property" in map(ast.unparse, node.decorator_list):
-        signature = f"{node.name}: {ast.unparse(node.returns) if node.returns else 'Any'}"
+        signature = (
+            f"{node.name}: {ast.unparse(node.returns) if node.returns else 'Any'}"
+        )
     else:
-        signature = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1])).rstrip().rstrip(":")
+        signature = (
+            textwrap.dedent("\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]))
+            .rstrip()
+            .rstrip(":")
+        )
     return f"\n{heading} {node.name}\n\n```python\n{signature}\n```\n\n{_plain(ast.get_docstring(node) or '')}\n"

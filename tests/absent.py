@@ -20,9 +20,41 @@ from rlplace.extras import version_of
 OWN_SETUP = "RLPLACE_OWN_SETUP"  # variable of the environment
 # Modules of the extras; the planner's own are not among them, nor what the tests are run with.
 OPTIONAL = {
-    *("PIL", "accelerate", "cv2", "datasets", "grpc", "gymnasium", "imageio", "jsonschema", "math_verify", "minigrid"),
-    *("mujoco", "nbclient", "numpy", "pandas", "peft", "pyarrow", "ray", "reasoning_gym", "rich", "safetensors"),
-    *("tensorboard", "tokenizers", "torch", "torchvision", "transformers", "trl", "urllib3", "vllm", "zmq"),
+    *(
+        "PIL",
+        "accelerate",
+        "cv2",
+        "datasets",
+        "grpc",
+        "gymnasium",
+        "imageio",
+        "jsonschema",
+        "math_verify",
+        "minigrid",
+    ),
+    *(
+        "mujoco",
+        "nbclient",
+        "numpy",
+        "pandas",
+        "peft",
+        "pyarrow",
+        "ray",
+        "reasoning_gym",
+        "rich",
+        "safetensors",
+    ),
+    *(
+        "tensorboard",
+        "tokenizers",
+        "torch",
+        "torchvision",
+        "transformers",
+        "trl",
+        "urllib3",
+        "vllm",
+        "zmq",
+    ),
 }
 # As Python, this project, transformers and Gymnasium say it.
 _NAMED = re.compile(
@@ -42,7 +74,11 @@ def needs(*libraries: str) -> pytest.MarkDecorator:
 
     `rlplace` is for the installed package: a clone has no version, and no list of what it requires.
     """
-    gone = [name for name in libraries if absent(name) or (name == "rlplace" and version_of(name) is None)]
+    gone = [
+        name
+        for name in libraries
+        if absent(name) or (name == "rlplace" and version_of(name) is None)
+    ]
     return pytest.mark.skipif(bool(gone), reason=f"{', '.join(gone)} is not installed")
 
 
@@ -53,7 +89,10 @@ def lacking(error: BaseException | None) -> str | None:
             return name
         problems = each.problems if isinstance(each, ProblemsError) else ()
         for problem in problems:
-            if problem.code == "missing-library" and (name := named(f"{problem.why}")) is not None:
+            if (
+                problem.code == "missing-library"
+                and (name := named(f"{problem.why}")) is not None
+            ):
                 return name
     return None
 
@@ -84,7 +123,11 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Skip a file of tests that imports what is not installed."""
     report = yield
-    if report.failed and _may_lack() and (name := named(str(report.longrepr))) is not None:
+    if (
+        report.failed
+        and _may_lack()
+        and (name := named(str(report.longrepr))) is not None
+    ):
         report.outcome = "skipped"
         report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
         report.result = []
@@ -100,5 +143,9 @@ def pytest_runtest_makereport(
     error = call.excinfo.value if call.excinfo is not None else None
     if report.failed and _may_lack() and (name := lacking(error)) is not None:
         report.outcome = "skipped"
-        report.longrepr = (str(item.path), (item.location[1] or 0) + 1, f"Skipped: {name} is not installed")
+        report.longrepr = (
+            str(item.path),
+            (item.location[1] or 0) + 1,
+            f"Skipped: {name} is not installed",
+        )
     return report

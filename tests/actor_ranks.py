@@ -36,7 +36,15 @@ from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import PolicyActor
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import Rendezvous
-from tests.worker_ranks import WHOLE, WORKING, Session, attached, context_of, in_processes, spec_of
+from tests.worker_ranks import (
+    WHOLE,
+    WORKING,
+    Session,
+    attached,
+    context_of,
+    in_processes,
+    spec_of,
+)
 
 TWO_JOINTS = ContinuousActions(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
 THREE_CHOICES = DiscreteActions(n=3)
@@ -62,15 +70,24 @@ class Scenario:
                 "cluster": {"component_placement": {}},
                 "env": {"id": "synthetic", "total_num_envs": sum(self.split)},
                 "actor": {"model": {"hidden": [16, 16]}, **self.actor},
-                "algorithm": {"rollout_steps": 8, "epochs": 2, "num_minibatches": 3, **self.algorithm},
+                "algorithm": {
+                    "rollout_steps": 8,
+                    "epochs": 2,
+                    "num_minibatches": 3,
+                    **self.algorithm,
+                },
                 "runner": {"seed": 7, "total_iterations": 4},
             }
         )
 
     @property
     def spaces(self) -> Spaces:
-        dtype: Literal["float32", "uint8"] = "uint8" if len(self.shape) > 1 else "float32"
-        spaces = Spaces(observation_shape=self.shape, observation_dtype=dtype, actions=self.actions)
+        dtype: Literal["float32", "uint8"] = (
+            "uint8" if len(self.shape) > 1 else "float32"
+        )
+        spaces = Spaces(
+            observation_shape=self.shape, observation_dtype=dtype, actions=self.actions
+        )
         return spaces.remembering(self.config.actor.policy.remembered)
 
     @property
@@ -123,12 +140,16 @@ def iteration(scenario: Scenario, policy: PolicyNetwork, index: int) -> Trajecto
     observations = observed(scenario, rng, steps + 1, rows)
     shape = (steps, rows, *noise_shape(scenario.actions))
     discrete = isinstance(scenario.actions, DiscreteActions)
-    noise = (rng.random(shape) if discrete else rng.standard_normal(shape)).astype(np.float32)
+    noise = (rng.random(shape) if discrete else rng.standard_normal(shape)).astype(
+        np.float32
+    )
     terminated = rng.random((steps, rows)) < 0.1
     truncated = (rng.random((steps, rows)) < 0.15) & ~terminated
     finals = observed(scenario, rng, int(truncated.sum()))
     if scenario.spaces.memory:
-        observations, finals = remembered(policy, observations, finals, terminated, truncated)
+        observations, finals = remembered(
+            policy, observations, finals, terminated, truncated
+        )
     with torch.no_grad():
         output = policy(torch.tensor(observations[:-1]).flatten(0, 1))
         actions, logprobs = sample(output, torch.tensor(noise).flatten(0, 1))
@@ -160,14 +181,20 @@ def remembered(
     truncated: NDArray[Any],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Observations [T + 1, B, O] and final ones with what a policy remembers of the steps before, at first 0.5."""
-    memory, rows, last = np.full((observations.shape[1], policy.remembered), 0.5, np.float32), [], []
+    memory, rows, last = (
+        np.full((observations.shape[1], policy.remembered), 0.5, np.float32),
+        [],
+        [],
+    )
     for step, shown in enumerate(observations):
         rows.append(np.concatenate([memory, shown], axis=1))
         if step < len(terminated):
             with torch.no_grad():
                 memory = policy.decide(torch.tensor(rows[-1]))[1].numpy()
             last.append(memory[truncated[step]])
-            memory = np.where((terminated[step] | truncated[step])[:, None], np.float32(0), memory)
+            memory = np.where(
+                (terminated[step] | truncated[step])[:, None], np.float32(0), memory
+            )
     return np.stack(rows), np.concatenate([np.concatenate(last), finals], axis=1)
 
 
@@ -182,23 +209,46 @@ def observed(scenario: Scenario, rng: np.random.Generator, *count: int) -> NDArr
 def first_iteration(scenario: Scenario, index: int = 0) -> Trajectory:
     """An iteration sampled by the weights that every rank starts with."""
     config = scenario.config
-    return iteration(scenario, build_policy(scenario.spaces, config.actor, config.algorithm, config.runner.seed), index)
+    return iteration(
+        scenario,
+        build_policy(
+            scenario.spaces, config.actor, config.algorithm, config.runner.seed
+        ),
+        index,
+    )
 
 
 def make_actor(
-    scenario: Scenario, rank: int, rendezvous: Rendezvous, *, folder: Path | None = None, device: Device | None = None
+    scenario: Scenario,
+    rank: int,
+    rendezvous: Rendezvous,
+    *,
+    folder: Path | None = None,
+    device: Device | None = None,
 ) -> PolicyActor:
     """One rank that is set up; the weights channel is the one in `folder`, else the rank's own. A collective."""
-    channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, WEIGHTS)}
+    channels: dict[str, Channel] = {
+        name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, WEIGHTS)
+    }
     if folder is not None:
         channels[WEIGHTS] = attached(WEIGHTS, folder, f"actor rank {rank}")
-    context = context_of("actor", rank, len(scenario.split), rendezvous, channels, folder=folder, device=device)
+    context = context_of(
+        "actor",
+        rank,
+        len(scenario.split),
+        rendezvous,
+        channels,
+        folder=folder,
+        device=device,
+    )
     actor = PolicyActor(scenario.job, context)
     actor.setup()
     return actor
 
 
-def learn(actor: PolicyActor, trajectory: Trajectory, index: int = 0) -> dict[str, Metric]:
+def learn(
+    actor: PolicyActor, trajectory: Trajectory, index: int = 0
+) -> dict[str, Metric]:
     """Learn from whole rows on the only rank."""
     actor.context.channels[TRAJECTORIES].put(trajectory, key="0")
     return dict(actor.learn(index, index))
@@ -207,15 +257,21 @@ def learn(actor: PolicyActor, trajectory: Trajectory, index: int = 0) -> dict[st
 def follow(scenario: Scenario, actor: PolicyActor) -> Outcome:
     """Iterations as the loop runs them: sync, roll out, learn."""
     rank = actor.context.rank
-    policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99)
-    receiver = CopyReceiver(actor.context.channels[WEIGHTS], rank, folder=actor.context.folder)
+    policy = build_policy(
+        scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=99
+    )
+    receiver = CopyReceiver(
+        actor.context.channels[WEIGHTS], rank, folder=actor.context.folder
+    )
     metrics = []
     scenario.session.begin(actor)
     for index in range(scenario.session.first, scenario.iterations):
         _sync(scenario, actor, receiver, policy, index)
         for share in actor.config.routes.trajectories.receives(rank):
             piece = iteration(scenario, policy, index).split(share.start, share.stop)
-            actor.context.channels[TRAJECTORIES].put(piece, key=str(rank), weight=piece.weight)
+            actor.context.channels[TRAJECTORIES].put(
+                piece, key=str(rank), weight=piece.weight
+            )
         actor.move(Residency.FULL)
         metrics.append(dict(actor.learn(index, index)))
         if scenario.offload:
@@ -238,10 +294,20 @@ def state_digest(actor: TrainedWorker) -> str:
 
 
 def optimizer_tensors(actor: TrainedWorker) -> list[torch.Tensor]:
-    return [tensor for there in (False, True) for tensor in actor._trainer.optimizer.tensors(on_host=there)]
+    return [
+        tensor
+        for there in (False, True)
+        for tensor in actor._trainer.optimizer.tensors(on_host=there)
+    ]
 
 
-def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy: PolicyNetwork, version: int) -> None:
+def _sync(
+    scenario: Scenario,
+    actor: PolicyActor,
+    receiver: CopyReceiver,
+    policy: PolicyNetwork,
+    version: int,
+) -> None:
     actor.move(Residency.WEIGHTS if scenario.offload else Residency.FULL)
     actor.push_weights(version)
     with receiver.pull(version) as received:
@@ -250,7 +316,9 @@ def _sync(scenario: Scenario, actor: PolicyActor, receiver: CopyReceiver, policy
         actor.move(Residency.OFF)
 
 
-def _rank(scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path) -> Outcome:
+def _rank(
+    scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path
+) -> Outcome:
     actor = make_actor(scenario, rank, rendezvous, folder=folder)
     try:
         return follow(scenario, actor)
@@ -260,4 +328,6 @@ def _rank(scenario: Scenario, rank: int, rendezvous: Rendezvous, folder: Path) -
 
 def run_ranks(scenario: Scenario) -> list[Outcome]:
     """The scenario in one process per rank."""
-    return in_processes(_rank, scenario, len(scenario.split), channels=(spec_of(WEIGHTS),))
+    return in_processes(
+        _rank, scenario, len(scenario.split), channels=(spec_of(WEIGHTS),)
+    )

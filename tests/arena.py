@@ -17,7 +17,9 @@ class Kind(enum.Enum):
 class GuessTheNumber:
     """Says higher or lower; draws from the process's generator, as the library's games do."""
 
-    def __init__(self, min_number: int = 1, max_number: int = 20, max_turns: int = 10) -> None:
+    def __init__(
+        self, min_number: int = 1, max_number: int = 20, max_turns: int = 10
+    ) -> None:
         self.numbers, self.turns = (min_number, max_number), max_turns
         self.said: list[tuple[int, str, Kind]] = []
         self.reward = 0.0
@@ -26,7 +28,13 @@ class GuessTheNumber:
         random.seed(seed)
         self.number = random.randint(*self.numbers)
         low, high = self.numbers
-        self.said = [(-1, f"\nGuess the number between {low} and {high}, as [5]. {random.random()}", Kind.PROMPT)]
+        self.said = [
+            (
+                -1,
+                f"\nGuess the number between {low} and {high}, as [5]. {random.random()}",
+                Kind.PROMPT,
+            )
+        ]
 
     def get_observation(self) -> tuple[int, list[tuple[int, str, Kind]]]:
         said, self.said = self.said, []
@@ -39,7 +47,10 @@ class GuessTheNumber:
             self.reward = float(guess == self.number)
             return True, {}
         hint = "higher" if guess < self.number else "lower"
-        self.said += [(0, answer, Kind.PLAYER_ACTION), (-1, f"The target number is {hint}.", Kind.GAME_MESSAGE)]
+        self.said += [
+            (0, answer, Kind.PLAYER_ACTION),
+            (-1, f"The target number is {hint}.", Kind.GAME_MESSAGE),
+        ]
         return False, {}
 
     def close(self) -> tuple[dict[int, float], dict[int, Any]]:
@@ -48,7 +59,9 @@ class GuessTheNumber:
 
 class TicTacToe(GuessTheNumber):
     def reset(self, num_players: int, seed: int | None = None) -> None:
-        assert num_players == 2, f"The number of players has to be 2, received {num_players}"
+        assert num_players == 2, (
+            f"The number of players has to be 2, received {num_players}"
+        )
 
 
 class Wordless(GuessTheNumber):

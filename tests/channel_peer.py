@@ -22,7 +22,10 @@ def until(channel: Channel, holds: Callable[[ChannelStats], bool]) -> ChannelSta
 
 
 def waiting(channel: Channel, *, puts: int = 0, gets: int = 0) -> ChannelStats:
-    return until(channel, lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets))
+    return until(
+        channel,
+        lambda s: (len(s.waiting_producers), len(s.waiting_consumers)) == (puts, gets),
+    )
 
 
 def held_bytes(arena: Arena) -> tuple[int, int]:
@@ -30,7 +33,9 @@ def held_bytes(arena: Arena) -> tuple[int, int]:
     words, held = arena._words, [0, 0]
     with arena._change():
         for first in (segment // 8 for segment in arena._segments()):
-            held[words[first + HOLDER] == FREE] += words[first + SIZE] * words[first + MEMORY]
+            held[words[first + HOLDER] == FREE] += (
+                words[first + SIZE] * words[first + MEMORY]
+            )
     return held[0], held[1]
 
 

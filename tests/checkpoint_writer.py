@@ -28,8 +28,16 @@ CALLS_OF_A_SAVE = 120  # about as many events has one
 PATIENCE_S = 20.0
 
 
-def contents(version: int = 1, score: float | None = None, texts: Mapping[str, str] = TEXTS) -> Contents:
-    return Contents(ranks=RANKS, texts=texts, version=version, score=score, libraries={"rlplace": "0.1.0"})
+def contents(
+    version: int = 1, score: float | None = None, texts: Mapping[str, str] = TEXTS
+) -> Contents:
+    return Contents(
+        ranks=RANKS,
+        texts=texts,
+        version=version,
+        score=score,
+        libraries={"rlplace": "0.1.0"},
+    )
 
 
 def write_ranks(part: Path, size: int = 5000) -> None:
@@ -42,12 +50,16 @@ def write_ranks(part: Path, size: int = 5000) -> None:
             report_written(part / component, rank, [file.name])
 
 
-def save(store: Store, iteration: int, *, score: float | None = None, size: int = 5000) -> Checkpoint:
+def save(
+    store: Store, iteration: int, *, score: float | None = None, size: int = 5000
+) -> Checkpoint:
     """One checkpoint, and what is kept after it."""
     part = store.begin(iteration, RANKS)
     write_ranks(part, size)
     of = contents(version=iteration, score=score)
-    checkpoint = store.commit(part, of, timeout_s=PATIENCE_S, cancelled=threading.Event())
+    checkpoint = store.commit(
+        part, of, timeout_s=PATIENCE_S, cancelled=threading.Event()
+    )
     store.retain(checkpoint)
     return checkpoint
 
@@ -92,13 +104,17 @@ def main(run: Path, kills: int) -> None:
             lines = told.read().splitlines()
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGKILL, (number, status)
-        committed = [int(line.removeprefix("= ")) for line in lines if line.startswith("= ")]
+        committed = [
+            int(line.removeprefix("= ")) for line in lines if line.startswith("= ")
+        ]
         newest = max([newest, *committed])
         found = find("auto", run.parent)
         if found is None:
             assert newest == 0, f"{lines}: nothing is left of {newest}"
         else:
-            assert found.iteration in (newest, newest + 1), f"{lines}: {found.folder} of {newest}"
+            assert found.iteration in (newest, newest + 1), (
+                f"{lines}: {found.folder} of {newest}"
+            )
             assert not found.notes, found.notes
             verify(found)
             newest = found.iteration

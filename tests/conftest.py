@@ -25,7 +25,11 @@ from tests.absent import pytest_make_collect_report, pytest_runtest_makereport  
 MARK = f"RLPLACE_TESTS={uuid.uuid4()}"
 ENDING_S = 20.0  # how long a process may take to end by itself
 # Started by the standard library and by torch on first use; they live as long as this process, on purpose.
-STAYING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")
+STAYING = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "torch_shm_manager",
+)
 
 # Whoever starts the tests in the background may ignore SIGINT, and so would all processes that they start.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -39,7 +43,9 @@ hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    hypothesis.settings.load_profile("short" if config.option.markexpr == "not slow" else "shared-machine")
+    hypothesis.settings.load_profile(
+        "short" if config.option.markexpr == "not slow" else "shared-machine"
+    )
     name, _, value = MARK.partition("=")
     os.environ[name] = value
 
@@ -82,7 +88,9 @@ def _children() -> set[psutil.Process]:
     """Direct children. /proc lists them in microseconds; psutil would read every process of the machine."""
     pids: set[int] = set()
     for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # the thread ended meanwhile
             pids.update(int(pid) for pid in task.read_text().split())
     return {process for pid in pids if (process := _process(pid)) is not None}
 
@@ -109,7 +117,9 @@ def _marked() -> set[psutil.Process]:
 
 def _end_all(processes: set[psutil.Process], what: str) -> None:
     """Waits for `processes` to end by themselves; kills those that do not and fails the test."""
-    _, alive = psutil.wait_procs([p for p in processes if not _stays(p)], timeout=ENDING_S)
+    _, alive = psutil.wait_procs(
+        [p for p in processes if not _stays(p)], timeout=ENDING_S
+    )
     if not alive:
         return
     lines = [f"    {p.pid}: {_command(p)}" for p in alive]

@@ -16,7 +16,9 @@ import pytest
 POINTS: list[tuple[int, dict[str, Any]]] = []
 TABLES: list[tuple[int, dict[str, Any]]] = []
 FILES: list[str] = []
-RUNS: list[str] = []  # ids of runs that were opened, and of those that were ended with a minus before
+RUNS: list[
+    str
+] = []  # ids of runs that were opened, and of those that were ended with a minus before
 STATES: list[object] = []  # that runs were ended in, in a tracker's own words
 DOWN: list[bool] = []
 
@@ -58,13 +60,28 @@ class _Run:
 
 
 def _wandb_init(
-    *, project: str, group: str, name: str, id: str, resume: str, dir: str, config: dict[str, Any], settings: object
+    *,
+    project: str,
+    group: str,
+    name: str,
+    id: str,
+    resume: str,
+    dir: str,
+    config: dict[str, Any],
+    settings: object,
 ) -> _Run:
     return _Run(id)
 
 
 def _swanlab_init(
-    *, project: str, group: str, name: str, id: str, resume: str, log_dir: str, config: dict[str, Any]
+    *,
+    project: str,
+    group: str,
+    name: str,
+    id: str,
+    resume: str,
+    log_dir: str,
+    config: dict[str, Any],
 ) -> _Run:
     return _Run(id)
 
@@ -93,7 +110,9 @@ class _MlflowClient:
     def create_experiment(self, name: str, artifact_location: str) -> str:
         return "1"
 
-    def create_run(self, experiment_id: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
+    def create_run(
+        self, experiment_id: str, run_name: str, tags: dict[str, str]
+    ) -> SimpleNamespace:
         return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
 
     def update_run(self, run_id: str, status: str) -> None:
@@ -107,7 +126,12 @@ class _MlflowClient:
         _up()
         rows = json.loads(text)
         assert artifact_file.startswith("samples/")
-        TABLES.append((int(artifact_file[8:14]), {"samples": ([*rows[0]], [[*row.values()] for row in rows])}))
+        TABLES.append(
+            (
+                int(artifact_file[8:14]),
+                {"samples": ([*rows[0]], [[*row.values()] for row in rows])},
+            )
+        )
 
     def log_artifact(self, run_id: str, local_path: str) -> None:
         _up()
@@ -123,7 +147,9 @@ def _metric(key: str, value: float, timestamp: int, step: int) -> SimpleNamespac
     return SimpleNamespace(key=key, value=value, timestamp=timestamp, step=step)
 
 
-def _table(columns: list[str], data: list[list[Any]]) -> tuple[list[str], list[list[Any]]]:
+def _table(
+    columns: list[str], data: list[list[Any]]
+) -> tuple[list[str], list[list[Any]]]:
     return columns, data
 
 
@@ -143,11 +169,18 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "swanlab": {
             "swanlab": {
                 "init": _swanlab_init,
-                "echarts": SimpleNamespace(Table=lambda: SimpleNamespace(add=lambda headers, rows: (headers, rows))),
+                "echarts": SimpleNamespace(
+                    Table=lambda: SimpleNamespace(
+                        add=lambda headers, rows: (headers, rows)
+                    )
+                ),
             }
         },
         "trackio": {"trackio": {"init": _trackio_init, "Table": _table}},
-        "mlflow": {"mlflow": {"MlflowClient": _MlflowClient}, "mlflow.entities": {"Metric": _metric}},
+        "mlflow": {
+            "mlflow": {"MlflowClient": _MlflowClient},
+            "mlflow.entities": {"Metric": _metric},
+        },
     }
     for module, names in modules[name].items():
         made = ModuleType(module)

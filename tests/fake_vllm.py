@@ -30,13 +30,19 @@ class OlderVllm:
     """
 
     def __init__(self) -> None:
-        self.pointer_to_data = {1: Allocation(WEIGHTS), 2: Allocation(CACHE), 3: Allocation(WEIGHTS)}
+        self.pointer_to_data = {
+            1: Allocation(WEIGHTS),
+            2: Allocation(CACHE),
+            3: Allocation(WEIGHTS),
+        }
         self.forgotten = False  # its scheduler knows of no block in the cache
         self.copied: list[str] = []
 
     @property
     def mapped(self) -> set[str]:
-        return {each.tag for each in self.pointer_to_data.values() if not each.is_asleep}
+        return {
+            each.tag for each in self.pointer_to_data.values() if not each.is_asleep
+        }
 
     def unmap(self, each: Allocation) -> None:
         assert not each.is_asleep, f"{each.tag} is unmapped twice"
@@ -49,7 +55,9 @@ class OlderVllm:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        step = getattr(self, method) if isinstance(method, str) else partial(method, self)
+        step = (
+            getattr(self, method) if isinstance(method, str) else partial(method, self)
+        )
         return [step(*args, **kwargs)]
 
     def reset_prefix_cache(self) -> bool:
@@ -82,7 +90,9 @@ class FakeVllm:
         self._cached = False  # keys and values may be there, of these weights
         self._told = True  # the workers know which requests have finished
 
-    def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
+    def collective_rpc(
+        self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()
+    ) -> list[Any]:
         return [Held(weights=1, cache=1, accelerator=2, host=0)]
 
     def step(self) -> list[Any]:
@@ -94,31 +104,49 @@ class FakeVllm:
         self.calls.append(("sleep", level))
         self._paused = True
         if level:
-            self._legal(WEIGHTS not in self._asleep, "the executor is already sleeping: a second sleep does nothing")
+            self._legal(
+                WEIGHTS not in self._asleep,
+                "the executor is already sleeping: a second sleep does nothing",
+            )
             self._asleep, self._cached = {WEIGHTS, CACHE}, False
             self._loaded &= level == 1
 
     def release_kv_cache_memory(self) -> None:
         self.calls.append(("release_kv_cache_memory",))
-        self._legal(self._paused and self._told, "release_kv_cache_memory() requires a completed pause first")
-        self._legal(not self._asleep, "release_kv_cache_memory() requires all executor memory to be resident")
+        self._legal(
+            self._paused and self._told,
+            "release_kv_cache_memory() requires a completed pause first",
+        )
+        self._legal(
+            not self._asleep,
+            "release_kv_cache_memory() requires all executor memory to be resident",
+        )
         self._asleep, self._cached = {CACHE}, False
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
         self.calls.append(("wake_up", *(tags or ())))
         for tag in tags or ():
-            self._legal(tag in self._asleep, f"tag {tag} does not sleep: to wake it does nothing")
+            self._legal(
+                tag in self._asleep,
+                f"tag {tag} does not sleep: to wake it does nothing",
+            )
             self._asleep.discard(tag)
         self._paused = bool(self._asleep)
         return not self._asleep
 
     def update(self) -> None:
         """Load weights, and drop what was computed by those before, as the engine does in one."""
-        self._legal(WEIGHTS not in self._asleep, "weights are loaded into memory that is not mapped")
+        self._legal(
+            WEIGHTS not in self._asleep,
+            "weights are loaded into memory that is not mapped",
+        )
         self._loaded, self._cached = True, False
 
     def answer(self) -> None:
-        self._legal(not self._asleep and not self._paused, "a request is queued until the scheduler is resumed")
+        self._legal(
+            not self._asleep and not self._paused,
+            "a request is queued until the scheduler is resumed",
+        )
         self._legal(self._loaded, "the weights are random")
         self._cached, self._told = True, False
 

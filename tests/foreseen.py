@@ -26,7 +26,10 @@ def timed(
 
     `samples`: distributions that lengths are drawn from.
     """
-    job, profile = job_of(config, *words), profile_of(costs, cores=cores, sizes=sizes, samples=samples, on=on)
+    job, profile = (
+        job_of(config, *words),
+        profile_of(costs, cores=cores, sizes=sizes, samples=samples, on=on),
+    )
     return predict(job.config, job.plan, job.case, profile)
 
 
@@ -48,10 +51,18 @@ def profile_of(
     for name, ms in costs.items():
         points = [(0.0, ms)]
         if sizes and name in sizes:
-            points = [(size, ms * size / sizes[name]) for size in (sizes[name], 2 * sizes[name])]
+            points = [
+                (size, ms * size / sizes[name])
+                for size in (sizes[name], 2 * sizes[name])
+            ]
         curves[name] = Curve(
-            points=tuple(Point(size=s, laps=1, cpu_s=v * MS, least_cpu_s=v * MS, blocked_s=0.0) for s, v in points),
+            points=tuple(
+                Point(size=s, laps=1, cpu_s=v * MS, least_cpu_s=v * MS, blocked_s=0.0)
+                for s, v in points
+            ),
             on=on,
         )
     drawn = {name: tuple(values) for name, values in (samples or {}).items()}
-    return Profile(machine={"cores": cores}, versions={}, subjects={}, costs=curves, samples=drawn)
+    return Profile(
+        machine={"cores": cores}, versions={}, subjects={}, costs=curves, samples=drawn
+    )

@@ -29,9 +29,13 @@ class Telling(gymnasium.Env[NDArray[np.float64], Any]):
     def __init__(self, file: str) -> None:
         self.observation_space = Box(0, 1, (2,))
         self.action_space = Discrete(2)
-        Path(file).write_text(json.dumps([AT_IMPORT, dict(os.environ)]), encoding="utf-8")
+        Path(file).write_text(
+            json.dumps([AT_IMPORT, dict(os.environ)]), encoding="utf-8"
+        )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
@@ -64,7 +68,9 @@ class Script(gymnasium.Env[NDArray[np.float64], Any]):
         self.episode = 0
         self.taken: list[Any] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.episode += 1
         self._step = 0
@@ -78,7 +84,13 @@ class Script(gymnasium.Env[NDArray[np.float64], Any]):
         if isinstance(ends, list):
             ends = ends[min(self.episode, len(ends)) - 1]
         shown = self._show(float(np.sum(action)))
-        return shown, float(self._step), self._step == ends, self._step == self._truncate_at, {}
+        return (
+            shown,
+            float(self._step),
+            self._step == ends,
+            self._step == self._truncate_at,
+            {},
+        )
 
     def _show(self, action: float) -> NDArray[Any]:
         return np.array([self.episode, self._step, self._luck, action], self._dtype)
@@ -98,7 +110,13 @@ class Poisoned(Script):
     `what`: reward | observation | end, a reward at which the episode ends too | cut, the observation at which it is cut
     """
 
-    def __init__(self, at: int = 2, what: str = "reward", value: str = "nan", always: bool = False) -> None:
+    def __init__(
+        self,
+        at: int = 2,
+        what: str = "reward",
+        value: str = "nan",
+        always: bool = False,
+    ) -> None:
         super().__init__(truncate_at=6)
         self._at, self._what, self._value, self._always = at, what, float(value), always
 
@@ -111,7 +129,13 @@ class Poisoned(Script):
         if self._now() and self._what in ("reward", "end"):
             reward = self._value
         over = self._now() and self._what in ("end", "cut")
-        return self._hurt(shown), reward, terminated or (over and self._what == "end"), truncated or over, info
+        return (
+            self._hurt(shown),
+            reward,
+            terminated or (over and self._what == "end"),
+            truncated or over,
+            info,
+        )
 
     def _now(self) -> bool:
         return self._step == self._at and (self._always or self.episode == 1)
@@ -152,14 +176,20 @@ class Corner(gymnasium.Env[Any, Any]):
 
     _SIZE, _STEPS = 12, 10
 
-    def __init__(self, beside: bool = False, split: bool = False, poison_at: int | None = None) -> None:
+    def __init__(
+        self, beside: bool = False, split: bool = False, poison_at: int | None = None
+    ) -> None:
         self._poison_at = poison_at
         self._beside, image = beside, Box(0, 255, (self._SIZE, self._SIZE, 1), np.uint8)
         turn = Dict({"turn": Discrete(4), "noise": Box(-1.0, 1.0, (2,))})
-        self.observation_space = Dict({"image": image, "told": turn}) if beside else image
+        self.observation_space = (
+            Dict({"image": image, "told": turn}) if beside else image
+        )
         self.action_space = MultiDiscrete([2, 2]) if split else Discrete(4)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._step = 0
         return self._show(), {}
@@ -174,18 +204,27 @@ class Corner(gymnasium.Env[Any, Any]):
         return {"step": self._step, "corner": self._corner, "turn": self._turn}
 
     def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
-        self._step, self._corner, self._turn = (int(state[name]) for name in ("step", "corner", "turn"))
+        self._step, self._corner, self._turn = (
+            int(state[name]) for name in ("step", "corner", "turn")
+        )
 
     def _show(self) -> Any:
         self._corner, half = int(self.np_random.integers(4)), self._SIZE // 2
         self._turn = int(self.np_random.integers(4)) if self._beside else 0
         image = self.np_random.integers(0, 64, (self._SIZE, self._SIZE, 1), np.uint8)
-        top, left = (half * side + int(self.np_random.integers(half - 2)) for side in divmod(self._corner, 2))
+        top, left = (
+            half * side + int(self.np_random.integers(half - 2))
+            for side in divmod(self._corner, 2)
+        )
         image[top : top + 2, left : left + 2] = 255
         noise = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
         if self._step == self._poison_at:
             noise[1] = np.nan
-        return {"image": image, "told": {"turn": self._turn, "noise": noise}} if self._beside else image
+        return (
+            {"image": image, "told": {"turn": self._turn, "noise": noise}}
+            if self._beside
+            else image
+        )
 
 
 class Recall(gymnasium.Env[NDArray[np.float32], Any]):
@@ -201,10 +240,18 @@ class Recall(gymnasium.Env[NDArray[np.float32], Any]):
         self._step, self._sign = 0, int(self.np_random.integers(2))
         return np.array([2 * self._sign - 1], np.float32), {}
 
-    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: Any
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         self._step += 1
         end = self._step == self._STEPS
-        return np.zeros(1, np.float32), float(end and int(action) == self._sign), end, False, {}
+        return (
+            np.zeros(1, np.float32),
+            float(end and int(action) == self._sign),
+            end,
+            False,
+            {},
+        )
 
     def checkpoint_state(self) -> dict[str, Any]:
         return {"step": self._step, "sign": self._sign}
@@ -225,7 +272,9 @@ class Dictation(gymnasium.Env[NDArray[np.float32], Any]):
         self._signs, self._step = self.np_random.integers(2, size=4), 0
         return (2 * self._signs - 1).astype(np.float32), {}
 
-    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: Any
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         self._step += 1
         paid = float(int(action) == self._signs[self._step - 1])
         return np.zeros(4, np.float32), paid, self._step == 4, False, {}
@@ -236,7 +285,10 @@ class ManyActions(Script):
 
     def __init__(self, space: str = "many") -> None:
         super().__init__()
-        self.action_space = {"many": MultiDiscrete([2, 3]), "switches": MultiBinary((2, 2))}[space]
+        self.action_space = {
+            "many": MultiDiscrete([2, 3]),
+            "switches": MultiBinary((2, 2)),
+        }[space]
 
 
 class WholeNumbers(Script):
@@ -269,7 +321,13 @@ class OwnLimit(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._steps += 1
         shown, reward, terminated, _, info = super().step(action)
-        return shown, reward, terminated, self._limit is not None and self._steps >= self._limit, info
+        return (
+            shown,
+            reward,
+            terminated,
+            self._limit is not None and self._steps >= self._limit,
+            info,
+        )
 
 
 class Drawn(Script):
@@ -285,7 +343,9 @@ class Drawn(Script):
         if self._picture == "none":
             raise OSError("no display")
         return np.full(
-            (32, 48) if self._picture == "flat" else (32, 48, 3), 20 * self._step + 10 * self.episode, np.uint8
+            (32, 48) if self._picture == "flat" else (32, 48, 3),
+            20 * self._step + 10 * self.episode,
+            np.uint8,
         )
 
 
@@ -293,10 +353,17 @@ class Counter(Script):
     """Tells its state; that of its last actions changes in size."""
 
     def checkpoint_state(self) -> dict[str, Any]:
-        return {"episode": self.episode, "step": self._step, "luck": self._luck, "taken": self.taken}
+        return {
+            "episode": self.episode,
+            "step": self._step,
+            "luck": self._luck,
+            "taken": self.taken,
+        }
 
     def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
-        self.episode, self._step, self._luck = (int(state[name]) for name in ("episode", "step", "luck"))
+        self.episode, self._step, self._luck = (
+            int(state[name]) for name in ("episode", "step", "luck")
+        )
         self.taken = state["taken"].tolist()
 
 
@@ -385,10 +452,19 @@ for _name, _class in {
     gymnasium.register(_name, entry_point=_class)
 gymnasium.register(
     "Wrapped-v0",
-    entry_point=lambda: gymnasium.wrappers.RescaleObservation(Counter(), np.float64(0.0), np.float64(1.0)),
+    entry_point=lambda: gymnasium.wrappers.RescaleObservation(
+        Counter(), np.float64(0.0), np.float64(1.0)
+    ),
 )
 gymnasium.register("PixelRow-v0", entry_point=lambda: FlattenObservation(Pixels()))
 gymnasium.register("Telling-v0", entry_point=Telling)
 gymnasium.register("Limited-v0", entry_point=Script, max_episode_steps=7)
-_OWN_LIMIT = gymnasium.envs.registration.WrapperSpec("OwnLimit", "tests.gyms:OwnLimit", {})
-gymnasium.register("OwnLimit-v0", entry_point=Script, max_episode_steps=7, additional_wrappers=(_OWN_LIMIT,))
+_OWN_LIMIT = gymnasium.envs.registration.WrapperSpec(
+    "OwnLimit", "tests.gyms:OwnLimit", {}
+)
+gymnasium.register(
+    "OwnLimit-v0",
+    entry_point=Script,
+    max_episode_steps=7,
+    additional_wrappers=(_OWN_LIMIT,),
+)

@@ -21,17 +21,28 @@ STAGES = ("sync", 0.0, 0.1), ("rollout", 0.1, 0.7), ("learn", 0.7, 1.0)
 
 def slot(component: str, rank: int, accelerators: Iterable[int], node: int = 0) -> Slot:
     held = tuple(accelerators)
-    return Slot(component=component, rank=rank, node=node, local_rank=rank, accelerators=held, local_accelerators=held)
+    return Slot(
+        component=component,
+        rank=rank,
+        node=node,
+        local_rank=rank,
+        accelerators=held,
+        local_accelerators=held,
+    )
 
 
 def spans(began_s: float, *laps: tuple[str, float]) -> Spans:
     """`laps`: parts and when they end."""
     names = tuple(dict.fromkeys(name for name, _ in laps))
     which = bytes(names.index(name) for name, _ in laps)
-    return Spans(BEGAN_S + began_s, names, which, array("d", (BEGAN_S + end for _, end in laps)))
+    return Spans(
+        BEGAN_S + began_s, names, which, array("d", (BEGAN_S + end for _, end in laps))
+    )
 
 
-def call(at: Slot, name: str, stage: str, began_s: float, ended_s: float, *watches: Spans) -> RankCall:
+def call(
+    at: Slot, name: str, stage: str, began_s: float, ended_s: float, *watches: Spans
+) -> RankCall:
     record = CallRecord(
         method=name,
         began_s=BEGAN_S + began_s,
@@ -48,19 +59,38 @@ def call(at: Slot, name: str, stage: str, began_s: float, ended_s: float, *watch
 def turns(stages: int, began_s: float, ended_s: float, draw: random.Random) -> Spans:
     """A rank that works and waits by turns, `stages` times."""
     cuts = sorted(draw.uniform(began_s, ended_s) for _ in range(2 * stages - 1))
-    return spans(began_s, *(("wait" if at % 2 else "sim", end) for at, end in enumerate([*cuts, ended_s])))
+    return spans(
+        began_s,
+        *(
+            ("wait" if at % 2 else "sim", end)
+            for at, end in enumerate([*cuts, ended_s])
+        ),
+    )
 
 
-def iteration(accelerators: int, laps: int = 8, index: int = 4, each_node: int = 8) -> IterationCalls:
+def iteration(
+    accelerators: int, laps: int = 8, index: int = 4, each_node: int = 8
+) -> IterationCalls:
     """One second in which half of the accelerators simulate, half of them generate, and all learn."""
     made = IterationCalls(index, BEGAN_S, 0.0, seconds=1.0)
-    made.stages = [StageTime(stage, BEGAN_S + begin, BEGAN_S + end) for stage, begin, end in STAGES]
-    draw, usage = random.Random(0), Usage({"actor": [(a,) for a in range(accelerators)]})
+    made.stages = [
+        StageTime(stage, BEGAN_S + begin, BEGAN_S + end) for stage, begin, end in STAGES
+    ]
+    draw, usage = (
+        random.Random(0),
+        Usage({"actor": [(a,) for a in range(accelerators)]}),
+    )
     for a in range(accelerators):
         role = "env" if a < accelerators // 2 else "rollout"
-        near, actor = slot(role, a, [a], a // each_node), slot("actor", a, [a], a // each_node)
+        near, actor = (
+            slot(role, a, [a], a // each_node),
+            slot("actor", a, [a], a // each_node),
+        )
         end = draw.uniform(0.5, 0.7)
-        learn = spans(0.75, ("wait", 0.76), ("learn", end + 0.29)), spans(0.77, ("minibatch", 0.8), ("exchange", 0.9))
+        learn = (
+            spans(0.75, ("wait", 0.76), ("learn", end + 0.29)),
+            spans(0.77, ("minibatch", 0.8), ("exchange", 0.9)),
+        )
         made.calls += [
             call(actor, "push_weights", "sync", 0.02, 0.09),
             call(near, "move full", "rollout", 0.1, 0.15),
@@ -95,6 +125,8 @@ def read_trace(text: str) -> list[dict[str, Any]]:
         for event in thread:
             while around and around[-1] <= event["ts"]:
                 around.pop()
-            assert event["ts"] + event["dur"] <= min(around, default=event["ts"] + event["dur"])
+            assert event["ts"] + event["dur"] <= min(
+                around, default=event["ts"] + event["dur"]
+            )
             around.append(event["ts"] + event["dur"])
     return events

@@ -20,11 +20,26 @@ from rlplace.placement.flow import Delivery
 from rlplace.placement.language.spec import Parallel
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.arguments import RETURNS, SAMPLES, WEIGHTS, WorkerArguments, samples_for, scores_of
+from rlplace.workers.arguments import (
+    RETURNS,
+    SAMPLES,
+    WEIGHTS,
+    WorkerArguments,
+    samples_for,
+    scores_of,
+)
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.actor import Critic, LmActor
 from rlplace.workers.worker import Rendezvous
-from tests.worker_ranks import WHOLE, WORKING, Session, attached, context_of, in_processes, spec_of
+from tests.worker_ranks import (
+    WHOLE,
+    WORKING,
+    Session,
+    attached,
+    context_of,
+    in_processes,
+    spec_of,
+)
 
 PROMPTS, SAMPLES_PER_PROMPT = 3, 4
 # Below eps, Adam would make steps of full size out of rounding errors.
@@ -56,7 +71,12 @@ class LmScenario:
         rules = {"grpo": {"tis_cap": None, "loss": "token"}, "ppo": {}}
         name = "grpo" if self.component == "actor" else "ppo"
         everyone = tuple(range(self.ranks))
-        ranks = {"actor": self.ranks, "env": 1, "rollout": self.ranks, self.component: self.ranks}
+        ranks = {
+            "actor": self.ranks,
+            "env": 1,
+            "rollout": self.ranks,
+            self.component: self.ranks,
+        }
         blocks: dict[str, Any] = {"actor": {"model": {"path": str(self.model)}}}
         own = {"compute": "fp32", "token_budget": 48, "optimizer": ADAM, **self.trained}
         blocks[self.component] = blocks.get(self.component, {}) | own
@@ -73,7 +93,10 @@ class LmScenario:
             }
         )
         deliveries = self.deliveries or (Delivery(readers=everyone, near=everyone),)
-        parallel = Parallel(tensor_parallel_size=self.tensor_parallel, context_parallel_size=self.context_parallel)
+        parallel = Parallel(
+            tensor_parallel_size=self.tensor_parallel,
+            context_parallel_size=self.context_parallel,
+        )
         return WorkerArguments(
             config=config,
             ranks=ranks,
@@ -84,26 +107,41 @@ class LmScenario:
         )
 
 
-def made_up_samples(iteration: int = 0, groups: int = PROMPTS, version: int = 0) -> list[tuple[Sample, ...]]:
+def made_up_samples(
+    iteration: int = 0, groups: int = PROMPTS, version: int = 0
+) -> list[tuple[Sample, ...]]:
     """Groups of episodes of uneven lengths and several turns; log-probabilities of about a tiny model's size."""
     rng = np.random.default_rng([11, iteration])
     made = []
     for group in range(groups):
         prompt = rng.integers(3, 300, rng.integers(2, 9))
-        made.append(tuple(_sample(rng, group, number, prompt, version) for number in range(SAMPLES_PER_PROMPT)))
+        made.append(
+            tuple(
+                _sample(rng, group, number, prompt, version)
+                for number in range(SAMPLES_PER_PROMPT)
+            )
+        )
     return made
 
 
-def _sample(rng: np.random.Generator, group: int, number: int, prompt: np.ndarray, version: int) -> Sample:
+def _sample(
+    rng: np.random.Generator, group: int, number: int, prompt: np.ndarray, version: int
+) -> Sample:
     answers, between = rng.integers(1, 12), rng.integers(0, 4)
-    mask = np.concatenate([np.zeros(len(prompt)), np.ones(answers), np.zeros(between), np.ones(between)]).astype(bool)
+    mask = np.concatenate(
+        [np.zeros(len(prompt)), np.ones(answers), np.zeros(between), np.ones(between)]
+    ).astype(bool)
     reward = float(rng.integers(0, 3))
     return Sample(
         group=group,
         sample=number,
-        tokens=np.concatenate([prompt, rng.integers(3, 300, answers + 2 * between)]).astype(np.int32),
+        tokens=np.concatenate(
+            [prompt, rng.integers(3, 300, answers + 2 * between)]
+        ).astype(np.int32),
         mask=mask,
-        logprobs=(np.where(mask, rng.normal(-6.0, 0.3, len(mask)), 0.0)).astype(np.float32),
+        logprobs=(np.where(mask, rng.normal(-6.0, 0.3, len(mask)), 0.0)).astype(
+            np.float32
+        ),
         versions=np.where(mask, version, -1).astype(np.int32),
         reward=reward,
         rewards={"made up": reward},
@@ -119,19 +157,38 @@ def everything(iteration: int = 0) -> list[Sample]:
 def returns_of(sample: Sample, iteration: int = 0) -> NDArray[np.float32]:
     """Made up, [N]."""
     rng = np.random.default_rng([5, iteration, sample.group, sample.sample])
-    return (sample.reward + rng.normal(0.0, 0.5, sample.response_tokens)).astype(np.float32)
+    return (sample.reward + rng.normal(0.0, 0.5, sample.response_tokens)).astype(
+        np.float32
+    )
 
 
 def make_lm_worker(
-    scenario: LmScenario, rank: int, rendezvous: Rendezvous, *, folder: Path | None = None, device: Device | None = None
+    scenario: LmScenario,
+    rank: int,
+    rendezvous: Rendezvous,
+    *,
+    folder: Path | None = None,
+    device: Device | None = None,
 ) -> Any:
     """One rank that is set up; without a device on an emulated accelerator of a GiB. A collective."""
     component = scenario.component
-    names = (SAMPLES, WEIGHTS) if component == "actor" else (samples_for("critic"), scores_of("critic"), RETURNS)
+    names = (
+        (SAMPLES, WEIGHTS)
+        if component == "actor"
+        else (samples_for("critic"), scores_of("critic"), RETURNS)
+    )
     channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in names}
     if folder is not None and component == "actor":
         channels[WEIGHTS] = attached(WEIGHTS, folder, f"actor rank {rank}")
-    context = context_of(component, rank, scenario.ranks, rendezvous, channels, folder=folder, device=device)
+    context = context_of(
+        component,
+        rank,
+        scenario.ranks,
+        rendezvous,
+        channels,
+        folder=folder,
+        device=device,
+    )
     worker = KINDS[component](scenario.job, context)
     worker.setup()
     return worker
@@ -144,16 +201,24 @@ def give(worker: LmActor | Critic, groups: Groups) -> None:
             worker.context.channels[name].put(tuple(group), key="")
 
 
-def give_returns(critic: Critic, groups: Groups, iteration: int = 0, factor: float = 1.0) -> None:
+def give_returns(
+    critic: Critic, groups: Groups, iteration: int = 0, factor: float = 1.0
+) -> None:
     if critic.context.rank == 0:
         for group in reversed(groups):
-            found = [(s.group, s.sample, factor * returns_of(s, iteration)) for s in group]
+            found = [
+                (s.group, s.sample, factor * returns_of(s, iteration)) for s in group
+            ]
             returns = tuple(Scores(group=g, sample=s, values=of) for g, s, of in found)
             critic.context.channels[RETURNS].put(returns, key="")
 
 
 def iterate(
-    worker: LmActor | Critic, iteration: int = 0, groups: Groups | None = None, *, returns_factor: float = 1.0
+    worker: LmActor | Critic,
+    iteration: int = 0,
+    groups: Groups | None = None,
+    *,
+    returns_factor: float = 1.0,
 ) -> dict[str, Metric]:
     """One iteration as the loop runs it, a critic off the accelerator in between; the metrics of all its stages."""
     groups = groups or made_up_samples(iteration, version=iteration)
@@ -166,22 +231,33 @@ def iterate(
         give_returns(worker, groups, iteration, returns_factor)
         worker.move(Residency.FULL)
     elif worker.config.config.actor_infers:
-        parts += [worker.infer(iteration, iteration), worker.compute_advantages(iteration)]
+        parts += [
+            worker.infer(iteration, iteration),
+            worker.compute_advantages(iteration),
+        ]
     elif worker.config.config.algorithm.accumulate_early:
         parts.append(worker.accumulate(iteration, iteration))
-    return {name: metric for part in (*parts, worker.learn(iteration, iteration)) for name, metric in part.items()}
+    return {
+        name: metric
+        for part in (*parts, worker.learn(iteration, iteration))
+        for name, metric in part.items()
+    }
 
 
 def scores(critic: Critic) -> list[Scores]:
     """All that it has put since last asked, in the order of samples."""
     channel = critic.context.channels[scores_of("critic")]
-    found = [one for _ in range(channel.stats().depth_items) for one in channel.get_nowait()]
+    found = [
+        one for _ in range(channel.stats().depth_items) for one in channel.get_nowait()
+    ]
     return sorted(found, key=lambda s: (s.group, s.sample))
 
 
 def whole_weights(worker: LmActor | Critic) -> dict[str, torch.Tensor]:
     """A collective."""
-    return {name: tensor.cpu().clone() for name, tensor in worker._model.whole_weights()}
+    return {
+        name: tensor.cpu().clone() for name, tensor in worker._model.whole_weights()
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +265,9 @@ class Outcome:
     """What one rank has at the end."""
 
     weights: dict[str, NDArray[Any]]  # of an actor, as they were pushed
-    values: list[NDArray[np.float32]]  # of a critic by iteration, on rank 0; of an actor, log-probabilities
+    values: list[
+        NDArray[np.float32]
+    ]  # of a critic by iteration, on rank 0; of an actor, log-probabilities
     metrics: list[dict[str, Metric]]
     digest: str
 
@@ -203,21 +281,38 @@ def follow(scenario: LmScenario, worker: LmActor | Critic) -> Outcome:
         worker.move(Residency.OFF)
         scenario.session.end(worker, index)
         if isinstance(worker, Critic):
-            values.append(np.concatenate([np.zeros(0, np.float32), *(s.values for s in scores(worker))]))
+            values.append(
+                np.concatenate(
+                    [np.zeros(0, np.float32), *(s.values for s in scores(worker))]
+                )
+            )
     worker.move(Residency.WEIGHTS)
     if isinstance(worker, Critic):
-        weights = {name: tensor.numpy() for name, tensor in whole_weights(worker).items()}
+        weights = {
+            name: tensor.numpy() for name, tensor in whole_weights(worker).items()
+        }
     else:
-        receiver = CopyReceiver(worker.context.channels[WEIGHTS], worker.context.rank, folder=worker.context.folder)
+        receiver = CopyReceiver(
+            worker.context.channels[WEIGHTS],
+            worker.context.rank,
+            folder=worker.context.folder,
+        )
         worker.push_weights(scenario.iterations)
         with receiver.pull(scenario.iterations) as received:
-            weights = {name: tensor.float().numpy().copy() for name, tensor in received.tensors.items()}
+            weights = {
+                name: tensor.float().numpy().copy()
+                for name, tensor in received.tensors.items()
+            }
         receiver.close()
         values.append(np.array(worker.logprobs([5, 6, 7, 8]), np.float32))
-    return Outcome(weights=weights, values=values, metrics=metrics, digest=worker.digest())
+    return Outcome(
+        weights=weights, values=values, metrics=metrics, digest=worker.digest()
+    )
 
 
-def _rank(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> Outcome:
+def _rank(
+    scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path
+) -> Outcome:
     worker = make_lm_worker(scenario, rank, rendezvous, folder=folder)
     try:
         return follow(scenario, worker)

@@ -48,7 +48,15 @@ from rlplace.workers.arguments import (
     scores_of,
 )
 from rlplace.workers.worker import Rendezvous
-from tests.memory_peaks import GIB, VOCABULARY, Blocks, Reading, Stages, freed_in_time, made_up
+from tests.memory_peaks import (
+    GIB,
+    VOCABULARY,
+    Blocks,
+    Reading,
+    Stages,
+    freed_in_time,
+    made_up,
+)
 from tests.memory_peaks import language_model as without_tokenizer
 from tests.tiny_lm import tiny_tokenizer
 from tests.worker_ranks import attached, context_of, in_processes, spec_of
@@ -64,9 +72,16 @@ def language_model(folder: Path, **config: Any) -> Path:
 def reward_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "vocab_size": VOCABULARY,
+    }
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_labels": 1}
-    LlamaForSequenceClassification(LlamaConfig(**sizes, **heads)).save_pretrained(folder)
+    LlamaForSequenceClassification(LlamaConfig(**sizes, **heads)).save_pretrained(
+        folder
+    )
     tiny_tokenizer(VOCABULARY).save_pretrained(folder)
     return folder
 
@@ -90,8 +105,13 @@ class FrozenJob:
     def spec(self) -> JobSpec:
         everywhere = f"0-{self.ranks - 1}"
         components = {"actor", "env", "rollout", self.component}
-        blocks: dict[str, Any] = {component: {"enable_offload": True} for component in components}
-        files = {**json.loads((self.model / "config.json").read_text()), "path": str(self.model)}
+        blocks: dict[str, Any] = {
+            component: {"enable_offload": True} for component in components
+        }
+        files = {
+            **json.loads((self.model / "config.json").read_text()),
+            "path": str(self.model),
+        }
         blocks["actor"]["model"] = files
         blocks["env"] |= {"task": "arithmetic"}
         if self.component == "reward":
@@ -108,7 +128,8 @@ class FrozenJob:
                 "cluster": {
                     "accelerators_per_node": self.ranks,
                     "accelerator": {"memory": 4 * GIB},
-                    "component_placement": dict.fromkeys(components, everywhere) | {"env": "0"},
+                    "component_placement": dict.fromkeys(components, everywhere)
+                    | {"env": "0"},
                 },
                 "algorithm": {
                     "name": "grpo",
@@ -121,7 +142,10 @@ class FrozenJob:
                 "runner": {"seed": 7, "total_iterations": 4},
             }
         )
-        return job_spec(config, make_plan(config, Topology.uniform(1, self.ranks, "emulated", 4 * GIB)))
+        return job_spec(
+            config,
+            make_plan(config, Topology.uniform(1, self.ranks, "emulated", 4 * GIB)),
+        )
 
 
 def scorer_readings(job: FrozenJob) -> list[list[Reading]]:
@@ -129,28 +153,46 @@ def scorer_readings(job: FrozenJob) -> list[list[Reading]]:
     return in_processes(_scorer_rank, job, job.ranks)
 
 
-def _scorer_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Reading]:
+def _scorer_rank(
+    job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
+) -> list[Reading]:
     freed_in_time()
     spec, component = job.spec, job.component
     (footprint,) = spec.case.ledger().footprints[component]
     channels: dict[str, Channel] = {
-        name: LocalChannel(spec_of(name)) for name in (samples_for(component), scores_of(component))
+        name: LocalChannel(spec_of(name))
+        for name in (samples_for(component), scores_of(component))
     }
     if "refresh_every" in job.block:
         channels[REFERENCE_WEIGHTS] = LocalChannel(spec_of(REFERENCE_WEIGHTS))
-    context = context_of(component, rank, job.ranks, rendezvous, channels, folder=folder)
+    context = context_of(
+        component, rank, job.ranks, rendezvous, channels, folder=folder
+    )
     worker: Any = spec.workers[component](spec.arguments, context)
     worker.setup()
     stages = Stages(worker, footprint)
     groups = made_up(4 * job.prompts, PROMPT, ANSWER)
-    mine = groups if rank == 0 and worker._sharded else groups[rank :: job.ranks] if not worker._sharded else []
+    mine = (
+        groups
+        if rank == 0 and worker._sharded
+        else groups[rank :: job.ranks]
+        if not worker._sharded
+        else []
+    )
     for iteration in range(2):
         for group in mine:
             channels[samples_for(component)].put(group, key="")
         stages("infer", Residency.FULL, lambda i=iteration: worker.infer(i, i))
         worker.move(Residency.OFF)
     if REFERENCE_WEIGHTS in channels:
-        refresh(job, stages, worker, WeightSender(channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1)))
+        refresh(
+            job,
+            stages,
+            worker,
+            WeightSender(
+                channels[REFERENCE_WEIGHTS], rank=0, deliveries=deliver_by_rank(1)
+            ),
+        )
     worker.close()
     return list(stages.found.values())
 
@@ -159,14 +201,20 @@ def refresh(job: FrozenJob, stages: Stages, worker: Any, sender: WeightSender) -
     """Another thread sends, whose allocations are not of the record."""
     shards = [
         Shard(
-            names=(name,), dtype="float32", shape=tuple(weight.shape), blocks=row_blocks(weight.shape, 1), data=weight
+            names=(name,),
+            dtype="float32",
+            shape=tuple(weight.shape),
+            blocks=row_blocks(weight.shape, 1),
+            data=weight,
         )
         for name, weight in load_file(job.model / "model.safetensors").items()
     ]
     for iteration in (1, 2):
         with ThreadPoolExecutor(1) as thread:
             pushing = thread.submit(sender.push, iteration, shards)
-            stages("refresh", Residency.WEIGHTS, lambda i=iteration: worker.refresh(i, i))
+            stages(
+                "refresh", Residency.WEIGHTS, lambda i=iteration: worker.refresh(i, i)
+            )
             pushing.result()
     sender.close()
 
@@ -185,12 +233,19 @@ def allocated_bytes() -> int:
     return int(state.of_7 + state.of_4)  # of its arenas (uordblks), and mapped (hblkhd)
 
 
-PACKED = 2 * VOCABULARY * 256 * 4  # that vLLM adds on a CPU: the embedding and the head, packed for its products
+PACKED = (
+    2 * VOCABULARY * 256 * 4
+)  # that vLLM adds on a CPU: the embedding and the head, packed for its products
 
 
 def vllm_block(sleep_level: int) -> Blocks:
     sizes = {"kv_cache_memory": 64 << 20, "step_tokens": 512, "step_sequences": 16}
-    return {"engine": "vllm", "enforce_eager": True, "sleep_level": sleep_level, **sizes}
+    return {
+        "engine": "vllm",
+        "enforce_eager": True,
+        "sleep_level": sleep_level,
+        **sizes,
+    }
 
 
 def engine_readings(job: FrozenJob) -> list[list[Reading]]:
@@ -198,17 +253,26 @@ def engine_readings(job: FrozenJob) -> list[list[Reading]]:
     return in_processes(_engine_rank, job, 1, channels=(spec_of(WEIGHTS),))
 
 
-def _engine_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Reading]:
+def _engine_rank(
+    job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
+) -> list[Reading]:
     """Weights come from a real actor in the same process."""
     spec = job.spec
     (footprint,) = spec.case.ledger().footprints["rollout"]
-    channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (REQUESTS, COMPLETIONS)}
-    ends = [attached(WEIGHTS, folder, f"{component} rank 0") for component in ("actor", "rollout")]
+    channels: dict[str, Channel] = {
+        name: LocalChannel(spec_of(name)) for name in (REQUESTS, COMPLETIONS)
+    }
+    ends = [
+        attached(WEIGHTS, folder, f"{component} rank 0")
+        for component in ("actor", "rollout")
+    ]
     of_actor = context_of("actor", 0, 1, rendezvous, {WEIGHTS: ends[0]}, folder=folder)
     actor: Any = spec.workers["actor"](spec.arguments, of_actor)
     actor.setup()
     actor.move(Residency.FULL)
-    context = context_of("rollout", 0, 1, rendezvous, channels | {WEIGHTS: ends[1]}, folder=folder)
+    context = context_of(
+        "rollout", 0, 1, rendezvous, channels | {WEIGHTS: ends[1]}, folder=folder
+    )
     worker: Any = spec.workers["rollout"](spec.arguments, context)
     worker.setup()
     stages = Stages(worker, footprint)
@@ -218,7 +282,14 @@ def _engine_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
         for group in range(job.prompts):
             tokens = rng.integers(2, VOCABULARY, PROMPT).astype(np.int32)
             sizes = {"samples": 4, "first_sample": 0, "max_new_tokens": answer}
-            request = Request(iteration=iteration, env_rank=0, group=group, turn=0, tokens=tokens, **sizes)
+            request = Request(
+                iteration=iteration,
+                env_rank=0,
+                group=group,
+                turn=0,
+                tokens=tokens,
+                **sizes,
+            )
             channels[REQUESTS].put(request)
         channels[REQUESTS].put(EndOfIteration(iteration=iteration))
         worker.generate(iteration)
@@ -230,17 +301,32 @@ def _engine_rank(job: FrozenJob, rank: int, rendezvous: Rendezvous, folder: Path
         worker.move(Residency.OFF)
     # Once more by the allocator's count: torch's record does not see what vLLM packs.
     actor.push_weights(2)
-    works = {Residency.WEIGHTS: lambda: worker.pull_weights(2), Residency.FULL: lambda: generate(2, answer=1)}
+    works = {
+        Residency.WEIGHTS: lambda: worker.pull_weights(2),
+        Residency.FULL: lambda: generate(2, answer=1),
+    }
     gc.collect()
     held, off = list[Reading](), allocated_bytes()
     for residency in (Residency.WEIGHTS, Residency.FULL, Residency.OFF):
         resident = worker.move(residency).accelerator_bytes
         works.get(residency, lambda: None)()
         gc.collect()
-        measured, predicted = allocated_bytes() - off, sum(footprint.held[residency].values())
-        held.append(Reading(stage=residency.word, resident=resident, measured=measured, predicted=predicted))
+        measured, predicted = (
+            allocated_bytes() - off,
+            sum(footprint.held[residency].values()),
+        )
+        held.append(
+            Reading(
+                stage=residency.word,
+                resident=resident,
+                measured=measured,
+                predicted=predicted,
+            )
+        )
     worker.close()
-    if dist.is_initialized():  # vLLM has ended the group of its process, which was the actor's too
+    if (
+        dist.is_initialized()
+    ):  # vLLM has ended the group of its process, which was the actor's too
         actor.close()
     return [*stages.found.values(), *held]
 
@@ -264,7 +350,9 @@ class PolicyJob:
         given: dict[str, Any] = {
             "cluster": {
                 "accelerators_per_node": self.ranks,
-                "component_placement": dict.fromkeys(("actor", "env", "rollout"), everywhere),
+                "component_placement": dict.fromkeys(
+                    ("actor", "env", "rollout"), everywhere
+                ),
             },
             "env": {"id": "synthetic", "total_num_envs": ROWS, "enable_offload": True},
             "actor": {"model": {"hidden": list(self.hidden)}, "enable_offload": True},
@@ -283,7 +371,9 @@ class PolicyJob:
             spaces=self.spaces,
             routes=plan.row_routes,
         )
-        return arguments, dict(memory_case(plan, config, self.spaces).ledger().footprints)
+        return arguments, dict(
+            memory_case(plan, config, self.spaces).ledger().footprints
+        )
 
 
 def trajectory(rows: int, first_row: int, version: int) -> Trajectory:
@@ -304,7 +394,9 @@ def trajectory(rows: int, first_row: int, version: int) -> Trajectory:
         terminated=np.zeros_like(ended),
         truncated=ended,
         last_observations=normal[-1],
-        final_observations=rng.standard_normal((int(ended.sum()), OBSERVED)).astype(np.float32),
+        final_observations=rng.standard_normal((int(ended.sum()), OBSERVED)).astype(
+            np.float32
+        ),
     )
 
 
@@ -319,7 +411,9 @@ def policy_readings(job: PolicyJob) -> list[list[Reading]]:
     return in_processes(_policy_rank, job, job.ranks, channels=(spec_of(WEIGHTS),))
 
 
-def _policy_rank(job: PolicyJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Reading]:
+def _policy_rank(
+    job: PolicyJob, rank: int, rendezvous: Rendezvous, folder: Path
+) -> list[Reading]:
     """The actor's stages, then on rank 0 those of a rollout rank that takes its weights."""
     from rlplace.workers.roles.actor import PolicyActor
     from rlplace.workers.roles.rollout import VectorRolloutWorker
@@ -327,13 +421,32 @@ def _policy_rank(job: PolicyJob, rank: int, rendezvous: Rendezvous, folder: Path
     freed_in_time()
     arguments, footprints = job.made
     (held_by_actor,), (held_by_rollout,) = footprints["actor"], footprints["rollout"]
-    channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, OBSERVATIONS)}
+    channels: dict[str, Channel] = {
+        name: LocalChannel(spec_of(name)) for name in (TRAJECTORIES, OBSERVATIONS)
+    }
     channels[ACTIONS] = Sink(spec_of(ACTIONS))
-    ends = [attached(WEIGHTS, folder, f"{component} rank {rank}") for component in ("actor", "rollout")]
-    context = context_of("actor", rank, job.ranks, rendezvous, channels | {WEIGHTS: ends[0]}, folder=folder)
+    ends = [
+        attached(WEIGHTS, folder, f"{component} rank {rank}")
+        for component in ("actor", "rollout")
+    ]
+    context = context_of(
+        "actor",
+        rank,
+        job.ranks,
+        rendezvous,
+        channels | {WEIGHTS: ends[0]},
+        folder=folder,
+    )
     actor = PolicyActor(arguments, context)
     actor.setup()
-    context = context_of("rollout", rank, job.ranks, rendezvous, channels | {WEIGHTS: ends[1]}, folder=folder)
+    context = context_of(
+        "rollout",
+        rank,
+        job.ranks,
+        rendezvous,
+        channels | {WEIGHTS: ends[1]},
+        folder=folder,
+    )
     rollout = VectorRolloutWorker(arguments, context)
     rollout.setup()
     learning, acting = Stages(actor, held_by_actor), Stages(rollout, held_by_rollout)
@@ -343,7 +456,13 @@ def _policy_rank(job: PolicyJob, rank: int, rendezvous: Rendezvous, folder: Path
         acting("sync", Residency.WEIGHTS, lambda i=index: rollout.pull_weights(i))
         for step in range(STEPS):
             observed = np.zeros((rows, OBSERVED), np.float32)
-            item = Observation(env_rank=rank, stage_group=0, step=step, first_row=rank * rows, observations=observed)
+            item = Observation(
+                env_rank=rank,
+                stage_group=0,
+                step=step,
+                first_row=rank * rows,
+                observations=observed,
+            )
             channels[OBSERVATIONS].put(item, key=str(rank))
         acting("rollout", Residency.FULL, lambda i=index: rollout.generate(i))
         rollout.move(Residency.OFF)

@@ -43,7 +43,9 @@ class Cable:
 
     def wait_passed(self, size_bytes: int, timeout_s: float = 60.0) -> None:
         with self._passed:
-            assert self._passed.wait_for(lambda: self.passed_bytes >= size_bytes, timeout_s)
+            assert self._passed.wait_for(
+                lambda: self.passed_bytes >= size_bytes, timeout_s
+            )
 
     def close(self) -> None:
         self._ended = True
@@ -70,10 +72,16 @@ class Cable:
             with self._lock:
                 self._open += (near, far)
             for source, sink, to_server in ((near, far, True), (far, near, False)):
-                self._threads.append(threading.Thread(target=self._pump, args=(source, sink, to_server), daemon=True))
+                self._threads.append(
+                    threading.Thread(
+                        target=self._pump, args=(source, sink, to_server), daemon=True
+                    )
+                )
                 self._threads[-1].start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, to_server: bool) -> None:
+    def _pump(
+        self, source: socket.socket, sink: socket.socket, to_server: bool
+    ) -> None:
         with contextlib.suppress(OSError), source:
             while data := source.recv(1 << 16):
                 self._flows.wait()

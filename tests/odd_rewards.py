@@ -24,7 +24,11 @@ def not_a_number(transcript: Transcript) -> float:
 
 
 def not_a_number_for_a_third(transcript: Transcript) -> float:
-    return float("nan") if sum(map(ord, transcript.answer)) % 3 == 0 else len(transcript.answer)
+    return (
+        float("nan")
+        if sum(map(ord, transcript.answer)) % 3 == 0
+        else len(transcript.answer)
+    )
 
 
 def text(transcript: Transcript) -> Any:
@@ -95,10 +99,15 @@ def exits(transcript: Transcript) -> float:
     os._exit(3)
 
 
-def spelled(prompts: list[str], answers: list[str], labels: list[str], bonus: float = 0.0) -> list[float]:
+def spelled(
+    prompts: list[str], answers: list[str], labels: list[str], bonus: float = 0.0
+) -> list[float]:
     """Over lists, as other libraries have it."""
     assert prompts == [f"question {label}" for label in labels]
-    return [100 * int(label) + len(answer) + bonus for answer, label in zip(answers, labels, strict=True)]
+    return [
+        100 * int(label) + len(answer) + bonus
+        for answer, label in zip(answers, labels, strict=True)
+    ]
 
 
 def shortness(prompts: list[str], answers: list[str]) -> list[float]:

@@ -18,7 +18,12 @@ from rlplace.workers.worker import MoveReport
 def slot_of(component: str, rank: int = 0) -> Slot:
     """On the accelerator of the rank's number, all on one node."""
     return Slot(
-        component=component, rank=rank, node=0, local_rank=rank, accelerators=(rank,), local_accelerators=(rank,)
+        component=component,
+        rank=rank,
+        node=0,
+        local_rank=rank,
+        accelerators=(rank,),
+        local_accelerators=(rank,),
     )
 
 
@@ -26,7 +31,12 @@ class OpenGroup:
     """`log` gets what is called, `rollout generate 3`, also of other groups. Calls of `at_once` end by themselves."""
 
     def __init__(
-        self, name: str, log: list[str], *, slots: Sequence[Slot] = (), at_once: Collection[str] = ("move",)
+        self,
+        name: str,
+        log: list[str],
+        *,
+        slots: Sequence[Slot] = (),
+        at_once: Collection[str] = ("move",),
     ) -> None:
         self.name, self._log, self.at_once = name, log, at_once
         self.open: deque[Call] = deque()

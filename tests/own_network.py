@@ -18,17 +18,30 @@ class Own(nn.Module):
     def __init__(self, spaces: Spaces, width: int = 16) -> None:
         super().__init__()
         actions: Any = spaces.actions
-        outputs = actions.n if isinstance(actions, DiscreteActions) else len(actions.low)
-        self.entries = nn.ModuleList(nn.Linear(entry.size, width) for entry in spaces.entries)
+        outputs = (
+            actions.n if isinstance(actions, DiscreteActions) else len(actions.low)
+        )
+        self.entries = nn.ModuleList(
+            nn.Linear(entry.size, width) for entry in spaces.entries
+        )
         self.head = nn.Linear(width, outputs + 1)
         self.unused = nn.Parameter(torch.zeros(3))
         self.scale = nn.Parameter(torch.ones(()))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, observations: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        given = [observations] if isinstance(observations, Tensor) else list(observations.values())
+    def forward(
+        self, observations: Tensor | dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        given = (
+            [observations]
+            if isinstance(observations, Tensor)
+            else list(observations.values())
+        )
         dtype = self.head.weight.dtype
-        found = [layer(each.flatten(1).to(dtype)) for layer, each in zip(self.entries, given, strict=True)]
+        found = [
+            layer(each.flatten(1).to(dtype))
+            for layer, each in zip(self.entries, given, strict=True)
+        ]
         outputs: Tensor = self.head(torch.tanh(torch.stack(found).sum(dim=0)))
         return outputs[:, 1:] * self.scale, outputs[:, 0]
 
@@ -42,9 +55,18 @@ class Remembers(Own):
 
     def forward(self, observations: Any, memory: Tensor) -> Any:
         dtype = self.head.weight.dtype
-        given = [observations] if isinstance(observations, Tensor) else list(observations.values())
-        found = [layer(each.flatten(1).to(dtype)) for layer, each in zip(self.entries, given, strict=True)]
-        memory = torch.tanh(memory.to(dtype) + self.put(torch.tanh(torch.stack(found).sum(dim=0))))
+        given = (
+            [observations]
+            if isinstance(observations, Tensor)
+            else list(observations.values())
+        )
+        found = [
+            layer(each.flatten(1).to(dtype))
+            for layer, each in zip(self.entries, given, strict=True)
+        ]
+        memory = torch.tanh(
+            memory.to(dtype) + self.put(torch.tanh(torch.stack(found).sum(dim=0)))
+        )
         outputs = self.head(self.get(memory))
         return outputs[:, 1:] * self.scale, outputs[:, 0], memory
 

@@ -20,7 +20,9 @@ class Same:
 
     def policy_loss(self, logprobs: Tensor, samples: Any) -> Tensor:
         clip = Clip(low=self._algorithm.clip_ratio_low, high=self._algorithm.clip_high)
-        return clipped_surrogate(logprobs - samples.logprobs, samples.advantages, clip) * (1 + self._doubled)
+        return clipped_surrogate(
+            logprobs - samples.logprobs, samples.advantages, clip
+        ) * (1 + self._doubled)
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
         return value_loss(values, old_values, returns, self._algorithm.value_clip)

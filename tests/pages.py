@@ -14,7 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "..."  # a line that stands for any number of lines
-_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL
+)
 _TYPED = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
@@ -29,9 +31,18 @@ class Block:
     def commands(self) -> list[tuple[str, list[str]]]:
         """Return what is typed, and the lines that it answers."""
         if self.language == "console":
-            return [(typed, answer.rstrip("\n").split("\n")) for typed, answer in _TYPED.findall(self.text)]
-        lines = self.text.replace("\\\n", " ").splitlines() if self.language == "bash" else []
-        return [(line, []) for line in lines if line.strip() and not line.startswith("#")]
+            return [
+                (typed, answer.rstrip("\n").split("\n"))
+                for typed, answer in _TYPED.findall(self.text)
+            ]
+        lines = (
+            self.text.replace("\\\n", " ").splitlines()
+            if self.language == "bash"
+            else []
+        )
+        return [
+            (line, []) for line in lines if line.strip() and not line.startswith("#")
+        ]
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -47,7 +58,10 @@ def words_of(typed: str) -> list[str]:
 
 def says(answer: Sequence[str], shown: Sequence[str]) -> bool:
     """Return whether `answer` is `shown`, with something in the place of every ELSEWHERE."""
-    pattern = "".join(r"(?:.*\n)*?" if line.strip() == ELSEWHERE else re.escape(line) + r"\n" for line in shown)
+    pattern = "".join(
+        r"(?:.*\n)*?" if line.strip() == ELSEWHERE else re.escape(line) + r"\n"
+        for line in shown
+    )
     return re.fullmatch(pattern, "\n".join([*answer, ""])) is not None
 
 
@@ -56,15 +70,25 @@ def shell(folder: Path) -> dict[str, str]:
     programs = folder / ".bin"
     programs.mkdir()
     as_installed = f"#!{sys.executable}\nfrom rlplace.__main__ import main\n\nmain()\n"
-    for name, words in {"rlplace": None, "python": "", "tensorboard": "-m tensorboard.main"}.items():
-        text = as_installed if words is None else f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n'
+    for name, words in {
+        "rlplace": None,
+        "python": "",
+        "tensorboard": "-m tensorboard.main",
+    }.items():
+        text = (
+            as_installed
+            if words is None
+            else f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n'
+        )
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
 
-def typed_in(folder: Path, typed: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def typed_in(
+    folder: Path, typed: str, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     """Run a command of a page in `folder`; what it prints, errors too, is its stdout."""
     return subprocess.run(
         ["bash", "-c", typed],
@@ -88,14 +112,24 @@ def read_page(page: Path, folder: Path, variables: Mapping[str, str]) -> None:
             file.write_text(block.text, encoding="utf-8")
         for typed, shown in block.commands() if block.language == "console" else ():
             done = typed_in(folder, typed, variables)
-            refused = any(re.search(r"\S\s+\[[a-z-]+\]$", line) for line in shown)  # the page shows an error
-            assert (done.returncode != 0) == refused, f"{typed}: exit {done.returncode}\n{done.stdout}"
+            refused = any(
+                re.search(r"\S\s+\[[a-z-]+\]$", line) for line in shown
+            )  # the page shows an error
+            assert (done.returncode != 0) == refused, (
+                f"{typed}: exit {done.returncode}\n{done.stdout}"
+            )
             answer = done.stdout.rstrip("\n").split("\n")
-            assert shown == [""] or says(answer, shown), f"{typed} answers\n{done.stdout}"
+            assert shown == [""] or says(answer, shown), (
+                f"{typed} answers\n{done.stdout}"
+            )
 
 
 def write_own_engine(folder: Path) -> Path:
     """Write the engine that docs/own_engine.md shows as a module in `folder`."""
-    (block,) = (block for block in blocks(ROOT / "docs" / "own_engine.md") if block.title == "plain_engine.py")
+    (block,) = (
+        block
+        for block in blocks(ROOT / "docs" / "own_engine.md")
+        if block.title == "plain_engine.py"
+    )
     (folder / block.title).write_text(block.text, encoding="utf-8")
     return folder

@@ -53,7 +53,9 @@ class Asking(CartPoleEnv):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        urllib.request.build_opener().open(os.environ[ADDRESS], timeout=20).read()  # not the one of an earlier test
+        urllib.request.build_opener().open(
+            os.environ[ADDRESS], timeout=20
+        ).read()  # not the one of an earlier test
 
 
 register("Asking-v0", entry_point=Asking, max_episode_steps=100)

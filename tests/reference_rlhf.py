@@ -30,11 +30,19 @@ class Rules:
     max_grad_norm: float = 0.5
 
 
-ESTIMATES = {"k1": lambda x: x, "k2": lambda x: x**2 / 2, "k3": lambda x: torch.exp(-x) - 1 + x}
+ESTIMATES = {
+    "k1": lambda x: x,
+    "k2": lambda x: x**2 / 2,
+    "k3": lambda x: torch.exp(-x) - 1 + x,
+}
 
 
-def adamw(parameters: Sequence[Tensor], rules: dict[str, float]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=rules["lr"], eps=rules["eps"], weight_decay=0.0)
+def adamw(
+    parameters: Sequence[Tensor], rules: dict[str, float]
+) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters, lr=rules["lr"], eps=rules["eps"], weight_decay=0.0
+    )
 
 
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -42,7 +50,11 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(
-            found[name].float(), tensor.detach(), atol=2e-5, rtol=5e-4, msg=lambda m, n=name: f"{n}: {m}"
+            found[name].float(),
+            tensor.detach(),
+            atol=2e-5,
+            rtol=5e-4,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -57,7 +69,9 @@ class Models:
     critic_optimizer: torch.optim.Optimizer
 
 
-def rlhf_step(models: Models, samples: Sequence[Sample], rewards: Sequence[float], rules: Rules) -> dict[str, float]:
+def rlhf_step(
+    models: Models, samples: Sequence[Sample], rewards: Sequence[float], rules: Rules
+) -> dict[str, float]:
     """One optimizer step of actor and critic on all `samples`; `rewards` by sample, all of them counted."""
     mask = responses_of(samples)
     with torch.no_grad():
@@ -67,7 +81,9 @@ def rlhf_step(models: Models, samples: Sequence[Sample], rewards: Sequence[float
     kl = ESTIMATES[rules.kl_estimator](old - frozen) * mask
     advantages, returns = estimates(mask, before, kl, rewards, rules)
 
-    value_loss = clipped_value_loss(critic_values(models.critic, samples), before, returns, mask, rules)
+    value_loss = clipped_value_loss(
+        critic_values(models.critic, samples), before, returns, mask, rules
+    )
     step(models.critic_optimizer, value_loss, rules)
 
     logprobs = token_logprobs(models.actor, samples)
@@ -108,15 +124,31 @@ def grpo_step(
     correction = torch.ones_like(mask)
     if tis_cap is not None:
         apart = (old - engine) * mask
-        correction = torch.exp(apart.sum(1, keepdim=True).expand_as(apart) if tis_level == "sequence" else apart)
-        kept = (correction >= tis_floor) & ((correction <= tis_cap) | (tis_above == "cap"))
+        correction = torch.exp(
+            apart.sum(1, keepdim=True).expand_as(apart)
+            if tis_level == "sequence"
+            else apart
+        )
+        kept = (correction >= tis_floor) & (
+            (correction <= tis_cap) | (tis_above == "cap")
+        )
         correction = correction.clamp(max=tis_cap) * kept
     if surrogate == "cispo":
-        weight = torch.exp(logprobs - old).detach().clamp(1 - rules.clip_low, 1 + rules.clip_high)
+        weight = (
+            torch.exp(logprobs - old)
+            .detach()
+            .clamp(1 - rules.clip_low, 1 + rules.clip_high)
+        )
         objective = weight * advantages[:, None] * logprobs * correction * mask
     else:
-        objective = clipped(logprobs, old, advantages[:, None], mask, rules) * correction * mask
-    total = objective.sum() / mask.sum() if loss == "token" else (objective.sum(1) / mask.sum(1)).mean()
+        objective = (
+            clipped(logprobs, old, advantages[:, None], mask, rules) * correction * mask
+        )
+    total = (
+        objective.sum() / mask.sum()
+        if loss == "token"
+        else (objective.sum(1) / mask.sum(1)).mean()
+    )
     return -total.item(), step(optimizer, -total, rules)
 
 
@@ -135,7 +167,11 @@ def targets(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
         rewards = groups[s.group]
         deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
         advantages.append((s.reward - statistics.mean(rewards)) / (deviation + 1e-6))
-    return responses_of(samples), padded([s.logprobs for s in samples])[:, 1:], torch.tensor(advantages)
+    return (
+        responses_of(samples),
+        padded([s.logprobs for s in samples])[:, 1:],
+        torch.tensor(advantages),
+    )
 
 
 def estimates(
@@ -143,7 +179,10 @@ def estimates(
 ) -> tuple[Tensor, Tensor]:
     """Advantages, whitened, and returns [B, L - 1], zero beside response tokens."""
     limit = rules.reward_clip
-    scores = [reward if limit is None else max(-limit, min(limit, reward)) for reward in rewards]
+    scores = [
+        reward if limit is None else max(-limit, min(limit, reward))
+        for reward in rewards
+    ]
     advantages, returns = torch.zeros_like(mask), torch.zeros_like(mask)
     for row, score in enumerate(scores):
         places = [i for i, response in enumerate(mask[row].tolist()) if response]
@@ -162,7 +201,9 @@ def estimates(
     return (advantages - mean) / (deviation + 1e-6) * mask, returns
 
 
-def clipped_value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, rules: Rules) -> Tensor:
+def clipped_value_loss(
+    values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, rules: Rules
+) -> Tensor:
     worse = (values - returns) ** 2
     if rules.value_clip is not None:
         near = before + (values - before).clamp(-rules.value_clip, rules.value_clip)
@@ -170,26 +211,39 @@ def clipped_value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Te
     return (0.5 * worse * mask).sum() / mask.sum()
 
 
-def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules) -> Tensor:
+def clipped(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules
+) -> Tensor:
     ratio = torch.exp((logprobs - old) * mask)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - rules.clip_low, 1 + rules.clip_high) * advantages)
+    return torch.minimum(
+        ratio * advantages,
+        ratio.clamp(1 - rules.clip_low, 1 + rules.clip_high) * advantages,
+    )
 
 
-def clipped_policy_loss(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules) -> Tensor:
+def clipped_policy_loss(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, rules: Rules
+) -> Tensor:
     return -(clipped(logprobs, old, advantages, mask, rules) * mask).sum() / mask.sum()
 
 
-def token_logprobs(model: torch.nn.Module, samples: Sequence[Sample], temperature: float = 1.0) -> Tensor:
+def token_logprobs(
+    model: torch.nn.Module, samples: Sequence[Sample], temperature: float = 1.0
+) -> Tensor:
     """[B, L - 1] of each token but the first, given those before it; padding included."""
     ids, attended = _inputs(samples)
     logits = model(input_ids=ids, attention_mask=attended).logits[:, :-1] / temperature
     return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
 
 
-def state_values(trunk: torch.nn.Module, head: Tensor, samples: Sequence[Sample]) -> Tensor:
+def state_values(
+    trunk: torch.nn.Module, head: Tensor, samples: Sequence[Sample]
+) -> Tensor:
     """[B, L - 1] of the states before each token but the first, by a head [1, size]; padding included."""
     ids, attended = _inputs(samples)
-    values: Tensor = (trunk(input_ids=ids, attention_mask=attended).last_hidden_state @ head.t())[:, :-1, 0]
+    values: Tensor = (
+        trunk(input_ids=ids, attention_mask=attended).last_hidden_state @ head.t()
+    )[:, :-1, 0]
     return values
 
 
@@ -199,11 +253,15 @@ def critic_values(critic: torch.nn.Module, samples: Sequence[Sample]) -> Tensor:
 
 def padded(rows: Sequence[object]) -> Tensor:
     """[B, L], zeros on the right."""
-    return torch.nn.utils.rnn.pad_sequence([torch.as_tensor(row) for row in rows], batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.as_tensor(row) for row in rows], batch_first=True
+    )
 
 
 def _inputs(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    return padded([s.tokens for s in samples]).long(), padded([torch.ones(len(s.tokens)) for s in samples]).long()
+    return padded([s.tokens for s in samples]).long(), padded(
+        [torch.ones(len(s.tokens)) for s in samples]
+    ).long()
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor, rules: Rules) -> float:

@@ -31,7 +31,9 @@ Groups = Sequence[Sequence[Sample]]
 class RlhfStage:
     """Workers of the components that are named; `blocks` are of the config, over what suits a tiny model in float32."""
 
-    def __init__(self, model: Path, components: Sequence[str], **blocks: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Path, components: Sequence[str], **blocks: Mapping[str, Any]
+    ) -> None:
         trained = {"compute": "fp32", "token_budget": 48, "optimizer": ADAM}
         usual: dict[str, dict[str, Any]] = {
             "algorithm": {
@@ -49,21 +51,37 @@ class RlhfStage:
         }
         config = read_config(
             {
-                "cluster": {"component_placement": dict.fromkeys((*components, "rollout", "env"), "0")},
+                "cluster": {
+                    "component_placement": dict.fromkeys(
+                        (*components, "rollout", "env"), "0"
+                    )
+                },
                 "env": {"task": "arithmetic"},
-                **{name: {**block, **blocks.get(name, {})} for name, block in usual.items()},
+                **{
+                    name: {**block, **blocks.get(name, {})}
+                    for name, block in usual.items()
+                },
             }
         )
         ranks = dict.fromkeys((*components, "rollout", "env"), 1)
         again = {component: 0.25 for component in components if component != "reward"}
         self.job = WorkerArguments(config=config, ranks=ranks, read_again=again)
-        names = [SAMPLES, WEIGHTS, RETURNS, *map(samples_for, self.job.scorers), *map(scores_of, self.job.scorers)]
+        names = [
+            SAMPLES,
+            WEIGHTS,
+            RETURNS,
+            *map(samples_for, self.job.scorers),
+            *map(scores_of, self.job.scorers),
+        ]
         names += [REFERENCE_WEIGHTS] if config.reference.refresh_every else []
         self.channels = {name: LocalChannel(spec_of(name)) for name in names}
         self.workers = {component: self._worker(component) for component in components}
 
     def _worker(self, component: str) -> Any:
-        named = {name: channel.named(f"{component} rank 0") for name, channel in self.channels.items()}
+        named = {
+            name: channel.named(f"{component} rank 0")
+            for name, channel in self.channels.items()
+        }
         context = context_of(component, 0, 1, rendezvous_at(listen()), named)
         return worker_of(self.job.config, component)(self.job, context)
 
@@ -93,13 +111,17 @@ class RlhfStage:
         """From samples to the next version, each alone on the accelerator in turn; the metrics of all."""
         self.give(groups)
         scorers = [self.workers[name] for name in self.job.scorers]
-        numbers: list[Metrics] = [self._alone(worker, "infer", iteration) for worker in scorers]
+        numbers: list[Metrics] = [
+            self._alone(worker, "infer", iteration) for worker in scorers
+        ]
         actor = self.workers["actor"]
         if self.job.config.actor_infers:
             numbers.append(self._alone(actor, "infer", iteration))
         if self.job.config.actor_infers or scorers:
             numbers.append(actor.compute_advantages(iteration))
-        learning = [self.workers[name] for name in ("critic", "actor") if name in self.workers]
+        learning = [
+            self.workers[name] for name in ("critic", "actor") if name in self.workers
+        ]
         numbers += [self._alone(worker, "learn", iteration) for worker in learning]
         return reduce_metrics(numbers)
 

@@ -55,7 +55,9 @@ class Layout:
     rollout: int = 1
     actor: int = 1
     stage_groups: int = 1
-    shared: bool = False  # each env rank in one process with the rollout rank of its number
+    shared: bool = (
+        False  # each env rank in one process with the rollout rank of its number
+    )
 
     def __str__(self) -> str:
         together = "-shared" if self.shared else ""
@@ -63,7 +65,11 @@ class Layout:
 
 
 def plan_of(
-    layout: Layout, env: Mapping[str, object], steps: int, seed: int = 0, on_poison: str = "stop"
+    layout: Layout,
+    env: Mapping[str, object],
+    steps: int,
+    seed: int = 0,
+    on_poison: str = "stop",
 ) -> tuple[Plan, SimulatorArguments]:
     """The plan and job of a config whose components sit on accelerators of their own."""
     ranks = {"env": layout.env, "rollout": layout.rollout, "actor": layout.actor}
@@ -91,21 +97,36 @@ def plan_of(
     plan = make_plan(config, Topology.uniform(1, first))
     spaces, routes = describe(config.env), plan.row_routes
     return plan, SimulatorArguments(
-        config=config, ranks=ranks, deliveries=plan.deliveries, spaces=spaces, routes=routes
+        config=config,
+        ranks=ranks,
+        deliveries=plan.deliveries,
+        spaces=spaces,
+        routes=routes,
     )
 
 
-def channels_of(plan: Plan, capacity_items: int | None = None) -> dict[str, LocalChannel]:
+def channels_of(
+    plan: Plan, capacity_items: int | None = None
+) -> dict[str, LocalChannel]:
     """The channels of the plan, with its capacities or with another for all."""
     specs = (
-        ChannelSpec(name=c.name, capacity_items=capacity_items or c.capacity_items, keys=c.keys, timeout_s=20)
+        ChannelSpec(
+            name=c.name,
+            capacity_items=capacity_items or c.capacity_items,
+            keys=c.keys,
+            timeout_s=20,
+        )
         for c in plan.channels
     )
     return {spec.name: LocalChannel(spec) for spec in specs}
 
 
 def context_of(
-    plan: Plan, component: str, rank: int, channels: Mapping[str, LocalChannel], lending: Lending | None = None
+    plan: Plan,
+    component: str,
+    rank: int,
+    channels: Mapping[str, LocalChannel],
+    lending: Lending | None = None,
 ) -> WorkerContext:
     owner = f"{component} rank {rank}"
     return WorkerContext(
@@ -121,11 +142,24 @@ def context_of(
 class RolloutStage:
     """All env and rollout workers of a job, set up, FULL, with the weights of `weights_seed` loaded as version 0."""
 
-    def __init__(self, layout: Layout, env: Mapping[str, object], *, steps: int, weights_seed: int = 1) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        env: Mapping[str, object],
+        *,
+        steps: int,
+        weights_seed: int = 1,
+    ) -> None:
         self.plan, self.job = plan_of(layout, env, steps)
         self.channels, self._lending = channels_of(self.plan), Lending()
-        self.env = [VectorEnvWorker(self.job, self._context("env", r)) for r in range(layout.env)]
-        self.rollout = [VectorRolloutWorker(self.job, self._context("rollout", r)) for r in range(layout.rollout)]
+        self.env = [
+            VectorEnvWorker(self.job, self._context("env", r))
+            for r in range(layout.env)
+        ]
+        self.rollout = [
+            VectorRolloutWorker(self.job, self._context("rollout", r))
+            for r in range(layout.rollout)
+        ]
         for worker in (*self.env, *self.rollout):
             worker.setup()
             worker.move(Residency.FULL)
@@ -136,13 +170,18 @@ class RolloutStage:
 
     def load(self, seed: int, version: int) -> None:
         config = self.job.config
-        weights = build_policy(self.job.spaces, config.actor, config.algorithm, seed).state_dict()
+        weights = build_policy(
+            self.job.spaces, config.actor, config.algorithm, seed
+        ).state_dict()
         for worker in self.rollout:
             worker.engine.load(weights, version)
 
     def run(self, iteration: int) -> list[Metrics]:
         """One iteration of all workers at once; the first failure is raised after all have ended."""
-        calls: list[Callable[[int], Metrics]] = [*(w.run for w in self.env), *(w.generate for w in self.rollout)]
+        calls: list[Callable[[int], Metrics]] = [
+            *(w.run for w in self.env),
+            *(w.generate for w in self.rollout),
+        ]
         with ThreadPoolExecutor(len(calls)) as threads:
             pending = [threads.submit(call, iteration) for call in calls]
         return [p.result() for p in pending]
@@ -151,7 +190,10 @@ class RolloutStage:
         """What each actor rank was sent since last asked."""
         channel, routes = self.channels[TRAJECTORIES], self.job.routes.trajectories
         ranks = {share.target for share in routes.shares}
-        return {rank: [channel.get(key=str(rank)) for _ in routes.receives(rank)] for rank in sorted(ranks)}
+        return {
+            rank: [channel.get(key=str(rank)) for _ in routes.receives(rank)]
+            for rank in sorted(ranks)
+        }
 
     def close(self) -> None:
         for worker in (*self.env, *self.rollout):

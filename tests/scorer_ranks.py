@@ -20,14 +20,22 @@ from rlplace.metrics import Metrics
 from rlplace.placement.language.spec import Parallel
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
+from rlplace.workers.arguments import (
+    REFERENCE_WEIGHTS,
+    WorkerArguments,
+    samples_for,
+    scores_of,
+)
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker, Scorer
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import PROMPTS, made_up_samples
 from tests.worker_ranks import WORKING, context_of, in_processes
 
-KINDS: Mapping[str, type[Scorer]] = {"reference": ReferenceWorker, "reward": RewardModelWorker}
+KINDS: Mapping[str, type[Scorer]] = {
+    "reference": ReferenceWorker,
+    "reward": RewardModelWorker,
+}
 Said = dict[tuple[int, int], list[float]]  # (group, sample) -> values
 TIMEOUT_S = 30.0
 
@@ -38,7 +46,9 @@ class ScorerScenario:
 
     model: Path  # the policy's
     component: str = "reference"
-    block: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of its config
+    block: Mapping[str, object] = dataclasses.field(
+        default_factory=dict
+    )  # of its config
     env: Mapping[str, object] = dataclasses.field(default_factory=dict)
     faults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     algorithm: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -50,12 +60,28 @@ class ScorerScenario:
 
     @property
     def job(self) -> WorkerArguments:
-        model = {} if self.component == "reward" and {"function", "url"} & set(self.block) else {"dtype": "fp32"}
+        model = (
+            {}
+            if self.component == "reward" and {"function", "url"} & set(self.block)
+            else {"dtype": "fp32"}
+        )
         config = read_config(
             {
-                "cluster": {"component_placement": {"actor": "0", "rollout": "0", "env": "0", self.component: "0"}},
+                "cluster": {
+                    "component_placement": {
+                        "actor": "0",
+                        "rollout": "0",
+                        "env": "0",
+                        self.component: "0",
+                    }
+                },
                 "actor": {"model": {"path": str(self.model)}},
-                "algorithm": {"name": "grpo", "prompts": PROMPTS, "samples_per_prompt": 4, **self.algorithm},
+                "algorithm": {
+                    "name": "grpo",
+                    "prompts": PROMPTS,
+                    "samples_per_prompt": 4,
+                    **self.algorithm,
+                },
                 self.component: {"token_budget": 48, **model, **self.block},
                 "rollout": {"temperature": self.temperature},
                 "env": {"task": "arithmetic", **self.env},
@@ -64,7 +90,10 @@ class ScorerScenario:
             }
         )
         components = ("actor", "env", "rollout", self.component)
-        parallel = Parallel(tensor_parallel_size=self.tensor_parallel, context_parallel_size=self.context_parallel)
+        parallel = Parallel(
+            tensor_parallel_size=self.tensor_parallel,
+            context_parallel_size=self.context_parallel,
+        )
         return WorkerArguments(
             config=config,
             ranks=dict.fromkeys(components, 1),
@@ -75,8 +104,15 @@ class ScorerScenario:
 
     @property
     def specs(self) -> tuple[ChannelSpec, ...]:
-        names = (samples_for(self.component), scores_of(self.component), REFERENCE_WEIGHTS)
-        return tuple(ChannelSpec(name=name, capacity_items=64, timeout_s=self.timeout_s) for name in names)
+        names = (
+            samples_for(self.component),
+            scores_of(self.component),
+            REFERENCE_WEIGHTS,
+        )
+        return tuple(
+            ChannelSpec(name=name, capacity_items=64, timeout_s=self.timeout_s)
+            for name in names
+        )
 
 
 def make_scorer(
@@ -89,9 +125,19 @@ def make_scorer(
     kind: type[Scorer] | None = None,
 ) -> Scorer:
     """One rank that is set up and FULL; without a device on an emulated accelerator of a GiB. A collective."""
-    named = {name: channel.named(f"{scenario.component} rank {rank}") for name, channel in channels.items()}
+    named = {
+        name: channel.named(f"{scenario.component} rank {rank}")
+        for name, channel in channels.items()
+    }
     alone = Rendezvous(host="127.0.0.1", port=0)
-    context = context_of(scenario.component, rank, scenario.ranks, rendezvous or alone, named, device=device)
+    context = context_of(
+        scenario.component,
+        rank,
+        scenario.ranks,
+        rendezvous or alone,
+        named,
+        device=device,
+    )
     scorer = (kind or KINDS[scenario.component])(scenario.job, context)
     scorer.setup()
     scorer.move(Residency.FULL)
@@ -100,10 +146,14 @@ def make_scorer(
 
 @contextlib.contextmanager
 def sole_scorer(
-    scenario: ScorerScenario, device: Device | None = None, kind: type[Scorer] | None = None
+    scenario: ScorerScenario,
+    device: Device | None = None,
+    kind: type[Scorer] | None = None,
 ) -> Iterator[tuple[Scorer, dict[str, Channel]]]:
     """The only rank, here, and its channels."""
-    channels: dict[str, Channel] = {spec.name: LocalChannel(spec) for spec in scenario.specs}
+    channels: dict[str, Channel] = {
+        spec.name: LocalChannel(spec) for spec in scenario.specs
+    }
     scorer = make_scorer(scenario, channels, device=device, kind=kind)
     try:
         yield scorer, channels
@@ -111,12 +161,18 @@ def sole_scorer(
         scorer.close()
 
 
-def give(scenario: ScorerScenario, channels: Mapping[str, Channel], groups: Sequence[Sequence[Sample]]) -> None:
+def give(
+    scenario: ScorerScenario,
+    channels: Mapping[str, Channel],
+    groups: Sequence[Sequence[Sample]],
+) -> None:
     for group in groups:
         channels[samples_for(scenario.component)].put(tuple(group))
 
 
-def said(scenario: ScorerScenario, channels: Mapping[str, Channel], samples: int) -> Said:
+def said(
+    scenario: ScorerScenario, channels: Mapping[str, Channel], samples: int
+) -> Said:
     """Waits for scores of so many samples, and that there are no more."""
     found: Said = {}
     channel = channels[scores_of(scenario.component)]
@@ -129,7 +185,11 @@ def said(scenario: ScorerScenario, channels: Mapping[str, Channel], samples: int
     return found
 
 
-def scored_by(scenario: ScorerScenario, groups: Sequence[Sequence[Sample]] | None = None, **making: Any) -> Said:
+def scored_by(
+    scenario: ScorerScenario,
+    groups: Sequence[Sequence[Sample]] | None = None,
+    **making: Any,
+) -> Said:
     """Scores of the only rank, of samples that are all there before it begins."""
     groups = made_up_samples() if groups is None else groups
     with sole_scorer(scenario, **making) as (scorer, channels):
@@ -138,7 +198,9 @@ def scored_by(scenario: ScorerScenario, groups: Sequence[Sequence[Sample]] | Non
         return said(scenario, channels, sum(map(len, groups)))
 
 
-def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str] = str) -> list[tuple[Sample, ...]]:
+def with_text(
+    groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str] = str
+) -> list[tuple[Sample, ...]]:
     """The same samples as an env rank gives them to scorers that read text."""
 
     def transcribed(sample: Sample) -> Sample:
@@ -158,8 +220,13 @@ def with_text(groups: Sequence[Sequence[Sample]], answer: Callable[[Sample], str
 # ── several ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rank(scenario: ScorerScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Metrics]:
-    channels = {spec.name: SharedChannel.attach(folder / f"{spec.name}.channel") for spec in scenario.specs}
+def _rank(
+    scenario: ScorerScenario, rank: int, rendezvous: Rendezvous, folder: Path
+) -> list[Metrics]:
+    channels = {
+        spec.name: SharedChannel.attach(folder / f"{spec.name}.channel")
+        for spec in scenario.specs
+    }
     scorer = make_scorer(scenario, channels, rank=rank, rendezvous=rendezvous)
     try:
         scorer.move(Residency.OFF)
@@ -167,8 +234,12 @@ def _rank(scenario: ScorerScenario, rank: int, rendezvous: Rendezvous, folder: P
         first = scorer.infer(0, 0)
         (folder / f"{rank}.done").touch()
         ends = time.monotonic() + TIMEOUT_S
-        while len(list(folder.glob("*.done"))) < scenario.ranks:  # as a loop does, which waits for all ranks
-            assert time.monotonic() < ends, "another rank has not ended its first iteration"
+        while (
+            len(list(folder.glob("*.done"))) < scenario.ranks
+        ):  # as a loop does, which waits for all ranks
+            assert time.monotonic() < ends, (
+                "another rank has not ended its first iteration"
+            )
             time.sleep(0.01)
         return [first, scorer.infer(1, 1)]
     finally:
@@ -188,7 +259,9 @@ def score_by_ranks(scenario: ScorerScenario) -> list[Said]:
         give(scenario, channels, later)
         second.update(said(scenario, channels, sum(map(len, later))))
 
-    in_processes(_rank, scenario, scenario.ranks, channels=scenario.specs, meanwhile=feed)
+    in_processes(
+        _rank, scenario, scenario.ranks, channels=scenario.specs, meanwhile=feed
+    )
     return [first, second]
 
 

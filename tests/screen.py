@@ -21,7 +21,9 @@ class Screen(io.StringIO):
     def lines(self) -> list[str]:
         """What is shown now."""
         lines, row = [""], 0
-        for word in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
+        for word in re.findall(
+            r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()
+        ):
             if word == "\n":
                 row += 1
                 lines += [""] * (row == len(lines))

@@ -30,27 +30,56 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 # Calls that can run what the bytes say, and the modules that may make them: between processes of one job, all but one.
 RUNS_CODE = {
-    *("pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load", "cloudpickle.loads"),
-    *("torch.load", "torch.jit.load", "marshal.load", "marshal.loads", "shelve.open", "dill.load", "joblib.load"),
-    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "eval", "exec"),
+    *(
+        "pickle.load",
+        "pickle.loads",
+        "pickle.Unpickler",
+        "cloudpickle.load",
+        "cloudpickle.loads",
+    ),
+    *(
+        "torch.load",
+        "torch.jit.load",
+        "marshal.load",
+        "marshal.loads",
+        "shelve.open",
+        "dill.load",
+        "joblib.load",
+    ),
+    *(
+        "yaml.load",
+        "yaml.load_all",
+        "yaml.full_load",
+        "yaml.unsafe_load",
+        "eval",
+        "exec",
+    ),
 }
 ALLOWED = {
     "comm/codec.py": {"pickle.loads"},  # items of channels
     "comm/network/connection.py": {"pickle.loads"},  # of a server with the job's key
     "comm/network/server.py": {"pickle.loads"},  # of clients with the job's key
     "comm/network/stream.py": {"pickle.loads"},  # of who has the keys of the stream
-    "comm/shared_memory/channel.py": {"pickle.loads"},  # in the job's private folder, like the next
+    "comm/shared_memory/channel.py": {
+        "pickle.loads"
+    },  # in the job's private folder, like the next
     "comm/weights/buffer.py": {"pickle.loads"},
     "envs/text/code_runner.py": {"exec"},  # answers of the model, in a process apart
     "workers/launch/host.py": {"pickle.loads"},  # an exception of the job's own worker
-    "workers/ray_launch/actors.py": {"cloudpickle.loads"},  # the job's own workers, by Ray
-    "workers/ray_launch/connections.py": {"cloudpickle.loads"},  # the same, by sockets in the job's private folder
+    "workers/ray_launch/actors.py": {
+        "cloudpickle.loads"
+    },  # the job's own workers, by Ray
+    "workers/ray_launch/connections.py": {
+        "cloudpickle.loads"
+    },  # the same, by sockets in the job's private folder
 }
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+        if isinstance(node, ast.Call) and isinstance(
+            node.func, ast.Name | ast.Attribute
+        ):
             yield ast.unparse(node.func), node
 
 
@@ -61,12 +90,25 @@ def test_what_can_run_code_is_called_on_messages_of_the_job_alone() -> None:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for name, call in calls(tree):
             if name in RUNS_CODE:
-                found.setdefault(file.relative_to(ROOT / "rlplace").as_posix(), set()).add(name)
-            assert name not in ("np.load", "numpy.load") or "allow_pickle=False" in ast.unparse(call), (file, name)
+                found.setdefault(
+                    file.relative_to(ROOT / "rlplace").as_posix(), set()
+                ).add(name)
+            assert name not in (
+                "np.load",
+                "numpy.load",
+            ) or "allow_pickle=False" in ast.unparse(call), (file, name)
             assert "trust_remote_code=True" not in ast.unparse(call), file
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module in ("pickle", "cloudpickle", "marshal", "yaml"):
-                assert not {f"{node.module}.{alias.name}" for alias in node.names} & RUNS_CODE, file
+            if isinstance(node, ast.ImportFrom) and node.module in (
+                "pickle",
+                "cloudpickle",
+                "marshal",
+                "yaml",
+            ):
+                assert (
+                    not {f"{node.module}.{alias.name}" for alias in node.names}
+                    & RUNS_CODE
+                ), file
     assert found == ALLOWED
 
 
@@ -84,7 +126,9 @@ def opened(folder: Path) -> FrozenLm[CausalLm]:
     return FrozenLm(CausalLm, folder, "fp32", None, torch.device("cpu"))
 
 
-def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path) -> None:
+def test_a_model_without_safetensors_is_refused_and_not_unpickled(
+    tmp_path: Path,
+) -> None:
     folder, touched = tiny_model(tmp_path / "model"), tmp_path / "touched"
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(touched)))
@@ -95,16 +139,25 @@ def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path
 
 def test_code_that_comes_with_a_model_is_not_imported(tmp_path: Path) -> None:
     folder, touched = tiny_model(tmp_path / "model"), tmp_path / "touched"
-    (folder / "evil.py").write_text(f"open({str(touched)!r}, 'w')\nclass Evil: pass\n", encoding="utf-8")
+    (folder / "evil.py").write_text(
+        f"open({str(touched)!r}, 'w')\nclass Evil: pass\n", encoding="utf-8"
+    )
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil")
+    config["auto_map"] = dict.fromkeys(
+        ("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil"
+    )
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     opened(folder)
     assert not touched.exists()
 
 
-@pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"])
-def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path, template: str) -> None:
+@pytest.mark.parametrize(
+    "template",
+    ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"],
+)
+def test_a_chat_template_cannot_leave_its_sandbox(
+    tmp_path: Path, template: str
+) -> None:
     folder = tiny_model(tmp_path / "model")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -115,7 +168,10 @@ def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path, template: str)
 def test_yaml_makes_plain_values_only(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     touched, file = tmp_path / "touched", tmp_path / "configs" / "hybrid_ppo.yaml"
-    text = file.read_text(encoding="utf-8") + f"\nx: !!python/object/apply:builtins.open [{touched}, w]\n"
+    text = (
+        file.read_text(encoding="utf-8")
+        + f"\nx: !!python/object/apply:builtins.open [{touched}, w]\n"
+    )
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         with_hydra(["--config-path", str(file.parent), "--config-name", "hybrid_ppo"])
@@ -124,7 +180,9 @@ def test_yaml_makes_plain_values_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755)])
-def test_who_may_read_a_run_is_decided_by_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+def test_who_may_read_a_run_is_decided_by_the_umask(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
     before = os.umask(umask)
     try:
         folder = make_folder(tmp_path / "runs")
@@ -153,7 +211,13 @@ finally:
 @pytest.mark.slow
 def test_ray_that_is_started_for_a_run_is_reached_from_this_machine_only() -> None:
     # In a process of its own: Ray decides where to listen when it is imported, as it may have been here.
-    ran = subprocess.run([sys.executable, "-c", LISTENING], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", LISTENING],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     listening = [ipaddress.ip_address(line) for line in ran.stdout.splitlines()]
     assert listening, "it serves its workers"
     for address in listening:
@@ -168,4 +232,6 @@ def test_the_page_names_tests_that_exist() -> None:
         assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), (file, name)
     for row in PAGE.splitlines():
         if row.startswith("| ") and "::" not in row:
-            assert row.startswith(("| what", "|---", "| not protected:")), f"no test shows this: {row}"
+            assert row.startswith(("| what", "|---", "| not protected:")), (
+                f"no test shows this: {row}"
+            )

@@ -18,21 +18,38 @@ from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Completion, Request, Sample
-from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, EndOfIteration, WorkerArguments
+from rlplace.workers.arguments import (
+    COMPLETIONS,
+    REQUESTS,
+    SAMPLES,
+    EndOfIteration,
+    WorkerArguments,
+)
 from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 from tests.rollout_stage import Ledger
 from tests.tiny_tokenizer import END
 from tests.worker_ranks import context_of
 
-Says = Callable[[Request, int], str]  # (request, sample) -> the answer; without an end it was cut by its length
+Says = Callable[
+    [Request, int], str
+]  # (request, sample) -> the answer; without an end it was cut by its length
 
 
 class Puppet:
     """Answers requests in an order of its own: one of those it has, as its seed says."""
 
-    def __init__(self, channels: Mapping[str, LocalChannel], tokenizer: Tokenizer, says: Says, *, seed: int) -> None:
-        self._channels = {name: channel.named("rollout rank 0") for name, channel in channels.items()}
+    def __init__(
+        self,
+        channels: Mapping[str, LocalChannel],
+        tokenizer: Tokenizer,
+        says: Says,
+        *,
+        seed: int,
+    ) -> None:
+        self._channels = {
+            name: channel.named("rollout rank 0") for name, channel in channels.items()
+        }
         self._tokenizer, self._says, self._draw = tokenizer, says, random.Random(seed)
         self.asked: list[Request] = []
         self.answered: dict[tuple[int, int, int], Completion] = {}
@@ -41,7 +58,11 @@ class Puppet:
         waiting: list[tuple[Request, int]] = []
         while True:
             try:
-                item = self._channels[REQUESTS].get_nowait() if waiting else self._channels[REQUESTS].get()
+                item = (
+                    self._channels[REQUESTS].get_nowait()
+                    if waiting
+                    else self._channels[REQUESTS].get()
+                )
             except ChannelEmpty:
                 self._answer(*waiting.pop(self._draw.randrange(len(waiting))))
                 continue
@@ -49,7 +70,9 @@ class Puppet:
                 assert (not waiting or item.drop, item.iteration) == (True, iteration)
                 return
             self.asked.append(item)
-            waiting += [(item, item.first_sample + index) for index in range(item.samples)]
+            waiting += [
+                (item, item.first_sample + index) for index in range(item.samples)
+            ]
 
     def _answer(self, request: Request, sample: int) -> None:
         text = self._says(request, sample)
@@ -90,31 +113,55 @@ class TextStage:
         runner: Mapping[str, Any] | None = None,
         faults: Mapping[str, Any] | None = None,
         seed: int = 0,
-        room: Mapping[str, int] | None = None,  # items of a channel, 100 where it is not named
+        room: Mapping[str, int]
+        | None = None,  # items of a channel, 100 where it is not named
     ) -> None:
         lengths = {"max_prompt_length": 200, "max_new_tokens": 20}
         config = read_config(
             {
                 "cluster": {"component_placement": {"env": "0"}},
                 "actor": {"model": {"path": str(folder)}},
-                "algorithm": {"name": "grpo", "prompts": prompts, "samples_per_prompt": samples, **lengths}
+                "algorithm": {
+                    "name": "grpo",
+                    "prompts": prompts,
+                    "samples_per_prompt": samples,
+                    **lengths,
+                }
                 | dict(algorithm or {}),
                 "env": dict(env),
                 "runner": dict(runner or {}),
                 "faults": dict(faults or {}),
             }
         )
-        self.job = WorkerArguments(config=config, ranks={"actor": 1, "env": env_ranks, "rollout": 1})
+        self.job = WorkerArguments(
+            config=config, ranks={"actor": 1, "env": env_ranks, "rollout": 1}
+        )
         self.channels = {
-            name: LocalChannel(ChannelSpec(name=name, capacity_items=(room or {}).get(name, 100), timeout_s=20))
+            name: LocalChannel(
+                ChannelSpec(
+                    name=name, capacity_items=(room or {}).get(name, 100), timeout_s=20
+                )
+            )
             for name in (REQUESTS, COMPLETIONS, SAMPLES)
         }
         self.puppet = Puppet(self.channels, Tokenizer.load(folder), says, seed=seed)
-        self.env = [TextEnvWorker(self.job, self._context(rank)) for rank in range(env_ranks)]
+        self.env = [
+            TextEnvWorker(self.job, self._context(rank)) for rank in range(env_ranks)
+        ]
 
     def _context(self, rank: int) -> WorkerContext:
-        named = {name: channel.named(f"env rank {rank}") for name, channel in self.channels.items()}
-        return context_of("env", rank, self.job.ranks["env"], Rendezvous(host="", port=0), named, device=Ledger())
+        named = {
+            name: channel.named(f"env rank {rank}")
+            for name, channel in self.channels.items()
+        }
+        return context_of(
+            "env",
+            rank,
+            self.job.ranks["env"],
+            Rendezvous(host="", port=0),
+            named,
+            device=Ledger(),
+        )
 
     def __enter__(self) -> TextStage:
         try:
@@ -139,7 +186,9 @@ class TextStage:
     def evaluate(self, iteration: int = 0) -> list[Metrics]:
         return self._together(iteration, [worker.evaluate for worker in self.env])
 
-    def _together(self, iteration: int, calls: Sequence[Callable[[int], Metrics]]) -> list[Metrics]:
+    def _together(
+        self, iteration: int, calls: Sequence[Callable[[int], Metrics]]
+    ) -> list[Metrics]:
         """One iteration; what fails first breaks the channels for all, and is raised after all have ended."""
 
         def guarded(call: Callable[[int], Any]) -> Any:

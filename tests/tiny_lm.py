@@ -19,11 +19,20 @@ _CHAT = (
     "{% for m in messages %}<turn>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
 )
-_TEXT = "the quick brown fox jumps over the lazy dog. 1+2=3; 12*3=36. answer question reason " * 20
+_TEXT = (
+    "the quick brown fox jumps over the lazy dog. 1+2=3; 12*3=36. answer question reason "
+    * 20
+)
 
 
 def tiny_model(
-    folder: Path, kind: Kind = "qwen3", *, vocabulary: int = 320, seed: int = 0, hidden: int = 64, layers: int = 2
+    folder: Path,
+    kind: Kind = "qwen3",
+    *,
+    vocabulary: int = 320,
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
 ) -> Path:
     """Writes config, weights (fp32) and tokenizer: Qwen3 with a head of its own, Llama with a tied one.
 
@@ -33,9 +42,17 @@ def tiny_model(
     import transformers
 
     # vLLM on a CPU takes no narrower heads
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
     if kind == "qwen3_moe":
-        heads |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+        heads |= {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": hidden,
+        }
     config = transformers.AutoConfig.for_model(
         kind,
         vocab_size=vocabulary,
@@ -59,7 +76,9 @@ def tiny_model(
     return folder
 
 
-def tiny_reward_model(folder: Path, *, like: Path, seed: int = 1, head: str = "score") -> Path:
+def tiny_reward_model(
+    folder: Path, *, like: Path, seed: int = 1, head: str = "score"
+) -> Path:
     """Sequence classification with one label and random weights, of the size and with the tokenizer of `like`.
 
     `head` other than score: the files are those of a trunk with a value head of that name.
@@ -79,7 +98,13 @@ def tiny_reward_model(folder: Path, *, like: Path, seed: int = 1, head: str = "s
     if head != "score":
         file = folder / "model.safetensors"
         weights = load_file(file)
-        save_file({f"{head}.weight" if n == "score.weight" else n: w for n, w in weights.items()}, file)
+        save_file(
+            {
+                f"{head}.weight" if n == "score.weight" else n: w
+                for n, w in weights.items()
+            },
+            file,
+        )
     return folder
 
 
@@ -87,13 +112,30 @@ def tiny_tokenizer(vocabulary: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     bpe = trained_on(_TEXT, vocabulary)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>"
+    )
     tokenizer.chat_template = _CHAT
     return tokenizer
 
 
-def request_of(group: int = 0, *, length: int = 9, samples: int = 1, longest: int = 20, **others: Any) -> Request:
+def request_of(
+    group: int = 0,
+    *,
+    length: int = 9,
+    samples: int = 1,
+    longest: int = 20,
+    **others: Any,
+) -> Request:
     """A prompt of random bytes that follows from its group alone."""
     tokens = np.random.default_rng(group).integers(40, 300, length).astype(np.int32)
-    facts: dict[str, Any] = {"env_rank": 0, "iteration": 0, "group": group, "first_sample": 0, "samples": samples}
-    return Request(**(facts | {"turn": 0, "tokens": tokens, "max_new_tokens": longest} | others))
+    facts: dict[str, Any] = {
+        "env_rank": 0,
+        "iteration": 0,
+        "group": group,
+        "first_sample": 0,
+        "samples": samples,
+    }
+    return Request(
+        **(facts | {"turn": 0, "tokens": tokens, "max_new_tokens": longest} | others)
+    )

@@ -40,8 +40,12 @@ def digit_scorer(folder: Path, *, vocabulary: int = 320, scale: float = 4.0) -> 
             parameter.fill_(float("norm" in name))
         trunk, attention = model.model, model.model.layers[0].self_attn
         texts = [tokenizer.decode([token]) for token in range(vocabulary)]
-        trunk.embed_tokens.weight[:, _SHARE] = torch.tensor([share(text) for text in texts])
-        trunk.embed_tokens.weight[:, _LARGE] = 4.0  # its root mean square over the 16 dimensions is 1
+        trunk.embed_tokens.weight[:, _SHARE] = torch.tensor(
+            [share(text) for text in texts]
+        )
+        trunk.embed_tokens.weight[:, _LARGE] = (
+            4.0  # its root mean square over the 16 dimensions is 1
+        )
         attention.v_proj.weight[_SHARE, _SHARE] = 1.0
         attention.o_proj.weight[_MEAN, _SHARE] = 1.0
         model.score.weight[0, _MEAN] = scale

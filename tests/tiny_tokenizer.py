@@ -12,10 +12,14 @@ CHAT = (
     "{% for m in messages %}<turn>{{ m['role'] }}: {{ m['content'] }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
 )
-_TEXT = "what is 1 + 2? higher lower left down right up answer with the number only " * 8
+_TEXT = (
+    "what is 1 + 2? higher lower left down right up answer with the number only " * 8
+)
 
 
-def tiny_tokenizer(folder: Path, *, chat: str | None = CHAT, vocabulary: int = 300) -> Path:
+def tiny_tokenizer(
+    folder: Path, *, chat: str | None = CHAT, vocabulary: int = 300
+) -> Path:
     """Writes tokenizer.json, its config and the token that ends an answer."""
     library = trained_on(_TEXT, vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
@@ -23,9 +27,15 @@ def tiny_tokenizer(folder: Path, *, chat: str | None = CHAT, vocabulary: int = 3
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<eos>",
-        "pad_token": {"__type": "AddedToken", "content": "<pad>", "special": True},  # as some files have it
+        "pad_token": {
+            "__type": "AddedToken",
+            "content": "<pad>",
+            "special": True,
+        },  # as some files have it
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | ({"chat_template": chat} if chat else {})))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | ({"chat_template": chat} if chat else {}))
+    )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     return folder
 

@@ -15,7 +15,15 @@ Kind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 PAD, END, TURN, START, STOP, IMAGE, VIDEO = range(7)  # token ids
 PATCH, MERGE = 4, 2
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
-_SPECIAL = ["<pad>", "<eos>", "<turn>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_SPECIAL = [
+    "<pad>",
+    "<eos>",
+    "<turn>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
 # As Qwen's: parts in their order, an image as one token between its marks.
 _CHAT = (
     "{% for m in messages %}<turn>{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -23,10 +31,28 @@ _CHAT = (
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant:{% endif %}"
 )
-_WORDS = ["<unk>", "user", "assistant", ":", "?", "which", "colour", "is", "it", *COLOURS]
+_WORDS = [
+    "<unk>",
+    "user",
+    "assistant",
+    ":",
+    "?",
+    "which",
+    "colour",
+    "is",
+    "it",
+    *COLOURS,
+]
 
 
-def tiny_vlm(folder: Path, kind: Kind = "qwen2_5_vl", *, seed: int = 0, hidden: int = 32, most: int = 64) -> Path:
+def tiny_vlm(
+    folder: Path,
+    kind: Kind = "qwen2_5_vl",
+    *,
+    seed: int = 0,
+    hidden: int = 32,
+    most: int = 64,
+) -> Path:
     """`most`: tokens of an image."""
     import torch
     import transformers
@@ -73,7 +99,11 @@ def tiny_vlm(folder: Path, kind: Kind = "qwen2_5_vl", *, seed: int = 0, hidden: 
         vision["mlp_ratio"] = 2
     known = transformers.AutoConfig.for_model(kind)
     parts = {
-        name: {key: value for key, value in keys.items() if key in getattr(known, name).to_dict()}
+        name: {
+            key: value
+            for key, value in keys.items()
+            if key in getattr(known, name).to_dict()
+        }
         for name, keys in (("text_config", text), ("vision_config", vision))
     }
     config = transformers.AutoConfig.for_model(
@@ -93,12 +123,17 @@ def tiny_vlm(folder: Path, kind: Kind = "qwen2_5_vl", *, seed: int = 0, hidden: 
             if parameter.ndim == 1:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    words = models.WordLevel({word: at for at, word in enumerate([*_SPECIAL, *_WORDS])}, unk_token="<unk>")
+    words = models.WordLevel(
+        {word: at for at, word in enumerate([*_SPECIAL, *_WORDS])}, unk_token="<unk>"
+    )
     library = Tokenizer(words)
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.add_special_tokens(_SPECIAL)
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=library,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
     )
     tokenizer.chat_template = _CHAT
     tokenizer.save_pretrained(folder)
@@ -114,11 +149,21 @@ def tiny_vlm(folder: Path, kind: Kind = "qwen2_5_vl", *, seed: int = 0, hidden: 
     return folder
 
 
-def png(width: int, height: int, colour: tuple[int, int, int] | None = None, *, seed: int = 0) -> bytes:
+def png(
+    width: int,
+    height: int,
+    colour: tuple[int, int, int] | None = None,
+    *,
+    seed: int = 0,
+) -> bytes:
     """One colour, else noise."""
     from PIL import Image
 
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    pixels = (
+        np.random.default_rng(seed)
+        .integers(0, 256, (height, width, 3))
+        .astype(np.uint8)
+    )
     if colour is not None:
         pixels[:] = colour
     out = io.BytesIO()
@@ -133,7 +178,9 @@ def coloured_squares(folder: Path, rows: int = 24) -> Path:
     for row in range(rows):
         name, colour = list(COLOURS.items())[row % len(COLOURS)]
         (folder / f"{row}.png").write_bytes(png(8 + 8 * (row % 2), 8, colour))
-        lines.append({"prompt": "which colour is it?", "image": f"{row}.png", "answer": name})
+        lines.append(
+            {"prompt": "which colour is it?", "image": f"{row}.png", "answer": name}
+        )
     file = folder / "squares.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file

@@ -22,7 +22,10 @@ from tests.open_calls import slot_of
 Scenario = TypeVar("Scenario")
 Shown = TypeVar("Shown")
 CAPACITY_BYTES = 1 << 30  # of an emulated accelerator
-WORKING = {"infer": 1000, "learn": 1000}  # bytes that the made up plans of tests foresee
+WORKING = {
+    "infer": 1000,
+    "learn": 1000,
+}  # bytes that the made up plans of tests foresee
 # All ranks of a session are forked from one server, which the first starts: it has imported for all.
 _IMPORTED = (
     "tests.actor_ranks",
@@ -75,7 +78,9 @@ def listen() -> socket.socket:
 def rendezvous_at(listener: socket.socket) -> Rendezvous:
     """As rank 0 has it: the socket becomes the store's."""
     port = listener.getsockname()[1]
-    return Rendezvous(host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=60.0)
+    return Rendezvous(
+        host="127.0.0.1", port=port, listen_fd=listener.detach(), timeout_s=60.0
+    )
 
 
 def context_of(
@@ -116,10 +121,21 @@ def in_processes(
     context.set_forkserver_preload(list(_IMPORTED))
     processes = ProcessPoolExecutor(ranks, mp_context=context)
     with listen() as listener, JobFolder.create() as folder, processes as pool:
-        made = {spec.name: SharedChannel.create(folder.path, spec).named("a test") for spec in channels}
+        made = {
+            spec.name: SharedChannel.create(folder.path, spec).named("a test")
+            for spec in channels
+        }
         port = listener.getsockname()[1]
         pending = [
-            pool.submit(_rank, follow, scenario, rank, port, None if rank else listener, folder.path)
+            pool.submit(
+                _rank,
+                follow,
+                scenario,
+                rank,
+                port,
+                None if rank else listener,
+                folder.path,
+            )
             for rank in range(ranks)
         ]
         for one in pending:
@@ -138,8 +154,17 @@ def _end(rank: Future[Any], channels: Mapping[str, Channel]) -> None:
 
 
 def _rank(
-    follow: Follow[Any, Shown], scenario: Any, rank: int, port: int, listener: socket.socket | None, folder: Path
+    follow: Follow[Any, Shown],
+    scenario: Any,
+    rank: int,
+    port: int,
+    listener: socket.socket | None,
+    folder: Path,
 ) -> Shown:
     torch.set_num_threads(1)
-    rendezvous = rendezvous_at(listener) if listener else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+    rendezvous = (
+        rendezvous_at(listener)
+        if listener
+        else Rendezvous(host="127.0.0.1", port=port, timeout_s=60.0)
+    )
     return follow(scenario, rank, rendezvous, folder)

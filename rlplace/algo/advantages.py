@@ -63,25 +63,36 @@ def token_gae(
     1986, "Data parallel algorithms").
     """
     tokens = torch.arange(int(lengths.sum()), device=lengths.device)
-    following = lengths.cumsum(0).repeat_interleave(lengths) - 1 - tokens  # [N] tokens of the sample after each token
+    following = (
+        lengths.cumsum(0).repeat_interleave(lengths) - 1 - tokens
+    )  # [N] tokens of the sample after each token
     ahead = torch.cat([values[1:], values.new_zeros(1)]) if len(values) else values
     sums = rewards + gamma * torch.where(following > 0, ahead, 0.0) - values
-    longest, reach, decay = int(following.max()) if len(following) else 0, 1, gamma * gae_lambda
+    longest = int(following.max()) if len(following) else 0
+    reach = 1
+    decay = gamma * gae_lambda
     while reach <= longest and decay > 0.0:
         further = sums[reach:] * decay
         sums[:-reach] += further.masked_fill_(following[:-reach] < reach, 0.0)
-        reach, decay = 2 * reach, decay * decay
+        reach = 2 * reach
+        decay = decay * decay
     return sums, sums + values
 
 
-def token_rewards(scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
+def token_rewards(
+    scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
+) -> Tensor:
     """Return [N] rewards: -kl_coef * kl at every token, plus the sample's score at its last one.
 
     Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), each token's KL where it arises.
     `scores` [S] of samples without response tokens are lost; `lengths` [S] are response tokens; `kl` [N] is an estimate
     for each token, of the estimators in `algo.kl` the unbiased k1 or k3.
     """
-    rewards = scores.new_zeros(int(lengths.sum())) if kl is None else -kl_coef * kl.to(scores.dtype)
+    rewards = (
+        scores.new_zeros(int(lengths.sum()))
+        if kl is None
+        else -kl_coef * kl.to(scores.dtype)
+    )
     some = lengths > 0
     return rewards.index_add(0, lengths.cumsum(0)[some] - 1, scores[some])
 
@@ -110,8 +121,12 @@ class Outcomes(NamedTuple):
         samples = [sample for group in groups for sample in group]
         return cls(
             rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
-            groups=torch.repeat_interleave(torch.tensor([len(group) for group in groups], dtype=torch.int64)),
-            lengths=torch.tensor([s.response_tokens for s in samples], dtype=torch.int64),
+            groups=torch.repeat_interleave(
+                torch.tensor([len(group) for group in groups], dtype=torch.int64)
+            ),
+            lengths=torch.tensor(
+                [s.response_tokens for s in samples], dtype=torch.int64
+            ),
         )
 
     def over_group(self, values: Tensor) -> Tensor:
@@ -124,13 +139,17 @@ class Outcomes(NamedTuple):
     def mixed(self) -> Tensor:
         """Return [S] bool: not all rewards of the sample's group are equal."""
         highest, lowest = (
-            self._per_group().scatter_reduce(0, self.groups, self.rewards, end, include_self=False)
+            self._per_group().scatter_reduce(
+                0, self.groups, self.rewards, end, include_self=False
+            )
             for end in ("amax", "amin")
         )
         return (highest > lowest)[self.groups]
 
     def _per_group(self) -> Tensor:
-        return torch.zeros(int(self.groups.max()) + 1 if len(self.groups) else 0, dtype=torch.float64)
+        return torch.zeros(
+            int(self.groups.max()) + 1 if len(self.groups) else 0, dtype=torch.float64
+        )
 
 
 def carries_signal(rewards: Sequence[float]) -> bool:
@@ -148,7 +167,9 @@ def grpo(outcomes: Outcomes) -> Tensor:
     rewards of a group are equal, as in a group of one, nothing is better than anything else: zero.
     """
     centred = dr_grpo(outcomes)
-    variance = outcomes.over_group(centred.square()) / (outcomes.group_sizes() - 1).clamp(min=1)
+    variance = outcomes.over_group(centred.square()) / (
+        outcomes.group_sizes() - 1
+    ).clamp(min=1)
     return centred / (variance.sqrt() + LEAST_DEVIATION)
 
 
@@ -158,7 +179,9 @@ def dr_grpo(outcomes: Outcomes) -> Tensor:
     Liu et al. 2025 (arXiv:2503.20783), section 3.2; its other half is the constant mean of `losses.token_weights`.
     """
     mean = outcomes.over_group(outcomes.rewards) / outcomes.group_sizes()
-    return torch.where(outcomes.mixed(), outcomes.rewards - mean, 0.0)  # the mean of equals may be rounded
+    return torch.where(
+        outcomes.mixed(), outcomes.rewards - mean, 0.0
+    )  # the mean of equals may be rounded
 
 
 def rloo(outcomes: Outcomes) -> Tensor:

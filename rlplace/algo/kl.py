@@ -37,7 +37,9 @@ KL_ESTIMATORS: Mapping[str, KlEstimator] = {
 }
 
 
-def next_kl_coef(kl_coef: float, kl: float, samples: int, target: float, horizon: int) -> float:
+def next_kl_coef(
+    kl_coef: float, kl: float, samples: int, target: float, horizon: int
+) -> float:
     """Return the weight for the next iteration, after one of `samples` with `kl` on average.
 
     Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and
@@ -73,7 +75,10 @@ class Corrected(NamedTuple):
 
 @torch.no_grad()
 def importance_weights(
-    trainer_logprobs: Tensor, engine_logprobs: Tensor, lengths: Tensor, correction: Correction
+    trainer_logprobs: Tensor,
+    engine_logprobs: Tensor,
+    lengths: Tensor,
+    correction: Correction,
 ) -> Corrected:
     """Return min(p_trainer / p_engine, cap), without gradient: truncated importance sampling (TIS).
 
@@ -84,18 +89,23 @@ def importance_weights(
     log_ratio = trainer_logprobs - engine_logprobs
     if correction.level == "sequence":
         sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
-        log_ratio = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)[sequence]
+        log_ratio = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)[
+            sequence
+        ]
     above = log_ratio > math.log(correction.cap)
     weights = log_ratio.exp().clamp(max=correction.cap)
     left_out = above if correction.above == "drop" else torch.zeros_like(above)
     if correction.floor is not None:
         below = log_ratio < math.log(correction.floor)
-        above, left_out = above | below, left_out | below
+        above = above | below
+        left_out = left_out | below
     return Corrected(weights.masked_fill(left_out, 0.0), above)
 
 
 @torch.no_grad()
-def mismatch_metrics(trainer_logprobs: Tensor, engine_logprobs: Tensor, on_policy: Tensor, cut: Tensor) -> Metrics:
+def mismatch_metrics(
+    trainer_logprobs: Tensor, engine_logprobs: Tensor, on_policy: Tensor, cut: Tensor
+) -> Metrics:
     """Compare the log-probabilities [N] of this rank's response tokens in an iteration, possibly none.
 
     `on_policy` [N], bool: tokens that were sampled under the version that the trainer has. Only these show how far
@@ -106,11 +116,14 @@ def mismatch_metrics(trainer_logprobs: Tensor, engine_logprobs: Tensor, on_polic
     log_ratio = (trainer_logprobs - engine_logprobs).double()
     share = float(cut.sum()) / max(1, len(cut))
     same = log_ratio[on_policy]
-    tokens, apart = len(same), same.abs()
+    tokens = len(same)
+    apart = same.abs()
     mean, kl = (torch.stack([apart.sum(), kl_k3(same).sum()]) / max(1, tokens)).tolist()
     return {
         "actor/mismatch": Metric(mean, weight=tokens),  # |log p_trainer - log p_engine|
-        "actor/mismatch_max": Metric(float(apart.max()) if tokens else 0.0, "max", weight=tokens),
+        "actor/mismatch_max": Metric(
+            float(apart.max()) if tokens else 0.0, "max", weight=tokens
+        ),
         "actor/mismatch_kl": Metric(kl, weight=tokens),
         "actor/mismatch_capped": Metric(share, weight=len(cut)),  # of all tokens
     }

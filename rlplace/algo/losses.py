@@ -33,20 +33,31 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
     Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.1; the dual
     clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
     """
-    ratio, losses = log_ratio.exp(), -advantages
-    surrogate = torch.maximum(ratio * losses, ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * losses)
+    ratio = log_ratio.exp()
+    losses = -advantages
+    surrogate = torch.maximum(
+        ratio * losses, ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * losses
+    )
     if clip.dual is None:
         return surrogate
-    return torch.where(advantages < 0, torch.minimum(surrogate, clip.dual * losses), surrogate)
+    return torch.where(
+        advantages < 0, torch.minimum(surrogate, clip.dual * losses), surrogate
+    )
 
 
-def cispo(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+def cispo(
+    log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: Clip
+) -> Tensor:
     """Return [N] to be minimised: -clip(r, 1 - low, 1 + high) * A * log p, where the clipped ratio has no gradient.
 
     Every token pushes, with a weight that is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL,
     arXiv:2510.13786). `clip.dual` is not used.
     """
-    return -log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high) * advantages * logprobs
+    return (
+        -log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high)
+        * advantages
+        * logprobs
+    )
 
 
 def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
@@ -55,14 +66,21 @@ def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
     return ratio < 1.0 - clip.low, ratio > 1.0 + clip.high
 
 
-def _without_slope(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+def _without_slope(
+    log_ratio: Tensor, advantages: Tensor, clip: Clip
+) -> tuple[Tensor, Tensor]:
     """Return [N] bool each, of tokens that push no more: bad ones of a low ratio, others of a high one."""
     ratio = log_ratio.exp()
-    low, high = (advantages < 0) & (ratio < 1.0 - clip.low), (advantages > 0) & (ratio > 1.0 + clip.high)
-    return low, high if clip.dual is None else high | ((advantages < 0) & (ratio > clip.dual))
+    low = (advantages < 0) & (ratio < 1.0 - clip.low)
+    high = (advantages > 0) & (ratio > 1.0 + clip.high)
+    return low, high if clip.dual is None else high | (
+        (advantages < 0) & (ratio > clip.dual)
+    )
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
+) -> Tensor:
     """Return [N] half the squared error; with `value_clip`, the worse of the free and the clipped estimate.
 
     The clip is that of the PPO authors' code (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function
@@ -70,11 +88,15 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: 
     """
     error = (values - returns).square()
     if value_clip is not None:
-        error = torch.maximum(error, _clipped_error(values, old_values, returns, value_clip))
+        error = torch.maximum(
+            error, _clipped_error(values, old_values, returns, value_clip)
+        )
     return 0.5 * error
 
 
-def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None) -> Tensor:
+def is_value_clipped(
+    values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
+) -> Tensor:
     """Return [N] 1.0 where the loss is that of the clipped estimate, which has no gradient, else 0.0."""
     if value_clip is None:
         return torch.zeros_like(values)
@@ -82,7 +104,9 @@ def is_value_clipped(values: Tensor, old_values: Tensor, returns: Tensor, value_
     return (error > (values - returns).square()).to(values.dtype)
 
 
-def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float) -> Tensor:
+def _clipped_error(
+    values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float
+) -> Tensor:
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     return (near - returns).square()
 
@@ -90,7 +114,13 @@ def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, value_cl
 @torch.no_grad()
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
     """Return [] float64 of each term: summed over ranks and micro-batches, these are means over `count` samples."""
-    return dict(zip(terms._fields, torch.stack(terms).sum(dim=1, dtype=torch.float64) / count, strict=True))
+    return dict(
+        zip(
+            terms._fields,
+            torch.stack(terms).sum(dim=1, dtype=torch.float64) / count,
+            strict=True,
+        )
+    )
 
 
 # ── simulator policies: every sample of a minibatch counts alike ─────────────────────────────────────────────────────
@@ -141,7 +171,8 @@ def ppo_slopes(
     moved = log_ratio.expm1()
     ratio = moved + 1.0
     near = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
-    free, clipped = ratio * old.advantages, near * old.advantages  # to be as large as possible
+    free = ratio * old.advantages
+    clipped = near * old.advantages  # to be as large as possible
     least = torch.minimum(free, clipped)
     error = values - old.returns
     squared = error.square()
@@ -153,9 +184,19 @@ def ppo_slopes(
         # Within the clip both are the same estimate, but for rounding.
         slopes.masked_fill_((worse > squared) & (held != change), 0.0)
         squared = torch.maximum(squared, worse)
-    means = torch.stack((-least, 0.5 * squared, entropies, moved - log_ratio, (near != ratio).to(ratio.dtype)))
+    means = torch.stack(
+        (
+            -least,
+            0.5 * squared,
+            entropies,
+            moved - log_ratio,
+            (near != ratio).to(ratio.dtype),
+        )
+    )
     return PPOSlopes(
-        logprobs=(free * (free <= clipped)).mul_(-1.0 / count), values=slopes, shares=means.sum(dim=1).div_(count)
+        logprobs=(free * (free <= clipped)).mul_(-1.0 / count),
+        values=slopes,
+        shares=means.sum(dim=1).div_(count),
     )
 
 
@@ -192,7 +233,10 @@ def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
     if mean == "sequence":
         weights = 1.0 / (lengths.clamp(min=1) * totals.samples).float()
     else:
-        counted = {"token": max(1, totals.tokens), "constant": totals.samples * totals.longest}[mean]
+        counted = {
+            "token": max(1, totals.tokens),
+            "constant": totals.samples * totals.longest,
+        }[mean]
         weights = torch.full(lengths.shape, 1.0 / counted, device=lengths.device)
     return weights.repeat_interleave(lengths)
 
@@ -237,9 +281,17 @@ def lm_terms(
     log_ratio = logprobs - old_logprobs
     limited = sequence_ratio(log_ratio, lengths) if ratio == "sequence" else log_ratio
     weighed = surrogate == "cispo"
-    each = cispo(limited, logprobs, advantages, clip) if weighed else clipped_surrogate(limited, advantages, clip)
+    each = (
+        cispo(limited, logprobs, advantages, clip)
+        if weighed
+        else clipped_surrogate(limited, advantages, clip)
+    )
     with torch.no_grad():
-        low, high = _outside(limited, clip) if weighed else _without_slope(limited, advantages, clip)
+        low, high = (
+            _outside(limited, clip)
+            if weighed
+            else _without_slope(limited, advantages, clip)
+        )
         approx_kl = kl_k3(log_ratio)
     return LmTerms(
         policy_loss=each if importance is None else importance * each,

@@ -23,11 +23,17 @@ class Rows:
 def iteration_generator(seed: int, iteration: int) -> torch.Generator:
     """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
     # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
-    return torch.Generator().manual_seed(random.Random(f"{seed}/{iteration}").getrandbits(32))
+    return torch.Generator().manual_seed(
+        random.Random(f"{seed}/{iteration}").getrandbits(32)
+    )
 
 
 def minibatches(
-    rows: Rows, number: int, generator: torch.Generator, sound: Tensor | None = None, length: int = 1
+    rows: Rows,
+    number: int,
+    generator: torch.Generator,
+    sound: Tensor | None = None,
+    length: int = 1,
 ) -> Iterator[tuple[Tensor, int]]:
     """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
 
@@ -39,11 +45,19 @@ def minibatches(
     [steps / length, rows], of which at least one sample counts.
     """
     order = torch.randperm(rows.steps // length * rows.total, generator=generator)
-    counted = None if sound is None else sound.view(-1, length, rows.total).sum(dim=1).flatten()
+    counted = (
+        None
+        if sound is None
+        else sound.view(-1, length, rows.total).sum(dim=1).flatten()
+    )
     order = order if counted is None else order[counted[order] > 0]
-    step, row = order // rows.total, order % rows.total - rows.first
+    step = order // rows.total
+    row = order % rows.total - rows.first
     mine = (row >= 0) & (row < rows.count)
     parts = order.tensor_split(min(number, len(order)))
-    counts = [length * len(part) if counted is None else int(counted[part].sum()) for part in parts]
+    counts = [
+        length * len(part) if counted is None else int(counted[part].sum())
+        for part in parts
+    ]
     own = [int(part.sum()) for part in mine.split([len(part) for part in parts])]
     yield from zip((step * rows.count + row)[mine].split(own), counts, strict=True)

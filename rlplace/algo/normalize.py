@@ -26,7 +26,9 @@ class Moments:
     var: Tensor  # [*S]
 
 
-def no_moments(shape: tuple[int, ...] = (), device: torch.device | str = "cpu") -> Moments:
+def no_moments(
+    shape: tuple[int, ...] = (), device: torch.device | str = "cpu"
+) -> Moments:
     """Return the moments of nothing: scaling by these is the identity."""
     return Moments(
         count=torch.zeros((), dtype=torch.float64, device=device),
@@ -43,7 +45,9 @@ def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
     """
     centred = samples.double() - shift
     centred = centred.flatten(start_dim=1) if samples.dim() > 1 else centred[:, None]
-    count = torch.full((1,), float(len(samples)), dtype=torch.float64, device=samples.device)
+    count = torch.full(
+        (1,), float(len(samples)), dtype=torch.float64, device=samples.device
+    )
     return torch.cat([count, centred.sum(dim=0), centred.square().sum(dim=0)])
 
 
@@ -59,9 +63,15 @@ def merge(running: Moments, sums: Tensor) -> Moments:
     delta = total / count  # batch mean minus running mean
     batch_m2 = squares - total * delta
     merged_count = running.count + count
-    m2 = running.var * running.count + batch_m2 + delta.square() * (running.count * count / merged_count)
+    m2 = (
+        running.var * running.count
+        + batch_m2
+        + delta.square() * (running.count * count / merged_count)
+    )
     return Moments(
-        count=merged_count, mean=running.mean + delta * (count / merged_count), var=(m2 / merged_count).clamp(min=0.0)
+        count=merged_count,
+        mean=running.mean + delta * (count / merged_count),
+        var=(m2 / merged_count).clamp(min=0.0),
     )
 
 
@@ -71,9 +81,13 @@ def moments_of(values: Tensor) -> Moments:
     return merge(nothing, shifted_sums(values, nothing.mean))
 
 
-def normalized(values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION) -> Tensor:
+def normalized(
+    values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION
+) -> Tensor:
     """Return [N] of zero mean and unit variance by `moments` [], which are those of all values over all ranks."""
-    return ((values - moments.mean) / (moments.var.sqrt() + least_deviation)).to(values.dtype)
+    return ((values - moments.mean) / (moments.var.sqrt() + least_deviation)).to(
+        values.dtype
+    )
 
 
 class ReturnScale:
@@ -84,12 +98,16 @@ class ReturnScale:
 
     CLIP = 10.0  # scaled rewards beyond this are outliers of the first iterations
 
-    def __init__(self, rows: int, gamma: float, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, rows: int, gamma: float, device: torch.device | str = "cpu"
+    ) -> None:
         self.moments = no_moments((), device)
         self._gamma = gamma
         self.returns = torch.zeros(rows, dtype=torch.float64, device=device)
 
-    def __call__(self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+    def __call__(
+        self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Return [T, B] scaled rewards, by statistics that already include this batch.
 
         `done` marks the last step of an episode, ended or cut. `sum_over_ranks` must be called by all ranks, also those

@@ -23,7 +23,9 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-MicroBatch = tuple[int, ...]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
+MicroBatch = tuple[
+    int, ...
+]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,11 +33,14 @@ class SampleSizes:
     """Tokens of samples, and how many of them the samples of a group have in common."""
 
     tokens: tuple[int, ...]  # of each sample, its prompt included
-    prompts: tuple[int, ...] = ()  # of these, those that all samples of its group begin with; empty: not shared
-    groups: tuple[int, ...] = ()  # the number of its group; those of a group stand together; empty: each by itself
-    again: float = (
-        1.0  # what a token of a prompt costs for each sample that reads it, if a token that is computed costs 1
-    )
+    prompts: tuple[
+        int, ...
+    ] = ()  # of these, those that all samples of its group begin with; empty: not shared
+    groups: tuple[
+        int, ...
+    ] = ()  # the number of its group; those of a group stand together; empty: each by itself
+    # what a token of a prompt costs for each sample that reads it, if a token that is computed costs 1
+    again: float = 1.0
 
     def size(self, picks: Iterable[int]) -> int:
         """Return the tokens of a micro-batch of samples in ascending order.
@@ -48,22 +53,35 @@ class SampleSizes:
         total = 0
         for _, members in itertools.groupby(picks, self.groups.__getitem__):
             first, *others = members
-            total += self.tokens[first] + sum(self.tokens[i] - self.prompts[i] for i in others)
-            total += math.ceil(self.prompts[first] * (1 + len(others)) * self.again) if others else 0
+            total += self.tokens[first] + sum(
+                self.tokens[i] - self.prompts[i] for i in others
+            )
+            total += (
+                math.ceil(self.prompts[first] * (1 + len(others)) * self.again)
+                if others
+                else 0
+            )
         return total
 
     def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
         """Return of each the number of its group, and how many tokens it has in common with the others."""
-        return [(self.groups[i], self.prompts[i]) for i in picks] if self.prompts else []
+        if self.prompts:
+            return [(self.groups[i], self.prompts[i]) for i in picks]
+        return []
 
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
         """Cut each group into parts of `most` samples, and of `budget` tokens unless they are one sample."""
         found: list[MicroBatch] = []
-        for _, group in itertools.groupby(picks, self.groups.__getitem__ if self.prompts else None):
-            members, first = list(group), 0
+        for _, group in itertools.groupby(
+            picks, self.groups.__getitem__ if self.prompts else None
+        ):
+            members = list(group)
+            first = 0
             while first < len(members):
                 stops = range(first + 1, min(first + most, len(members)) + 1)
-                fitting = bisect.bisect_right(stops, budget, key=lambda stop: self.size(members[first:stop]))
+                fitting = bisect.bisect_right(
+                    stops, budget, key=lambda stop: self.size(members[first:stop])
+                )
                 stop = stops[max(0, fitting - 1)]
                 found.append(tuple(members[first:stop]))
                 first = stop
@@ -81,7 +99,9 @@ class Packing(NamedTuple):
         return [i for share in self.ranks for micro_batch in share for i in micro_batch]
 
 
-def optimizer_steps(sizes: SampleSizes, train_batch: int | None, seed: str) -> list[list[int]]:
+def optimizer_steps(
+    sizes: SampleSizes, train_batch: int | None, seed: str
+) -> list[list[int]]:
     """Cut one epoch of samples into steps of about `train_batch`; None: all in one.
 
     Groups stay whole where there is one for each step, and come in random order; steps differ by one of them at most.
@@ -89,18 +109,34 @@ def optimizer_steps(sizes: SampleSizes, train_batch: int | None, seed: str) -> l
     """
     samples = range(len(sizes.tokens))
     if train_batch is None or train_batch >= len(samples):
-        return [list(samples)] if samples else []
+        if samples:
+            return [list(samples)]
+        return []
     steps = -(-len(samples) // train_batch)
-    order = [list(members) for _, members in itertools.groupby(samples, (sizes.groups or samples).__getitem__)]
+    order = [
+        list(members)
+        for _, members in itertools.groupby(
+            samples, (sizes.groups or samples).__getitem__
+        )
+    ]
     if len(order) < steps:
         order = [[sample] for sample in samples]
     random.Random(seed).shuffle(order)
     cuts = [len(order) * step // steps for step in range(steps + 1)]
-    return [sorted(itertools.chain(*order[start:stop])) for start, stop in itertools.pairwise(cuts)]
+    return [
+        sorted(itertools.chain(*order[start:stop]))
+        for start, stop in itertools.pairwise(cuts)
+    ]
 
 
 def pack_steps(
-    sizes: SampleSizes, *, epochs: int, train_batch: int | None, seed: str, ranks: int, token_budget: int
+    sizes: SampleSizes,
+    *,
+    epochs: int,
+    train_batch: int | None,
+    seed: str,
+    ranks: int,
+    token_budget: int,
 ) -> tuple[Packing, ...]:
     """Pack all optimizer steps of an iteration, equally many in each epoch; see `optimizer_steps` and `pack`."""
     return tuple(
@@ -110,7 +146,12 @@ def pack_steps(
     )
 
 
-def pack(sizes: SampleSizes, ranks: int, token_budget: int, picks: Sequence[int] | None = None) -> Packing:
+def pack(
+    sizes: SampleSizes,
+    ranks: int,
+    token_budget: int,
+    picks: Sequence[int] | None = None,
+) -> Packing:
     """Spread samples over ranks and micro-batches; all, or those of ascending `picks`.
 
     A micro-batch has the size of `token_budget` at most, or is one sample that alone has more. Groups stay whole, or
@@ -118,15 +159,20 @@ def pack(sizes: SampleSizes, ranks: int, token_budget: int, picks: Sequence[int]
     """
     items = range(len(sizes.tokens)) if picks is None else picks
     units = sizes.units(items, max(1, len(items)), token_budget)
-    least, most = sum(map(sizes.size, units)), max(map(len, units), default=1)
+    least = sum(map(sizes.size, units))
+    most = max(map(len, units), default=1)
     found = [_packed(sizes, units, ranks, token_budget)]
     while most > 1 and found[-1][0] * ranks > 1.02 * least:
         most = -(-most // 2)
-        found.append(_packed(sizes, sizes.units(items, most, token_budget), ranks, token_budget))
+        found.append(
+            _packed(sizes, sizes.units(items, most, token_budget), ranks, token_budget)
+        )
     return min(found, key=lambda one: one[0])[1]
 
 
-def _packed(sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int) -> tuple[int, Packing]:
+def _packed(
+    sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int
+) -> tuple[int, Packing]:
     """Spread units that stay together; return as well the tokens that ranks compute one after the other."""
     loads = [sizes.size(unit) for unit in units]
     shares = spread(loads, ranks)
@@ -140,17 +186,24 @@ def _packed(sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget:
         for micro_batches, share in zip(packed, shares, strict=True)
     )
     each = [[sizes.size(micro_batch) for micro_batch in share] for share in widened]
-    total, slowest = sum(map(sum, each)), sum(map(max, zip(*each, strict=True)))
-    return slowest, Packing(ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0)
+    total = sum(map(sum, each))
+    slowest = sum(map(max, zip(*each, strict=True)))
+    return slowest, Packing(
+        ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0
+    )
 
 
-def spread(lengths: Sequence[int], parts: int, items: Iterable[int] | None = None) -> list[list[int]]:
+def spread(
+    lengths: Sequence[int], parts: int, items: Iterable[int] | None = None
+) -> list[list[int]]:
     """Return the numbers of all items, or of `items`, in `parts` of about equal total length; parts may stay empty.
 
     Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to
     the part that has least. No part exceeds 4/3 - 1 / (3 * parts) of the best possible.
     """
-    loads = [(0, part) for part in range(parts)]  # a heap: equal loads go to the lower part
+    loads = [
+        (0, part) for part in range(parts)
+    ]  # a heap: equal loads go to the lower part
     members: list[list[int]] = [[] for _ in range(parts)]
     for item in _longest_first(lengths, items):
         load, part = loads[0]
@@ -159,14 +212,18 @@ def spread(lengths: Sequence[int], parts: int, items: Iterable[int] | None = Non
     return members
 
 
-def fit(lengths: Sequence[int], capacity: int, items: Iterable[int] | None = None) -> list[list[int]]:
+def fit(
+    lengths: Sequence[int], capacity: int, items: Iterable[int] | None = None
+) -> list[list[int]]:
     """Return numbers as `spread` does, in few bins of `capacity` total length at most; a longer item has its own bin.
 
     Best fit, longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case
     performance bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
-    rooms: list[tuple[int, int, int]] = []  # sorted: what is left of a bin, its last turn with a minus, the bin
+    rooms: list[
+        tuple[int, int, int]
+    ] = []  # sorted: what is left of a bin, its last turn with a minus, the bin
     for turn, item in enumerate(_longest_first(lengths, items)):
         at = bisect.bisect_left(rooms, (lengths[item],))
         room, _, chosen = rooms.pop(at) if at < len(rooms) else (capacity, 0, len(bins))
@@ -180,15 +237,28 @@ def fit(lengths: Sequence[int], capacity: int, items: Iterable[int] | None = Non
 
 def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[int]:
     items = range(len(lengths)) if items is None else items
-    return sorted(items, key=lengths.__getitem__, reverse=True)  # stable: equal ones in their order
+    return sorted(
+        items, key=lengths.__getitem__, reverse=True
+    )  # stable: equal ones in their order
 
 
 def _widen(
-    micro_batches: Sequence[Sequence[int]], share: Sequence[int], lengths: Sequence[int], number: int, budget: int
+    micro_batches: Sequence[Sequence[int]],
+    share: Sequence[int],
+    lengths: Sequence[int],
+    number: int,
+    budget: int,
 ) -> tuple[MicroBatch, ...]:
     """Return exactly `number` micro-batches, of even size where possible, fullest first: ranks wait in each one."""
     even = spread(lengths, number, share)
-    fits = all(len(members) <= 1 or sum(lengths[i] for i in members) <= budget for members in even)
-    chosen = even if fits else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]
+    fits = all(
+        len(members) <= 1 or sum(lengths[i] for i in members) <= budget
+        for members in even
+    )
+    chosen = (
+        even
+        if fits
+        else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]
+    )
     chosen = sorted(chosen, key=lambda members: -sum(lengths[i] for i in members))
     return tuple(tuple(sorted(members)) for members in chosen)

@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlplace.algo.losses import Clip, PPOSlopes, StepSamples, clipped_surrogate, value_loss
+from rlplace.algo.losses import (
+    Clip,
+    PPOSlopes,
+    StepSamples,
+    clipped_surrogate,
+    value_loss,
+)
 from rlplace.errors import ConfigError
 
 
@@ -60,8 +66,11 @@ class Variant:
     """
 
     def __init__(self, name: str, own: object) -> None:
-        self.name, self._own = name, own
-        self._measured: tuple[str, ...] | None = None  # the names of its metrics, once they are known
+        self.name = name
+        self._own = own
+        self._measured: tuple[str, ...] | None = (
+            None  # the names of its metrics, once they are known
+        )
 
     def has(self, method: str) -> bool:
         return hasattr(self._own, method)
@@ -71,26 +80,44 @@ class Variant:
         """Whether a loss, or a metric, is its own."""
         return any(map(self.has, ("policy_loss", "value_loss", "metrics")))
 
-    def advantages_and_returns(self, steps: Steps | TokenSteps) -> tuple[Tensor, Tensor]:
+    def advantages_and_returns(
+        self, steps: Steps | TokenSteps
+    ) -> tuple[Tensor, Tensor]:
         """Return both in the shape of `steps.rewards`."""
-        found, shape = self._call("advantages", steps), tuple(steps.rewards.shape)
-        if not isinstance(found, (tuple, list)) or len(found) != len(("advantages", "returns")):
-            raise self._wrong("advantages", found, f"advantages and returns, {list(shape)} each")
-        advantages, returns = (self._shaped("advantages", each, shape).to(steps.rewards.dtype) for each in found)
+        found = self._call("advantages", steps)
+        shape = tuple(steps.rewards.shape)
+        if not isinstance(found, (tuple, list)) or len(found) != len(
+            ("advantages", "returns")
+        ):
+            raise self._wrong(
+                "advantages", found, f"advantages and returns, {list(shape)} each"
+            )
+        advantages, returns = (
+            self._shaped("advantages", each, shape).to(steps.rewards.dtype)
+            for each in found
+        )
         return advantages, returns
 
     def advantages(self, outcomes: Any) -> Tensor:
         """Return [S] of `Outcomes`."""
-        return self._shaped("advantages", self._call("advantages", outcomes), tuple(outcomes.rewards.shape))
+        return self._shaped(
+            "advantages",
+            self._call("advantages", outcomes),
+            tuple(outcomes.rewards.shape),
+        )
 
-    def policy_loss(self, logprobs: Tensor, samples: StepSamples | TokenSamples) -> Tensor:
+    def policy_loss(
+        self, logprobs: Tensor, samples: StepSamples | TokenSamples
+    ) -> Tensor:
         return self._loss("policy_loss", logprobs, samples)
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
         return self._loss("value_loss", values, old_values, returns)
 
     @torch.no_grad()
-    def metrics(self, logprobs: Tensor, samples: StepSamples | TokenSamples) -> Mapping[str, Tensor]:
+    def metrics(
+        self, logprobs: Tensor, samples: StepSamples | TokenSamples
+    ) -> Mapping[str, Tensor]:
         """Return [N] of each, by name in alphabetical order, always the same names; none where it has no such method.
 
         Ranks add up their metrics by place.
@@ -100,17 +127,27 @@ class Variant:
         found = self._call("metrics", logprobs.detach(), samples)
         if not isinstance(found, Mapping):
             raise self._wrong("metrics", found, "a dict of tensors by name")
-        shape, names = tuple(logprobs.shape), tuple(sorted(found))
+        shape = tuple(logprobs.shape)
+        names = tuple(sorted(found))
         self._measured = names if self._measured is None else self._measured
         if names != self._measured:
             wanted = f"metrics of the same names each time, first {', '.join(self._measured)}"
             raise self._wrong("metrics", found, wanted, got=", ".join(names) or "none")
-        return {f"own/{name}": self._shaped("metrics", found[name], shape).to(logprobs) for name in names}
+        return {
+            f"own/{name}": self._shaped("metrics", found[name], shape).to(logprobs)
+            for name in names
+        }
 
     def _loss(self, method: str, trained: Tensor, *given: Any) -> Tensor:
-        found = self._shaped(method, self._call(method, trained, *given), tuple(trained.shape))
+        found = self._shaped(
+            method, self._call(method, trained, *given), tuple(trained.shape)
+        )
         if not found.requires_grad:
-            raise self._wrong(method, found, "a loss that depends on its first argument, without detach or no_grad")
+            raise self._wrong(
+                method,
+                found,
+                "a loss that depends on its first argument, without detach or no_grad",
+            )
         return found
 
     def _call(self, method: str, *given: Any) -> Any:
@@ -119,15 +156,26 @@ class Variant:
     def _shaped(self, method: str, found: object, shape: tuple[int, ...]) -> Tensor:
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             raise self._wrong(
-                method, found, f"a tensor of shape {list(shape)}: a number for each sample, not their mean"
+                method,
+                found,
+                f"a tensor of shape {list(shape)}: a number for each sample, not their mean",
             )
         return found
 
-    def _wrong(self, method: str, found: object, wanted: str, got: str | None = None) -> ConfigError:
+    def _wrong(
+        self, method: str, found: object, wanted: str, got: str | None = None
+    ) -> ConfigError:
         if got is None:
-            got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        what, fix = f"{method} of {self.name} does not return what is learned from", f"return {wanted}"
-        return ConfigError.of("bad-variant", "algorithm.variant", what, got, f"it is to be {wanted}", fix)
+            got = (
+                f"a tensor of shape {list(found.shape)}"
+                if isinstance(found, Tensor)
+                else type(found).__name__
+            )
+        what = f"{method} of {self.name} does not return what is learned from"
+        fix = f"return {wanted}"
+        return ConfigError.of(
+            "bad-variant", "algorithm.variant", what, got, f"it is to be {wanted}", fix
+        )
 
 
 def ppo_slopes_by_variant(
@@ -148,9 +196,11 @@ def ppo_slopes_by_variant(
     """
     with torch.inference_mode(mode=False), torch.enable_grad():
         old = StepSamples(*(tensor.clone() for tensor in old))
-        trained, valued = logprobs.clone().requires_grad_(), values.clone().requires_grad_()
+        trained = logprobs.clone().requires_grad_()
+        valued = values.clone().requires_grad_()
         log_ratio = trained - old.logprobs
-        own, shipped = variant.has, clipped_surrogate(log_ratio, old.advantages, clip)
+        own = variant.has
+        shipped = clipped_surrogate(log_ratio, old.advantages, clip)
         policy = variant.policy_loss(trained, old) if own("policy_loss") else shipped
         if own("value_loss"):
             error = variant.value_loss(valued, old.values, old.returns)
@@ -158,8 +208,20 @@ def ppo_slopes_by_variant(
             error = value_loss(valued, old.values, old.returns, value_clip)
         loss = (policy.sum() + value_coef * error.sum()) / count
         slopes = torch.autograd.grad(loss, (trained, valued))
-    ratio, moved = log_ratio.detach().exp(), log_ratio.detach()
+    ratio = log_ratio.detach().exp()
+    moved = log_ratio.detach()
     outside = (ratio < 1.0 - clip.low) | (ratio > 1.0 + clip.high)
     more = variant.metrics(trained, old)
-    parts = (policy.detach(), error.detach(), entropies, moved.expm1() - moved, outside.to(ratio.dtype), *more.values())
-    return PPOSlopes(logprobs=slopes[0], values=slopes[1], shares=torch.stack(parts).sum(dim=1).div_(count))
+    parts = (
+        policy.detach(),
+        error.detach(),
+        entropies,
+        moved.expm1() - moved,
+        outside.to(ratio.dtype),
+        *more.values(),
+    )
+    return PPOSlopes(
+        logprobs=slopes[0],
+        values=slopes[1],
+        shares=torch.stack(parts).sum(dim=1).div_(count),
+    )

@@ -25,8 +25,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-MODEL_FILE_BYTES = 4 << 30  # of a model's weights in one file, which rank 0 has on its host until it is written
-STATE_FILE_BYTES = 1 << 28  # of a rank's tensors in one file, which is in memory twice more while it is written
+MODEL_FILE_BYTES = (
+    4 << 30
+)  # of a model's weights in one file, which rank 0 has on its host until it is written
+STATE_FILE_BYTES = (
+    1 << 28
+)  # of a rank's tensors in one file, which is in memory twice more while it is written
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,5 +87,8 @@ def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:
         return None
     found: dict[str, FileRecord] = {}
     for report in reports:
-        found |= {name: FileRecord(**of) for name, of in json.loads(report.read_text(encoding="utf-8")).items()}
+        found |= {
+            name: FileRecord(**of)
+            for name, of in json.loads(report.read_text(encoding="utf-8")).items()
+        }
     return found

@@ -14,7 +14,9 @@ from rlplace.errors import ConfigError, Problem
 
 FORMAT = 1  # of the manifest; a later one may have other files
 MANIFEST = "manifest.json"
-CONFIG, PLAN, RUN = "config.yaml", "plan.json", "run.json"  # the texts of a checkpoint
+CONFIG = "config.yaml"
+PLAN = "plan.json"
+RUN = "run.json"  # the texts of a checkpoint
 DAMAGED = "checkpoint-damaged"
 
 _THREADS = 8  # that hash files at once
@@ -44,9 +46,14 @@ class Checkpoint:
 
     def manifest(self) -> str:
         """Return the text of its manifest."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        }
         del values["folder"], values["notes"]
-        values["files"] = {name: dataclasses.asdict(record) for name, record in sorted(self.files.items())}
+        values["files"] = {
+            name: dataclasses.asdict(record)
+            for name, record in sorted(self.files.items())
+        }
         return json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False) + "\n"
 
 
@@ -58,7 +65,14 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     manifest = folder / MANIFEST
     if not manifest.exists():
         raise ConfigError(
-            [damage(key, "the checkpoint has no manifest", manifest, "it is written last: when all is there")]
+            [
+                damage(
+                    key,
+                    "the checkpoint has no manifest",
+                    manifest,
+                    "it is written last: when all is there",
+                )
+            ]
         )
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))
@@ -70,8 +84,17 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise ConfigError([damage(key, "the manifest of the checkpoint is no manifest", manifest, why)]) from error
-    problems = [_size_problem(key, folder / name, record) for name, record in checkpoint.files.items()]
+        raise ConfigError(
+            [
+                damage(
+                    key, "the manifest of the checkpoint is no manifest", manifest, why
+                )
+            ]
+        ) from error
+    problems = [
+        _size_problem(key, folder / name, record)
+        for name, record in checkpoint.files.items()
+    ]
     if found := [problem for problem in problems if problem is not None]:
         raise ConfigError(found)
     return checkpoint
@@ -88,8 +111,12 @@ def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
         iteration=int(values["iteration"]),
         version=int(values["version"]),
         score=None if score is None else float(score),
-        ranks={str(component): int(ranks) for component, ranks in values["ranks"].items()},
-        libraries={str(name): str(version) for name, version in values["libraries"].items()},
+        ranks={
+            str(component): int(ranks) for component, ranks in values["ranks"].items()
+        },
+        libraries={
+            str(name): str(version) for name, version in values["libraries"].items()
+        },
         files=files,
     )
 
@@ -104,7 +131,10 @@ def _inside(name: str) -> str:
 def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
     if not file.is_file():
         return damage(
-            key, "a file of the checkpoint is missing", file, f"expected {record.bytes:,} bytes, found no file"
+            key,
+            "a file of the checkpoint is missing",
+            file,
+            f"expected {record.bytes:,} bytes, found no file",
         )
     found = file.stat().st_size
     if found == record.bytes:
@@ -117,15 +147,25 @@ def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
     """Read all files and compare their SHA-256 with the manifest. Raises OSError."""
 
     def compare(name: str) -> Problem | None:
-        file, expected = checkpoint.folder / name, checkpoint.files[name].sha256
+        file = checkpoint.folder / name
+        expected = checkpoint.files[name].sha256
         found = record_of(file).sha256
         if found == expected:
             return None
         why = f"expected SHA-256 {expected[:16]}..., found {found[:16]}..."
-        return damage(key, "a file of the checkpoint has other content than was written", file, why)
+        return damage(
+            key,
+            "a file of the checkpoint has other content than was written",
+            file,
+            why,
+        )
 
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [problem for problem in threads.map(compare, checkpoint.files) if problem is not None]
+        return [
+            problem
+            for problem in threads.map(compare, checkpoint.files)
+            if problem is not None
+        ]
 
 
 def damage(key: str, what: str, file: Path, why: str) -> Problem:
@@ -134,8 +174,6 @@ def damage(key: str, what: str, file: Path, why: str) -> Problem:
 
 def _newer(key: str, manifest: Path, form: int) -> ConfigError:
     why = f"expected format {FORMAT} or lower, found {form}"
-    what, fix = (
-        "the checkpoint was written by a later version",
-        "install the version of rlplace that its manifest names",
-    )
+    what = "the checkpoint was written by a later version"
+    fix = "install the version of rlplace that its manifest names"
     return ConfigError.of("checkpoint-newer", key, what, str(manifest), why, fix)

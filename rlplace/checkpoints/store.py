@@ -35,7 +35,9 @@ class Contents:
     ranks: Mapping[str, int]  # of each component that writes its state
     texts: Mapping[str, str]  # config.yaml, plan.json, run.json
     version: int  # of the policy
-    score: float | None  # higher is better; None, or no finite number, is never the best
+    score: (
+        float | None
+    )  # higher is better; None, or no finite number, is never the best
     libraries: Mapping[str, str]
 
 
@@ -43,8 +45,10 @@ class Store:
     """Writes and keeps the checkpoints of a run; one at a time, by the process that has locked the run."""
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
-        self._run, self._folder = run, run / FOLDER
-        self._keep_last, self._keep_best = keep_last, keep_best
+        self._run = run
+        self._folder = run / FOLDER
+        self._keep_last = keep_last
+        self._keep_best = keep_best
 
     def begin(self, iteration: int, components: Iterable[str]) -> Path:
         """Make the folder that a checkpoint is written in, with one for each component. Raises OutputError.
@@ -52,8 +56,13 @@ class Store:
         What was left of others that were never whole is removed.
         """
         for left in self._folder.glob(f"*{PART}"):
-            shutil.rmtree(left, ignore_errors=True)  # a rank that is late may still write there: next time
-        names = (f"{iteration:06}" + (f".{again}" if again else "") for again in itertools.count())
+            shutil.rmtree(
+                left, ignore_errors=True
+            )  # a rank that is late may still write there: next time
+        names = (
+            f"{iteration:06}" + (f".{again}" if again else "")
+            for again in itertools.count()
+        )
         name = next(name for name in names if not (self._folder / name).exists())
         part = self._folder / (name + PART)
         try:
@@ -64,7 +73,14 @@ class Store:
             raise OutputError.of(part, error) from error
         return part
 
-    def commit(self, part: Path, contents: Contents, *, timeout_s: float, cancelled: threading.Event) -> Checkpoint:
+    def commit(
+        self,
+        part: Path,
+        contents: Contents,
+        *,
+        timeout_s: float,
+        cancelled: threading.Event,
+    ) -> Checkpoint:
         """Wait until all ranks have written, then make the checkpoint valid, whole and at once.
 
         Raises OutputError; then `part` is gone and the checkpoints are those of before.
@@ -80,17 +96,26 @@ class Store:
             raise
 
     def _collect(
-        self, part: Path, contents: Contents, timeout_s: float, cancelled: threading.Event
+        self,
+        part: Path,
+        contents: Contents,
+        timeout_s: float,
+        cancelled: threading.Event,
     ) -> dict[str, FileRecord]:
         """Return the files of all components, once they are written. Raises OutputError and OSError."""
-        deadline_s, files = time.monotonic() + timeout_s, dict[str, FileRecord]()
+        deadline_s = time.monotonic() + timeout_s
+        files = dict[str, FileRecord]()
         for component, ranks in contents.ranks.items():
             while (found := written(part / component, ranks)) is None:
                 for each in contents.ranks:
                     if failure := failed(part / each):
-                        full = OutputError.of(part, OSError(errno.ENOSPC, ""))  # it had no room to say why
+                        full = OutputError.of(
+                            part, OSError(errno.ENOSPC, "")
+                        )  # it had no room to say why
                         why = failure[1] or str(full)
-                        raise _not_written(part, f"{each} {failure[0]} could not write its part", why)
+                        raise _not_written(
+                            part, f"{each} {failure[0]} could not write its part", why
+                        )
                 if time.monotonic() > deadline_s:
                     why = f"{component} has {ranks} ranks, and not all have written within {timeout_s:g} s"
                     raise _not_written(part, "ranks are late", why)
@@ -104,7 +129,9 @@ class Store:
                 raise _not_written(part, "a file changed after it was written", why)
         return files
 
-    def _publish(self, part: Path, contents: Contents, files: Mapping[str, FileRecord]) -> Checkpoint:
+    def _publish(
+        self, part: Path, contents: Contents, files: Mapping[str, FileRecord]
+    ) -> Checkpoint:
         """Write what the driver has, then rename. Everything is on the disk before its name is. Raises OSError."""
         for component in contents.ranks:
             for report in (part / component).glob("rank_*.json"):
@@ -119,7 +146,10 @@ class Store:
             score=score if score is not None and math.isfinite(score) else None,
             ranks=dict(contents.ranks),
             libraries=dict(contents.libraries),
-            files={**files, **{name: record_of(part / name) for name in contents.texts}},
+            files={
+                **files,
+                **{name: record_of(part / name) for name in contents.texts},
+            },
         )
         write_whole(part / MANIFEST, checkpoint.manifest())
         for folder, _, _ in os.walk(part, topdown=False):
@@ -150,9 +180,12 @@ class Store:
                 with contextlib.suppress(ConfigError):
                     others.append(read(folder))
         earlier = [c for c in others if c.iteration < newest.iteration]
-        kept, rest = earlier[: self._keep_last - 1], earlier[self._keep_last - 1 :]
+        kept = earlier[: self._keep_last - 1]
+        rest = earlier[self._keep_last - 1 :]
         scored = (c for c in rest if c.score is not None)
-        best = sorted(scored, key=lambda c: (c.score or 0.0, c.iteration), reverse=True)[: self._keep_best]
+        best = sorted(
+            scored, key=lambda c: (c.score or 0.0, c.iteration), reverse=True
+        )[: self._keep_best]
         return [c.folder for c in others if c not in kept and c not in best]
 
     def _remove(self, folders: Iterable[Path]) -> None:
@@ -175,7 +208,9 @@ def _sync(folder: Path) -> None:
 def _not_written(part: Path, what: str, why: str | None) -> OutputError:
     fix = "the run goes on, and so does the last whole checkpoint"
     what = f"the checkpoint was not written: {what}"
-    return OutputError.about("checkpoint-not-written", "checkpoint", what, got=str(part), why=why, fix=fix)
+    return OutputError.about(
+        "checkpoint-not-written", "checkpoint", what, got=str(part), why=why, fix=fix
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +225,8 @@ class Saver:
     """Commits one checkpoint at a time behind the run. Nothing here raises: the run goes on without a checkpoint."""
 
     def __init__(self, store: Store, *, timeout_s: float) -> None:
-        self._store, self._timeout_s = store, timeout_s
+        self._store = store
+        self._timeout_s = timeout_s
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []  # by the thread; the last one counts
@@ -203,9 +239,12 @@ class Saver:
     def start(self, part: Path, contents: Contents) -> None:
         """Begin to wait for the ranks that write `part`."""
         assert not self.busy, "one checkpoint is written at a time"
-        self._cancelled, self._saved = threading.Event(), []
+        self._cancelled = threading.Event()
+        self._saved = []
         arguments = (part, contents, self._cancelled, self._saved)
-        self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._save, args=arguments, name="checkpoint", daemon=True
+        )
         self._thread.start()
 
     def poll(self) -> Saved | None:
@@ -222,7 +261,11 @@ class Saver:
         self._thread = None  # the disk holds it; what it may still commit is whole, and removes none
         if self._saved:  # it is committed, and others are still being removed
             return self._saved[-1]
-        error = OutputError.about("checkpoint-not-written", "checkpoint", f"not written within {timeout_s:g} s")
+        error = OutputError.about(
+            "checkpoint-not-written",
+            "checkpoint",
+            f"not written within {timeout_s:g} s",
+        )
         return Saved(checkpoint=None, error=error)
 
     def _take(self, timeout_s: float) -> Saved | None:
@@ -234,12 +277,24 @@ class Saver:
         self._thread = None
         return self._saved[-1]
 
-    def _save(self, part: Path, contents: Contents, cancelled: threading.Event, saved: list[Saved]) -> None:
+    def _save(
+        self,
+        part: Path,
+        contents: Contents,
+        cancelled: threading.Event,
+        saved: list[Saved],
+    ) -> None:
         checkpoint = None
-        error: RlplaceError | None = _not_written(part, "a bug, whose traceback is on the console", None)
+        error: RlplaceError | None = _not_written(
+            part, "a bug, whose traceback is on the console", None
+        )
         try:
-            checkpoint = self._store.commit(part, contents, timeout_s=self._timeout_s, cancelled=cancelled)
-            saved.append(Saved(checkpoint=checkpoint, error=None))  # before another is removed: `finish` may not wait
+            checkpoint = self._store.commit(
+                part, contents, timeout_s=self._timeout_s, cancelled=cancelled
+            )
+            saved.append(
+                Saved(checkpoint=checkpoint, error=None)
+            )  # before another is removed: `finish` may not wait
             if not cancelled.is_set():  # else the run may go on with an older one
                 self._store.retain(checkpoint)
             error = None
@@ -289,5 +344,13 @@ def _locked(run: Path) -> TextIO:
 
 
 def _in_use(run: Path, by: str) -> ConfigError:
-    why, fix = f"{by or 'a process'} writes in it", "wait for its end or end it; or start a new run: resume=null"
-    return ConfigError.of("run-in-use", "resume", "another run is going on in this folder", str(run), why, fix)
+    why = f"{by or 'a process'} writes in it"
+    fix = "wait for its end or end it; or start a new run: resume=null"
+    return ConfigError.of(
+        "run-in-use",
+        "resume",
+        "another run is going on in this folder",
+        str(run),
+        why,
+        fix,
+    )

@@ -20,15 +20,25 @@ class Code:
     fix: str
 
     def render(self) -> str:
-        rows = (("means", self.means), ("example", self.example), ("fix", self.fix), ("met", self.when))
-        lines = [f"{self.name}", *(f"    {label + ':':<9} {text}" for label, text in rows)]
+        rows = (
+            ("means", self.means),
+            ("example", self.example),
+            ("fix", self.fix),
+            ("met", self.when),
+        )
+        lines = [
+            f"{self.name}",
+            *(f"    {label + ':':<9} {text}" for label, text in rows),
+        ]
         return "\n".join(lines)
 
 
 @functools.cache
 def codes() -> Mapping[str, Code]:
     """All codes by name, read from the file on the first call."""
-    tables = tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads(
+        Path(__file__).with_name("codes.toml").read_text(encoding="utf-8")
+    )
     return {
         name: Code(name=name, when=when, means=means, example=example, fix=fix)
         for when, table in tables.items()

@@ -44,7 +44,9 @@ class SpreadChannel(Channel):
         super().__init__(spec)
         self._branches = tuple(branches)
         self._branch_of = {key: branch for branch in branches for key in branch.keys}
-        self._ends: dict[tuple[str, str], Channel] = {}  # by owner and key, filled on first use
+        self._ends: dict[
+            tuple[str, str], Channel
+        ] = {}  # by owner and key, filled on first use
 
     def _end(self, key: str) -> Channel:
         end = self._ends.get((self.owner, key))
@@ -58,10 +60,19 @@ class SpreadChannel(Channel):
     def link(self, key: str) -> Connection | None:
         return self._end(key).link(key)
 
-    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+    def _put(
+        self,
+        item: Any,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
+    ) -> None:
         self._end(key)._put(item, key, weight, version, patience_s)
 
-    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+    def _get(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> list[Any]:
         return self._end(key)._items(limit, key, patience_s)
 
     def close(self) -> None:
@@ -97,11 +108,23 @@ class SpreadChannel(Channel):
             bytes=sum(branch.bytes for branch in branches),
             producer_wait_s=sum(branch.producer_wait_s for branch in branches),
             consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
-            waits=tuple(sorted(waits, key=lambda wait: wait.wants == "item")),  # puts first; sorting keeps their order
-            depth_by_key={key: depth for branch in branches for key, depth in branch.depth_by_key.items()},
-            producers=tuple(dict.fromkeys(name for branch in branches for name in branch.producers)),
-            consumers=tuple(dict.fromkeys(name for branch in branches for name in branch.consumers)),
-            dead=tuple(dict.fromkeys(name for branch in branches for name in branch.dead)),
+            waits=tuple(
+                sorted(waits, key=lambda wait: wait.wants == "item")
+            ),  # puts first; sorting keeps their order
+            depth_by_key={
+                key: depth
+                for branch in branches
+                for key, depth in branch.depth_by_key.items()
+            },
+            producers=tuple(
+                dict.fromkeys(name for branch in branches for name in branch.producers)
+            ),
+            consumers=tuple(
+                dict.fromkeys(name for branch in branches for name in branch.consumers)
+            ),
+            dead=tuple(
+                dict.fromkeys(name for branch in branches for name in branch.dead)
+            ),
             staleness_max=max(branch.staleness_max for branch in branches),
         )
 
@@ -129,18 +152,24 @@ class ProcessChannels:
             return self._shared[path]
 
     def connection(self, server: ServerAddress) -> Connection:
-        from rlplace.comm.network import Connection  # here: where one node suffices ZeroMQ is not needed
+        from rlplace.comm.network import (
+            Connection,
+        )  # here: where one node suffices ZeroMQ is not needed
 
         with self._lock:
             if server.endpoint not in self._connections:
-                self._connections[server.endpoint] = Connection(server.endpoint, server.keys)
+                self._connections[server.endpoint] = Connection(
+                    server.endpoint, server.keys
+                )
             return self._connections[server.endpoint]
 
     def close(self) -> None:
         """Lets go of memory and lines; the ends are not to be used again. Idempotent."""
         with self._lock:
-            shared, self._shared = self._shared, {}
-            connections, self._connections = self._connections, {}
+            shared = self._shared
+            self._shared = {}
+            connections = self._connections
+            self._connections = {}
         for channel in shared.values():
             channel.detach()
         for connection in connections.values():
@@ -153,7 +182,9 @@ class Place:
 
     node: int
     process: str = ""  # its name where several workers share it, else ""
-    ends: ProcessChannels = dataclasses.field(default_factory=ProcessChannels, repr=False)
+    ends: ProcessChannels = dataclasses.field(
+        default_factory=ProcessChannels, repr=False
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +196,9 @@ class ProcessLocation:
     process: str
 
     def connect(self, place: Place) -> Channel:
-        assert (place.node, place.process) == (self.node, self.process), f"{self} was asked for at {place}"
+        assert (place.node, place.process) == (self.node, self.process), (
+            f"{self} was asked for at {place}"
+        )
         return place.ends.local(self.spec)
 
 
@@ -195,7 +228,9 @@ class NodeLocation:
         return RemoteChannel(place.ends.connection(self.server), self.spec)
 
 
-Location = ProcessLocation | NodeLocation  # where one branch of a channel lives: its keys and its capacity
+Location = (
+    ProcessLocation | NodeLocation
+)  # where one branch of a channel lives: its keys and its capacity
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,5 +247,8 @@ class ChannelAddress:
         """An end of what `connect` makes of the locations: of several one by one, when first used."""
         if len(self.locations) == 1:
             return connect(self.locations[0])
-        branches = [Branch(each.spec.keys or (), functools.partial(connect, each)) for each in self.locations]
+        branches = [
+            Branch(each.spec.keys or (), functools.partial(connect, each))
+            for each in self.locations
+        ]
         return SpreadChannel(self.spec, branches)

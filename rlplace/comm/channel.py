@@ -34,14 +34,20 @@ class ChannelSpec:
 
     name: str
     capacity_items: int
-    keys: tuple[str, ...] | None = None  # declared keys; any other is an error. None: any key, `participants` at most
-    participants: int = 1024  # names that may use it, and requests that may wait in it at a time
+    keys: tuple[str, ...] | None = (
+        None  # declared keys; any other is an error. None: any key, `participants` at most
+    )
+    participants: int = (
+        1024  # names that may use it, and requests that may wait in it at a time
+    )
     timeout_s: float = 120.0  # deadline of a put or get that names none
 
     def __post_init__(self) -> None:
         for least in ("capacity_items", "participants"):
             if getattr(self, least) < 1:
-                raise ValueError(f"channel {self.name}: {least} must be at least 1, got {getattr(self, least)}")
+                raise ValueError(
+                    f"channel {self.name}: {least} must be at least 1, got {getattr(self, least)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,9 @@ class ChannelStats:
     producers: tuple[str, ...] = ()  # every name that ever put
     consumers: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()  # of these, whose process is known to have ended
-    bytes: int = 0  # of all items that were put; between threads of a process nothing is copied
+    bytes: int = (
+        0  # of all items that were put; between threads of a process nothing is copied
+    )
     staleness_max: int = 0  # largest (newest version put so far - version of the item) when an item was taken
 
     @property
@@ -105,7 +113,9 @@ class Channel(abc.ABC):
     def __init__(self, spec: ChannelSpec, owner: str = "an unnamed worker") -> None:
         self.spec = spec
         self.owner = owner
-        self._failed: dict[str, deque[Exception]] = {}  # by key: why items of a batch could not be opened
+        self._failed: dict[
+            str, deque[Exception]
+        ] = {}  # by key: why items of a batch could not be opened
 
     def named(self, owner: str) -> Self:
         """The same channel seen from `owner` ("env rank 2"), the name used in errors and statistics."""
@@ -124,23 +134,44 @@ class Channel(abc.ABC):
     ) -> None:
         """Block until credit is granted; data moves only then. `version`: of the policy that made the item."""
         self._check_put(key, weight, version)
-        self._put(item, key, weight, version, self.spec.timeout_s if timeout_s is None else self._patience(timeout_s))
+        self._put(
+            item,
+            key,
+            weight,
+            version,
+            self.spec.timeout_s if timeout_s is None else self._patience(timeout_s),
+        )
 
-    def put_nowait(self, item: Any, *, key: str = "", weight: float = 1.0, version: int | None = None) -> None:
+    def put_nowait(
+        self,
+        item: Any,
+        *,
+        key: str = "",
+        weight: float = 1.0,
+        version: int | None = None,
+    ) -> None:
         """Raise ChannelFull instead of waiting."""
         self._check_put(key, weight, version)
         self._put(item, key, weight, version, None)
 
     def get(self, *, key: str = "", timeout_s: float | None = None) -> Any:
-        return self._items(None, key, self.spec.timeout_s if timeout_s is None else self._patience(timeout_s))[0]
+        return self._items(
+            None,
+            key,
+            self.spec.timeout_s if timeout_s is None else self._patience(timeout_s),
+        )[0]
 
     def get_nowait(self, *, key: str = "") -> Any:
         """Raise ChannelEmpty instead of waiting."""
         return self._items(None, key, None)[0]
 
-    def get_batch(self, weight: float, *, key: str = "", timeout_s: float | None = None) -> list[Any]:
+    def get_batch(
+        self, weight: float, *, key: str = "", timeout_s: float | None = None
+    ) -> list[Any]:
         """Take one item, whatever it weighs, and what else is there within a summed `weight`, atomically."""
-        patience_s = self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
+        patience_s = (
+            self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
+        )
         return self._items(self._limit(weight), key, patience_s)
 
     @abc.abstractmethod
@@ -166,14 +197,25 @@ class Channel(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+    def _put(
+        self,
+        item: Any,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
+    ) -> None:
         """`patience_s` None: at once or not at all."""
 
     @abc.abstractmethod
-    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+    def _get(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> list[Any]:
         """One item for `limit` None, else a batch up to this weight."""
 
-    def _open_all(self, payloads: Iterable[Any], open_: Callable[[Any], Any], key: str) -> list[Any]:
+    def _open_all(
+        self, payloads: Iterable[Any], open_: Callable[[Any], Any], key: str
+    ) -> list[Any]:
         """The items that can be opened. Why others cannot is raised now if there is none, else by the next get."""
         items = []
         for payload in payloads:
@@ -185,7 +227,9 @@ class Channel(abc.ABC):
             self._raise_failed(key)
         return items
 
-    def _items(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+    def _items(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> list[Any]:
         if type(key) is not str:
             raise self._misuse("key", key, "a text", f"key={str(key)!r}")
         if self._failed:
@@ -204,23 +248,40 @@ class Channel(abc.ABC):
     def _check_put(self, key: str, weight: float, version: int | None) -> None:
         if type(key) is not str:
             raise self._misuse("key", key, "a text", f"key={str(key)!r}")
-        if not ((type(weight) is float or _is_number(weight)) and 0 <= weight < math.inf):
-            raise self._misuse("weight", weight, "a finite number of at least 0", "weight=1.0")
-        if version is not None and not (_is_number(version) and version % 1 == 0 and 0 <= version < 1 << 62):
-            raise self._misuse("version", version, "a whole number of at least 0, or None", "version=0")
+        if not (
+            (type(weight) is float or _is_number(weight)) and 0 <= weight < math.inf
+        ):
+            raise self._misuse(
+                "weight", weight, "a finite number of at least 0", "weight=1.0"
+            )
+        if version is not None and not (
+            _is_number(version) and version % 1 == 0 and 0 <= version < 1 << 62
+        ):
+            raise self._misuse(
+                "version", version, "a whole number of at least 0, or None", "version=0"
+            )
 
     def _limit(self, weight: float) -> float:
         if not (_is_number(weight) and 0 < weight < math.inf):
-            raise self._misuse("weight", weight, "a finite number above 0", "get_batch(1.0)")
+            raise self._misuse(
+                "weight", weight, "a finite number above 0", "get_batch(1.0)"
+            )
         return weight
 
     def _patience(self, timeout_s: float) -> float:
         if not (_is_number(timeout_s) and timeout_s < math.inf):
-            raise self._misuse("timeout_s", timeout_s, "a finite number of seconds, or None", "timeout_s=60.0")
+            raise self._misuse(
+                "timeout_s",
+                timeout_s,
+                "a finite number of seconds, or None",
+                "timeout_s=60.0",
+            )
         return timeout_s
 
     def _misuse(self, name: str, got: object, wanted: str, fix: str) -> ChannelMisuse:
-        return channel_errors.bad_argument(self.spec, self.owner, name, got, wanted, fix)
+        return channel_errors.bad_argument(
+            self.spec, self.owner, name, got, wanted, fix
+        )
 
 
 def _is_number(given: object) -> bool:

@@ -26,19 +26,41 @@ _SHOWN_CHARACTERS = 60  # of a name that is too long
 E = TypeVar("E", bound=ChannelError)
 
 
-def _error(kind: type[E], code: str, spec: ChannelSpec, what: str, *, key: str = "", **fields: str | None) -> E:
+def _error(
+    kind: type[E],
+    code: str,
+    spec: ChannelSpec,
+    what: str,
+    *,
+    key: str = "",
+    **fields: str | None,
+) -> E:
     where = f"channel {spec.name}, key {key!r}" if key else f"channel {spec.name}"
     return kind.about(code, where, what, **fields)
 
 
 def late(
-    spec: ChannelSpec, owner: str, key: str, waited_s: float, stats: ChannelStats, *, puts: bool
+    spec: ChannelSpec,
+    owner: str,
+    key: str,
+    waited_s: float,
+    stats: ChannelStats,
+    *,
+    puts: bool,
 ) -> ChannelTimeout:
     """The deadline of a put or get passed."""
-    wanted, role, seen = ("credit", "consumers", stats.consumers) if puts else ("an item", "producers", stats.producers)
+    wanted, role, seen = (
+        ("credit", "consumers", stats.consumers)
+        if puts
+        else ("an item", "producers", stats.producers)
+    )
     here = "" if puts else f"this key holds {stats.depth_by_key.get(key, 0)} items; "
     names = listed(f"{name} (dead)" if name in stats.dead else name for name in seen)
-    peers = f"the {role}, so far {names}" if names else f"{role}, and none has used this channel yet"
+    peers = (
+        f"the {role}, so far {names}"
+        if names
+        else f"{role}, and none has used this channel yet"
+    )
     gone = [name for name in seen if name in stats.dead]
     slow = f"find out why the {role} stopped, or raise the deadline if they are really this slow"
     why = (
@@ -48,23 +70,48 @@ def late(
     )
     fix = f"find out why {listed(gone)} died" if gone else slow
     what = f"{owner} waited {waited_s:.1f} s for {wanted}"
-    return _error(ChannelTimeout, "channel-timeout", spec, what, key=key, why=why, fix=fix)
+    return _error(
+        ChannelTimeout, "channel-timeout", spec, what, key=key, why=why, fix=fix
+    )
 
 
-def refused(spec: ChannelSpec, owner: str, key: str, stats: ChannelStats, *, puts: bool) -> ChannelFull | ChannelEmpty:
+def refused(
+    spec: ChannelSpec, owner: str, key: str, stats: ChannelStats, *, puts: bool
+) -> ChannelFull | ChannelEmpty:
     """A put or get that does not wait found no credit or no item."""
     held = f"the channel holds {holding(stats)}"
     if puts:
-        return _error(ChannelFull, "channel-full", spec, f"no credit for {owner}", key=key, why=held)
-    return _error(ChannelEmpty, "channel-empty", spec, f"nothing to take for {owner}", key=key, why=held)
+        return _error(
+            ChannelFull,
+            "channel-full",
+            spec,
+            f"no credit for {owner}",
+            key=key,
+            why=held,
+        )
+    return _error(
+        ChannelEmpty,
+        "channel-empty",
+        spec,
+        f"nothing to take for {owner}",
+        key=key,
+        why=held,
+    )
 
 
 def closed(spec: ChannelSpec, owner: str, key: str) -> ChannelClosed:
-    return _error(ChannelClosed, "channel-closed", spec, f"{owner} put into a closed channel", key=key)
+    return _error(
+        ChannelClosed,
+        "channel-closed",
+        spec,
+        f"{owner} put into a closed channel",
+        key=key,
+    )
 
 
 def end_of_stream(spec: ChannelSpec, owner: str, key: str) -> EndOfStream:
-    what, why = f"{owner} asked after the last item", "the channel was closed"
+    what = f"{owner} asked after the last item"
+    why = "the channel was closed"
     return _error(EndOfStream, "end-of-stream", spec, what, key=key, why=why)
 
 
@@ -72,7 +119,9 @@ def broken(spec: ChannelSpec, owner: str, why: str) -> ChannelBroken:
     return _error(ChannelBroken, "channel-broken", spec, f"broken for {owner}", why=why)
 
 
-def silent(spec: ChannelSpec, owner: str, method: str, waited_s: float) -> ChannelTimeout:
+def silent(
+    spec: ChannelSpec, owner: str, method: str, waited_s: float
+) -> ChannelTimeout:
     what = f"{owner} waited {waited_s:.1f} s for the channel itself to answer {method}"
     why = "the process that holds the channel is starting, overloaded or cut off"
     fix = "look at the load of the channel's node, or raise the deadline"
@@ -92,25 +141,46 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
     what = f"{owner} used an undeclared key" + suggestion(near)
     why = f"declared keys: {listed(repr(k) for k in declared)}"
     fix = f"key={near!r}" if near else None
-    return _error(ChannelMisuse, "unknown-key", spec, what, got=repr(key), why=why, fix=fix)
+    return _error(
+        ChannelMisuse, "unknown-key", spec, what, got=repr(key), why=why, fix=fix
+    )
 
 
 def crowded(spec: ChannelSpec, owner: str, what: str) -> ChannelError:
     why = f"it was made with places for {spec.participants} {what}, and all are taken"
     fix = f"ChannelSpec(..., participants={2 * spec.participants})"
-    return _error(ChannelError, "channel-crowded", spec, f"no place for {owner}", why=why, fix=fix)
+    return _error(
+        ChannelError, "channel-crowded", spec, f"no place for {owner}", why=why, fix=fix
+    )
 
 
-def name_too_long(spec: ChannelSpec, owner: str, name: str, limit_bytes: int) -> ChannelMisuse:
+def name_too_long(
+    spec: ChannelSpec, owner: str, name: str, limit_bytes: int
+) -> ChannelMisuse:
     what = f"{owner[:_SHOWN_CHARACTERS]} used a name or key that is too long"
-    got = repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…")
+    got = repr(
+        name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "…"
+    )
     why = f"it may have {limit_bytes} bytes"
-    return _error(ChannelMisuse, "name-too-long", spec, what, got=got, why=why, fix="a shorter one")
+    return _error(
+        ChannelMisuse,
+        "name-too-long",
+        spec,
+        what,
+        got=got,
+        why=why,
+        fix="a shorter one",
+    )
 
 
-def bad_argument(spec: ChannelSpec, owner: str, name: str, got: object, wanted: str, fix: str) -> ChannelMisuse:
-    what, why = f"{owner} gave a wrong {name}", f"{name} is {wanted}"
-    return _error(ChannelMisuse, "bad-argument", spec, what, got=repr(got), why=why, fix=fix)
+def bad_argument(
+    spec: ChannelSpec, owner: str, name: str, got: object, wanted: str, fix: str
+) -> ChannelMisuse:
+    what = f"{owner} gave a wrong {name}"
+    why = f"{name} is {wanted}"
+    return _error(
+        ChannelMisuse, "bad-argument", spec, what, got=repr(got), why=why, fix=fix
+    )
 
 
 def holding(stats: ChannelStats) -> str:

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, an array of bytes
-Pieces = tuple[Buffer, ...]  # a header, and the buffers behind it in the order in which the header names them
-Packed = bytes | Pieces  # a value in one piece, or in several, which alias its contiguous arrays on the host
+Pieces = tuple[
+    Buffer, ...
+]  # a header, and the buffers behind it in the order in which the header names them
+Packed = (
+    bytes | Pieces
+)  # a value in one piece, or in several, which alias its contiguous arrays on the host
 
 
 def unpack(packed: Packed | list[Buffer]) -> Any:
@@ -35,9 +39,13 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise TypeError(f"only dense tensors travel, got layout {tensor.layout}, dtype {tensor.dtype}")
+        raise TypeError(
+            f"only dense tensors travel, got layout {tensor.layout}, dtype {tensor.dtype}"
+        )
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    flat = dense.as_strided((dense.numel(),), (1,))  # reshape keeps a stride that does not matter, and view refuses it
+    flat = dense.as_strided(
+        (dense.numel(),), (1,)
+    )  # reshape keeps a stride that does not matter, and view refuses it
     return flat.view(torch.uint8).numpy()
 
 
@@ -67,12 +75,23 @@ def _reduce_array(array: Any) -> Any:
         array = np.array(array, order="A")
     if array.flags.c_contiguous:
         return np.ndarray, (array.shape, dtype.str, pickle.PickleBuffer(array))
-    return np.ndarray, (array.shape, dtype.str, pickle.PickleBuffer(array), 0, None, "F")
+    return np.ndarray, (
+        array.shape,
+        dtype.str,
+        pickle.PickleBuffer(array),
+        0,
+        None,
+        "F",
+    )
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     data: Any = tensor_bytes(tensor)
-    return tensor_from_bytes, (pickle.PickleBuffer(data), dtype_name(tensor), tuple(tensor.shape))
+    return tensor_from_bytes, (
+        pickle.PickleBuffer(data),
+        dtype_name(tensor),
+        tuple(tensor.shape),
+    )
 
 
 class _Reducers(dict[type, Callable[[Any], Any]]):
@@ -102,7 +121,9 @@ class Packer(pickle.Pickler):
         self._inline_bytes = self._room = inline_bytes
         self._chunks: list[bytes] = []
         self._buffers: list[memoryview] = []
-        super().__init__(_Stream(self._chunks.append), 5, buffer_callback=self._stays_inside)
+        super().__init__(
+            _Stream(self._chunks.append), 5, buffer_callback=self._stays_inside
+        )
 
     def pack(self, value: Any) -> Packed:
         """The value in one piece if that takes at most the room, else in pieces with the small buffers in the header.
@@ -116,8 +137,12 @@ class Packer(pickle.Pickler):
         chunks.clear()
         if not self._buffers and self._room == self._inline_bytes >= len(header):
             return header
-        buffers, self._buffers, self._room = self._buffers, [], self._inline_bytes
-        return (header, *buffers) if buffers or len(header) > self._inline_bytes else header
+        buffers = self._buffers
+        self._buffers = []
+        self._room = self._inline_bytes
+        if buffers or len(header) > self._inline_bytes:
+            return (header, *buffers)
+        return header
 
     def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()

@@ -23,7 +23,18 @@ from rlplace.comm import channel_errors, processes
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.processes import Waker, Wakers
 from rlplace.comm.queue import Get, Put, QueueMachine, Store
-from rlplace.comm.table import BROKEN, CHANGING, CHECKED, CLOSED, COUNT, ITEMS, K_ITEMS, P_DEAD, PROCESS, Table
+from rlplace.comm.table import (
+    BROKEN,
+    CHANGING,
+    CHECKED,
+    CLOSED,
+    COUNT,
+    ITEMS,
+    K_ITEMS,
+    P_DEAD,
+    PROCESS,
+    Table,
+)
 from rlplace.errors import ChannelError, ChannelTimeout
 
 T = TypeVar("T")
@@ -31,7 +42,8 @@ Step = Callable[..., bool]  # QueueMachine.put or .get
 
 TICK_S = 0.25  # a sleeper looks this often whether a wake was lost with a process that died or stopped
 LOOK_S = 1.0  # how often one process of all looks for dead processes
-SPIN_S, LEAST_SPIN_S = 100e-6, 5e-6  # longest and shortest look before a sleep
+SPIN_S = 100e-6
+LEAST_SPIN_S = 5e-6  # longest and shortest look before a sleep
 LOCK_PATIENCE_S = 10.0  # least time to wait for the lock: a holder that is only slow must not fail a short deadline
 
 
@@ -48,7 +60,8 @@ class Attachment:
 
     def __init__(self, table: Table, store: Store, lock: Lock, *, spins: bool) -> None:
         """`spins`: whether to look for a moment before a sleep, which no other thread of the process can use."""
-        self.table, self.spec = table, table.spec
+        self.table = table
+        self.spec = table.spec
         self.store = store
         self.lock = lock
         self._spin_s = SPIN_S if spins else 0.0
@@ -59,18 +72,29 @@ class Attachment:
         self.process = processes.this_process()
         self.wakers = Wakers()
         self.queue = QueueMachine(self.table, self.process, self.store)
-        self._late: list[Callable[[], object]] = []  # steps of `undo` that are still to come
+        self._late: list[
+            Callable[[], object]
+        ] = []  # steps of `undo` that are still to come
 
-    def run(self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0) -> T:
+    def run(
+        self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0
+    ) -> T:
         """The step under the lock. Anything but a ChannelError leaves the change marked: the state may be half made."""
-        words, queue = self.table.words, self.queue
-        if not self.lock.acquire(timeout=patience_s if patience_s > LOCK_PATIENCE_S else LOCK_PATIENCE_S):
+        words = self.table.words
+        queue = self.queue
+        if not self.lock.acquire(
+            timeout=patience_s if patience_s > LOCK_PATIENCE_S else LOCK_PATIENCE_S
+        ):
             holder = words[CHANGING]
             name = self._name_of(holder) if holder else "a process"
-            raise channel_errors.locked(self.spec, max(patience_s, LOCK_PATIENCE_S), name)
+            raise channel_errors.locked(
+                self.spec, max(patience_s, LOCK_PATIENCE_S), name
+            )
         try:
             if words[CHANGING]:
-                queue.break_(f"{self._name_of(words[CHANGING])} died or was interrupted in the middle of a change")
+                queue.break_(
+                    f"{self._name_of(words[CHANGING])} died or was interrupted in the middle of a change"
+                )
             words[CHANGING] = self.process
             while self._late:
                 with contextlib.suppress(ChannelError):
@@ -96,7 +120,11 @@ class Attachment:
 
     def look_for_dead(self, now: float) -> None:
         """Let go of what dead processes left in the channel; one process of all looks, once a second."""
-        dead = [other for other in self.run(self._suspects, now) if not processes.alive(other)]
+        dead = [
+            other
+            for other in self.run(self._suspects, now)
+            if not processes.alive(other)
+        ]
         if dead:
             self.run(self.queue.end_of_processes, dead, now)
 
@@ -111,11 +139,16 @@ class Attachment:
     def others(self) -> set[int]:
         """The other processes that use the channel, without those known to be dead. Under the lock."""
         words = self.table.words
-        return {words[p + PROCESS] for p in self.queue.participants.all() if not words[p + P_DEAD]} - {self.process}
+        return {
+            words[p + PROCESS]
+            for p in self.queue.participants.all()
+            if not words[p + P_DEAD]
+        } - {self.process}
 
     def _name_of(self, other: int) -> str:
         """What to call a process in error texts."""
-        words, names = self.table.words, self.queue.participants.all()
+        words = self.table.words
+        names = self.queue.participants.all()
         users = [name for p, name in names.items() if words[p + PROCESS] == other]
         return ", ".join(users) or f"process {processes.pid_of(other)}"
 
@@ -129,16 +162,22 @@ class Attachment:
         if self._spin(request) and self.run(step, request, 0, time.monotonic()):
             return
         with self._waker_of(request) as waker:
-            for seconds in self._attempts(step, request, waker.number, now + patience_s):
+            for seconds in self._attempts(
+                step, request, waker.number, now + patience_s
+            ):
                 waker.wait(seconds)
 
-    async def attempt_async(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
+    async def attempt_async(
+        self, step: Step, request: Put | Get, patience_s: float | None
+    ) -> None:
         """As `attempt`, for a task of a channel server. Cancelled, it takes nothing."""
         if patience_s is None:
             self.attempt(step, request, None)
             return
         with self._waker_of(request) as waker:
-            for seconds in self._attempts(step, request, waker.number, time.monotonic() + patience_s):
+            for seconds in self._attempts(
+                step, request, waker.number, time.monotonic() + patience_s
+            ):
                 await waker.sleep(seconds)
 
     @contextlib.contextmanager
@@ -151,7 +190,9 @@ class Attachment:
                 self.undo(self.queue.withdraw, request, time.monotonic())
             self.wakers.give_back(waker)
 
-    def _attempts(self, step: Step, request: Put | Get, waker: int, deadline: float) -> Iterator[float]:
+    def _attempts(
+        self, step: Step, request: Put | Get, waker: int, deadline: float
+    ) -> Iterator[float]:
         """Try until the request is done; yields before each new try how long to sleep at most, until it is woken."""
         now = time.monotonic()
         next_look = now + LOOK_S
@@ -169,7 +210,8 @@ class Attachment:
 
         Where it did not come, the next look is shorter, so that waiting costs nothing where items are rare.
         """
-        words, spin_s = self.table.words, self._spin_s
+        words = self.table.words
+        spin_s = self._spin_s
         self._spin_s = min(SPIN_S, spin_s * 2)
         if spin_s < LEAST_SPIN_S:
             return False
@@ -177,7 +219,11 @@ class Attachment:
         end = time.perf_counter() + spin_s
         while time.perf_counter() < end:
             os.sched_yield()
-            if words[ITEMS] < self.spec.capacity_items if isinstance(request, Put) else words[count]:
+            if (
+                words[ITEMS] < self.spec.capacity_items
+                if isinstance(request, Put)
+                else words[count]
+            ):
                 return True
             if words[BROKEN] or words[CLOSED]:
                 return True
@@ -201,26 +247,43 @@ class QueueEnd(Channel):
     def reset(self) -> None:
         attachment = self._attachment
         attachment.run(attachment.queue.reset)
-        dead = [other for other in attachment.run(attachment.others) if not processes.alive(other)]
+        dead = [
+            other
+            for other in attachment.run(attachment.others)
+            if not processes.alive(other)
+        ]
         attachment.run(attachment.queue.end_of_processes, dead, time.monotonic())
 
     def stats(self) -> ChannelStats:
         attachment = self._attachment
         attachment.look_for_dead(time.monotonic())
-        return attachment.run(lambda: attachment.queue.stats(time.monotonic()))  # the time after the lock was acquired
+        return attachment.run(
+            lambda: attachment.queue.stats(time.monotonic())
+        )  # the time after the lock was acquired
 
 
 class LocalChannel(QueueEnd):
     """Between threads of one process: items pass by reference, so a producer must not change one after `put`."""
 
     def __init__(self, spec: ChannelSpec) -> None:
-        super().__init__(Attachment(local_table(spec), References(), threading.Lock(), spins=False))
+        super().__init__(
+            Attachment(local_table(spec), References(), threading.Lock(), spins=False)
+        )
 
-    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+    def _put(
+        self,
+        item: Any,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
+    ) -> None:
         put = Put(self.owner, key, weight, version, (item,))
         self._attachment.attempt(self._attachment.queue.put, put, patience_s)
 
-    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+    def _get(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> list[Any]:
         get = Get(self.owner, key, limit)
         self._attachment.attempt(self._attachment.queue.get, get, patience_s)
         return [item for (item,), _, _ in get.taken]

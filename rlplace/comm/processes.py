@@ -27,12 +27,15 @@ from typing import Any, Final
 
 _PID_BITS = 22  # Linux gives no larger pid (kernel's PID_MAX_LIMIT)
 
-_IDLE = 16  # wakers that a process keeps for later waits on a channel; each is an open file
+_IDLE = (
+    16  # wakers that a process keeps for later waits on a channel; each is an open file
+)
 
 LOCK_BYTES = 64
 # A change takes microseconds. A process that has to wait longer than a few tries waits for a holder that was
 # interrupted, and first offers it the processor, then sleeps in between.
-_TRIES, _OFFERS = 10, 20
+_TRIES = 10
+_OFFERS = 20
 _NAPS_S = (50e-6, 2e-3)  # first and longest
 _ROBUST: Final = 1  # PTHREAD_MUTEX_ROBUST
 _SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
@@ -82,7 +85,9 @@ def _word_of(pid: int) -> int:
 def _read(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+            fields = (
+                file.read().rpartition(b")")[2].split()
+            )  # the name before it may hold anything
     except (FileNotFoundError, ProcessLookupError):
         return None
     if fields[0] in (b"Z", b"X"):
@@ -124,7 +129,9 @@ class Wakers:
 
     def __init__(self) -> None:
         self._idle: list[Waker] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket = socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        )
         self._finalizer = weakref.finalize(self, self._socket.close)
 
     def take(self) -> Waker:
@@ -168,7 +175,8 @@ class SharedLock:
     @staticmethod
     def make(mapped: mmap.mmap, at: int) -> None:
         """Put a free lock there. For the maker of the file, before another process sees it."""
-        c, kind = ctypes.CDLL(None), ctypes.create_string_buffer(LOCK_BYTES)
+        c = ctypes.CDLL(None)
+        kind = ctypes.create_string_buffer(LOCK_BYTES)
         c.pthread_mutexattr_init(kind)
         c.pthread_mutexattr_setpshared(kind, _SHARED)
         c.pthread_mutexattr_setrobust(kind, _ROBUST)
@@ -186,11 +194,15 @@ class SharedLock:
     def close(self) -> None:
         """Never touch the memory again: any later call is a ValueError. Idempotent."""
         if self._unlock is not _closed:
-            self._unlock(self._mutex)  # the C library would go on to refer to a mutex that this thread still holds
+            self._unlock(
+                self._mutex
+            )  # the C library would go on to refer to a mutex that this thread still holds
         self._try = self._unlock = _closed
 
     def _taken(self, code: int) -> bool:
-        if code == errno.EOWNERDEAD:  # the last holder died; what it left is for the caller to see
+        if (
+            code == errno.EOWNERDEAD
+        ):  # the last holder died; what it left is for the caller to see
             self._repair(self._mutex)
             return True
         if code not in (0, errno.EBUSY):
@@ -198,7 +210,9 @@ class SharedLock:
         return code == 0
 
     def _contend(self, timeout: float) -> bool:
-        deadline, tries, nap_s = time.monotonic() + timeout, 1, _NAPS_S[0]
+        deadline = time.monotonic() + timeout
+        tries = 1
+        nap_s = _NAPS_S[0]
         while not self._taken(self._try(self._mutex)):
             tries += 1
             if tries > _TRIES + _OFFERS:

@@ -67,7 +67,9 @@ class Get:
     owner_name: str
     key_name: str
     limit: float | None  # None: one item
-    remote: bool = False  # whether the items may come back by `restore`, until `confirm`
+    remote: bool = (
+        False  # whether the items may come back by `restore`, until `confirm`
+    )
     owner: int = 0
     key: int = 0
     waiter: int = 0
@@ -79,21 +81,27 @@ class QueueMachine:
     """Every method is one step under the channel's lock; the numbers in `wakes` are woken after it. `now`: seconds."""
 
     def __init__(self, table: Table, process: int, store: Store) -> None:
-        self.table, self.spec = table, table.spec
+        self.table = table
+        self.spec = table.spec
         self.process = process
         self.store = store
-        self.words, self.reals = table.words, table.reals
+        self.words = table.words
+        self.reals = table.reals
         self.wakes: list[int] = []
-        self.participants, self.keys = Names(table, keys=False), Names(table, keys=True)
+        self.participants = Names(table, keys=False)
+        self.keys = Names(table, keys=True)
         self._declared = None if self.spec.keys is None else frozenset(self.spec.keys)
         self._capacity = self.spec.capacity_items
-        self._entered: dict[tuple[str, str, int], tuple[int, int]] = {}  # participant and key by names and side
+        self._entered: dict[
+            tuple[str, str, int], tuple[int, int]
+        ] = {}  # participant and key by names and side
 
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, put: Put, waker: int, now: float) -> bool:
         """Whether credit was granted. If not, it waits from now on, unless `waker` is 0."""
-        words, waiter = self.words, put.waiter
+        words = self.words
+        waiter = put.waiter
         if self._lost(put):
             raise self._broken(put)
         if not put.key:
@@ -104,7 +112,10 @@ class QueueMachine:
         if waiter:
             self.reals[waiter + t.W_WOKEN] = 0.0
         credit = self._credit()
-        if credit > 0 and (not words[t.PUTTERS + t.COUNT] or credit > self._ahead(t.PUTTERS, waiter, credit, now)):
+        if credit > 0 and (
+            not words[t.PUTTERS + t.COUNT]
+            or credit > self._ahead(t.PUTTERS, waiter, credit, now)
+        ):
             version = NO_VERSION if put.version is None else put.version
             entry = self._hold(put.owner, put.key, put.weight, version)
             if waiter:
@@ -117,7 +128,9 @@ class QueueMachine:
             else:
                 self._append(entry, put.key, put.payload, now)
             return True
-        self._wake(t.PUTTERS, credit, now)  # those ahead may have been passed over while others were woken for it
+        self._wake(
+            t.PUTTERS, credit, now
+        )  # those ahead may have been passed over while others were woken for it
         if waker and not waiter:
             self._join(put, t.PUTTERS, waker, now)
         return False
@@ -148,7 +161,9 @@ class QueueMachine:
         """How many items may still be put. Entries for what may come back stay free; some are there to spare."""
         unconfirmed = self.words[t.UNCONFIRMED]
         credit = self._capacity - self.words[t.ITEMS]
-        return credit if unconfirmed <= t.SPARE_ENTRIES else credit + t.SPARE_ENTRIES - unconfirmed
+        if unconfirmed <= t.SPARE_ENTRIES:
+            return credit
+        return credit + t.SPARE_ENTRIES - unconfirmed
 
     def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
         """A new entry, which is in no line yet."""
@@ -169,7 +184,8 @@ class QueueMachine:
         return entry
 
     def _append(self, entry: int, key: int, payload: Any, now: float) -> None:
-        words, line = self.words, key + t.K_ITEMS
+        words = self.words
+        line = key + t.K_ITEMS
         self.store.place(entry, payload)
         words[entry + t.E_STATE] = t.IN_LINE
         words[entry + t.E_NEXT] = 0
@@ -195,7 +211,8 @@ class QueueMachine:
 
     def get(self, get: Get, waker: int, now: float) -> bool:
         """Whether items were taken. If not, it waits from now on, unless `waker` is 0."""
-        words, waiter = self.words, get.waiter
+        words = self.words
+        waiter = get.waiter
         if self._lost(get):
             raise self._broken(get)
         if not get.key:
@@ -203,11 +220,20 @@ class QueueMachine:
         if waiter:
             self.reals[waiter + t.W_WOKEN] = 0.0
         key = get.key
-        depth, getters = words[key + t.K_ITEMS + t.COUNT], key + t.K_GETTERS
+        depth = words[key + t.K_ITEMS + t.COUNT]
+        getters = key + t.K_GETTERS
         if depth:
-            ahead = self._ahead(getters, waiter, depth, now) if words[getters + t.COUNT] else 0
+            ahead = (
+                self._ahead(getters, waiter, depth, now)
+                if words[getters + t.COUNT]
+                else 0
+            )
             if depth > ahead:
-                count = 1 if get.limit is None else self._count(key, get.limit, depth - ahead)
+                count = (
+                    1
+                    if get.limit is None
+                    else self._count(key, get.limit, depth - ahead)
+                )
                 if waiter:
                     self._depart(get, now)
                 self._take(get, key, count)
@@ -234,7 +260,8 @@ class QueueMachine:
 
     def restore(self, get: Get, now: float) -> None:
         """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
-        words, line = self.words, get.key + t.K_ITEMS
+        words = self.words
+        line = get.key + t.K_ITEMS
         if self._lost(get):
             return
         for payload, weight, version in reversed(get.taken):
@@ -261,7 +288,9 @@ class QueueMachine:
 
     def _count(self, key: int, limit: float, most: int) -> int:
         """How many items of the line's head, `most` at most, weigh no more than `limit`; at least one."""
-        total, count, entry = 0.0, 0, self.words[key + t.K_ITEMS + t.FIRST]
+        total = 0.0
+        count = 0
+        entry = self.words[key + t.K_ITEMS + t.FIRST]
         while count < most:
             total += self.reals[entry + t.E_WEIGHT]
             if count and total > limit and not math.isclose(total, limit, rel_tol=1e-9):
@@ -271,12 +300,16 @@ class QueueMachine:
         return count
 
     def _take(self, get: Get, key: int, count: int) -> None:
-        words, reals = self.words, self.reals
-        line, newest = key + t.K_ITEMS, words[t.NEWEST_VERSION]
+        words = self.words
+        reals = self.reals
+        line = key + t.K_ITEMS
+        newest = words[t.NEWEST_VERSION]
         for _ in range(count):
             entry = words[line + t.FIRST]
             version = words[entry + t.E_VERSION]
-            get.taken.append((self.store.take(entry), reals[entry + t.E_WEIGHT], version))
+            get.taken.append(
+                (self.store.take(entry), reals[entry + t.E_WEIGHT], version)
+            )
             words[line + t.FIRST] = words[entry + t.E_NEXT]
             words[line + t.COUNT] -= 1
             self._free(entry)
@@ -291,12 +324,14 @@ class QueueMachine:
 
     def _enter(self, request: Put | Get, side: int) -> None:
         """Look up the participant and the key of a new request. `side`: P_PRODUCED or P_CONSUMED."""
-        words, name = self.words, (request.owner_name, request.key_name, side)
+        words = self.words
+        name = (request.owner_name, request.key_name, side)
         entered = self._entered.get(name)
         if entered is None or words[entered[0] + t.P_DEAD]:
             owner_name, key_name, _ = name
             owner = self.participants.find(owner_name, owner_name, self.process)
-            words[owner + side], words[owner + t.P_DEAD] = 1, 0
+            words[owner + side] = 1
+            words[owner + t.P_DEAD] = 0
             if self._declared is not None and key_name not in self._declared:
                 raise channel_errors.unknown_key(self.spec, owner_name, key_name)
             entered = self._entered[name] = owner, self.keys.find(key_name, owner_name)
@@ -314,14 +349,19 @@ class QueueMachine:
         line = self.words[waiter + t.W_LINE]
         self._remove(waiter, now)
         items = line - t.K_GETTERS + t.K_ITEMS
-        self._wake(line, self._credit() if line == t.PUTTERS else self.words[items + t.COUNT], now)
+        self._wake(
+            line,
+            self._credit() if line == t.PUTTERS else self.words[items + t.COUNT],
+            now,
+        )
 
     def _depart(self, request: Put | Get, now: float) -> None:
         waiter, request.waiter = request.waiter, 0
         self._remove(waiter, now)
 
     def _join(self, request: Put | Get, line: int, waker: int, now: float) -> None:
-        words, reals = self.words, self.reals
+        words = self.words
+        reals = self.reals
         waiter = words[t.FREE_WAITER]
         if waiter:
             words[t.FREE_WAITER] = words[waiter + t.W_NEXT]
@@ -338,7 +378,8 @@ class QueueMachine:
         words[waiter + t.W_WAKER] = waker
         reals[waiter + t.W_SINCE] = now
         reals[waiter + t.W_WOKEN] = 0.0
-        words[waiter + t.W_NEXT], words[waiter + t.W_PREVIOUS] = 0, before
+        words[waiter + t.W_NEXT] = 0
+        words[waiter + t.W_PREVIOUS] = before
         words[before + t.W_NEXT if before else line + t.FIRST] = waiter
         words[line + t.LAST] = waiter
         words[line + t.COUNT] += 1
@@ -346,8 +387,12 @@ class QueueMachine:
 
     def _remove(self, waiter: int, now: float) -> None:
         words = self.words
-        line, before, after = words[waiter + t.W_LINE], words[waiter + t.W_PREVIOUS], words[waiter + t.W_NEXT]
-        self.reals[t.PRODUCER_WAIT if line == t.PUTTERS else t.CONSUMER_WAIT] += now - self.reals[waiter + t.W_SINCE]
+        line = words[waiter + t.W_LINE]
+        before = words[waiter + t.W_PREVIOUS]
+        after = words[waiter + t.W_NEXT]
+        self.reals[t.PRODUCER_WAIT if line == t.PUTTERS else t.CONSUMER_WAIT] += (
+            now - self.reals[waiter + t.W_SINCE]
+        )
         words[before + t.W_NEXT if before else line + t.FIRST] = after
         words[after + t.W_PREVIOUS if after else line + t.LAST] = before
         words[line + t.COUNT] -= 1
@@ -357,7 +402,9 @@ class QueueMachine:
 
     def _ahead(self, line: int, waiter: int, most: int, now: float) -> int:
         """How many of a line go before `waiter` (0: all of them), counted up to `most`."""
-        words, reals, count = self.words, self.reals, 0
+        words = self.words
+        reals = self.reals
+        count = 0
         other = words[line + t.FIRST]
         while other and other != waiter and count < most:
             woken = reals[other + t.W_WOKEN]
@@ -368,7 +415,8 @@ class QueueMachine:
 
     def _wake(self, line: int, supply: int, now: float) -> None:
         """Wake as many of a line as there is something for; those that are awake already count, the stalled do not."""
-        words, reals = self.words, self.reals
+        words = self.words
+        reals = self.reals
         waiter = words[line + t.FIRST]
         while waiter and supply > 0:
             woken = reals[waiter + t.W_WOKEN]
@@ -390,22 +438,33 @@ class QueueMachine:
 
     def _waiting(self) -> list[int]:
         """All records in use, even where the lines are damaged."""
-        first, words = self.table.waiters, self.words
-        records = range(first, first + words[t.WAITERS_USED] * t.WAITER_WORDS, t.WAITER_WORDS)
+        first = self.table.waiters
+        words = self.words
+        records = range(
+            first, first + words[t.WAITERS_USED] * t.WAITER_WORDS, t.WAITER_WORDS
+        )
         return [waiter for waiter in records if words[waiter + t.W_LINE]]
 
     # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
 
     def expired(self, request: Put | Get, now: float) -> Exception:
         """The deadline passed: the request leaves its line, and this is why it was not served."""
-        waited_s = now - self.reals[request.waiter + t.W_SINCE] if request.waiter else 0.0
+        waited_s = (
+            now - self.reals[request.waiter + t.W_SINCE] if request.waiter else 0.0
+        )
         self.withdraw(request, now)
-        owner, key, puts = request.owner_name, request.key_name, isinstance(request, Put)
-        return channel_errors.late(self.spec, owner, key, waited_s, self.stats(now), puts=puts)
+        owner = request.owner_name
+        key = request.key_name
+        puts = isinstance(request, Put)
+        return channel_errors.late(
+            self.spec, owner, key, waited_s, self.stats(now), puts=puts
+        )
 
     def refused(self, request: Put | Get, now: float) -> Exception:
         """It does not wait: ChannelFull or ChannelEmpty."""
-        owner, key, puts = request.owner_name, request.key_name, isinstance(request, Put)
+        owner = request.owner_name
+        key = request.key_name
+        puts = isinstance(request, Put)
         return channel_errors.refused(self.spec, owner, key, self.stats(now), puts=puts)
 
     def _broken(self, request: Put | Get) -> Exception:
@@ -425,7 +484,8 @@ class QueueMachine:
         words = self.words
         if words[t.BROKEN]:
             return
-        text, at = why.encode("utf-8", "replace")[: t.MAX_REASON_BYTES], 8 * (t.REASON + 1)
+        text = why.encode("utf-8", "replace")[: t.MAX_REASON_BYTES]
+        at = 8 * (t.REASON + 1)
         words[t.REASON] = len(text)
         self.table.data[at : at + len(text)] = text
         words[t.ITEMS] = 0
@@ -444,7 +504,16 @@ class QueueMachine:
         for entry in self._all_entries():
             self.store.drop(entry)
         lines = range(t.PUTTERS, t.UNCONFIRMED)
-        for word in (*lines, t.BROKEN, t.CLOSED, t.ITEMS, t.FREE_ENTRY, t.ENTRIES_USED, t.FREE_WAITER, t.UNCONFIRMED):
+        for word in (
+            *lines,
+            t.BROKEN,
+            t.CLOSED,
+            t.ITEMS,
+            t.FREE_ENTRY,
+            t.ENTRIES_USED,
+            t.FREE_WAITER,
+            t.UNCONFIRMED,
+        ):
             words[word] = 0
         for waiter in self._waiting():
             words[waiter + t.W_LINE] = 0
@@ -458,7 +527,9 @@ class QueueMachine:
 
     def _lost(self, request: Put | Get) -> bool:
         """Whether nothing can come of a request: the channel is broken, or was since it began."""
-        return bool(self.words[t.BROKEN]) or (request.key != 0 and request.epoch != self.words[t.EPOCH])
+        return bool(self.words[t.BROKEN]) or (
+            request.key != 0 and request.epoch != self.words[t.EPOCH]
+        )
 
     def broken_why(self) -> str:
         at = 8 * (t.REASON + 1)
@@ -466,8 +537,11 @@ class QueueMachine:
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
         """These processes have ended: their waits and reservations vanish, and what they took does not come back."""
-        words, gone = self.words, set(dead)
-        participants = {p for p in self.participants.all() if words[p + t.PROCESS] in gone}
+        words = self.words
+        gone = set(dead)
+        participants = {
+            p for p in self.participants.all() if words[p + t.PROCESS] in gone
+        }
         for participant in participants:
             words[participant + t.P_DEAD] = 1
             words[t.UNCONFIRMED] -= words[participant + t.P_UNCONFIRMED]
@@ -478,7 +552,10 @@ class QueueMachine:
             if words[waiter + t.W_OWNER] in participants:
                 self._leave(waiter, now)
         for entry in self._all_entries():
-            if words[entry + t.E_STATE] == t.AWAITED and words[entry + t.E_OWNER] in participants:
+            if (
+                words[entry + t.E_STATE] == t.AWAITED
+                and words[entry + t.E_OWNER] in participants
+            ):
                 self._cancel(entry, now)
 
     def end_of_owner(self, owner: str) -> None:
@@ -487,23 +564,46 @@ class QueueMachine:
 
     def _all_entries(self) -> range:
         table = self.table
-        return range(table.entries, table.entries + self.words[t.ENTRIES_USED] * table.entry_words, table.entry_words)
+        return range(
+            table.entries,
+            table.entries + self.words[t.ENTRIES_USED] * table.entry_words,
+            table.entry_words,
+        )
 
     # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, now: float) -> ChannelStats:
-        words, reals = self.words, self.reals
-        names, keys = self.participants.all(), self.keys.all()
-        lines = [] if words[t.BROKEN] else [t.PUTTERS, *(key + t.K_GETTERS for key in keys)]
+        words = self.words
+        reals = self.reals
+        names = self.participants.all()
+        keys = self.keys.all()
+        lines = (
+            [] if words[t.BROKEN] else [t.PUTTERS, *(key + t.K_GETTERS for key in keys)]
+        )
         waits = []
         for line in lines:
             for waiter in self._waiters(line):
-                seconds = max(0.0, now - reals[waiter + t.W_SINCE])  # the clock was read before the lock was acquired
-                owner, key = names[words[waiter + t.W_OWNER]], keys[words[waiter + t.W_KEY]]
+                seconds = max(
+                    0.0, now - reals[waiter + t.W_SINCE]
+                )  # the clock was read before the lock was acquired
+                owner = names[words[waiter + t.W_OWNER]]
+                key = keys[words[waiter + t.W_KEY]]
                 waits.append(
-                    Wait(owner=owner, key=key, wants="credit" if line == t.PUTTERS else "item", seconds=seconds)
+                    Wait(
+                        owner=owner,
+                        key=key,
+                        wants="credit" if line == t.PUTTERS else "item",
+                        seconds=seconds,
+                    )
                 )
-        depths = {} if words[t.BROKEN] else {k: words[k + t.K_ITEMS + t.COUNT] + words[k + t.K_RESERVED] for k in keys}
+        depths = (
+            {}
+            if words[t.BROKEN]
+            else {
+                k: words[k + t.K_ITEMS + t.COUNT] + words[k + t.K_RESERVED]
+                for k in keys
+            }
+        )
         living = {name for p, name in names.items() if not words[p + t.P_DEAD]}
         return ChannelStats(
             capacity_items=self._capacity,
@@ -512,12 +612,24 @@ class QueueMachine:
             puts=words[t.PUTS],
             gets=words[t.GETS],
             bytes=words[t.BYTES],
-            producer_wait_s=reals[t.PRODUCER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "credit"),
-            consumer_wait_s=reals[t.CONSUMER_WAIT] + sum(wait.seconds for wait in waits if wait.wants == "item"),
+            producer_wait_s=reals[t.PRODUCER_WAIT]
+            + sum(wait.seconds for wait in waits if wait.wants == "credit"),
+            consumer_wait_s=reals[t.CONSUMER_WAIT]
+            + sum(wait.seconds for wait in waits if wait.wants == "item"),
             waits=tuple(waits),
             depth_by_key={keys[key]: depth for key, depth in depths.items() if depth},
-            producers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + t.P_PRODUCED])),
-            consumers=tuple(dict.fromkeys(name for p, name in names.items() if words[p + t.P_CONSUMED])),
-            dead=tuple(dict.fromkeys(name for name in names.values() if name not in living)),
+            producers=tuple(
+                dict.fromkeys(
+                    name for p, name in names.items() if words[p + t.P_PRODUCED]
+                )
+            ),
+            consumers=tuple(
+                dict.fromkeys(
+                    name for p, name in names.items() if words[p + t.P_CONSUMED]
+                )
+            ),
+            dead=tuple(
+                dict.fromkeys(name for name in names.values() if name not in living)
+            ),
             staleness_max=words[t.STALENESS_MAX],
         )

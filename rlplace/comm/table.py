@@ -55,9 +55,12 @@ MAX_REASON_BYTES = 2048
 _FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
 
 # ── a name under which a process puts or gets, and a key ─────────────────────────────────────────────────────────────
-_LENGTH, PROCESS = 0, 1  # bytes of the name; PROCESS: 0 for a key
+_LENGTH = 0
+PROCESS = 1  # bytes of the name; PROCESS: 0 for a key
 P_PRODUCED, P_CONSUMED, P_DEAD, P_UNCONFIRMED = range(2, 6)
-K_RESERVED, K_ITEMS, K_GETTERS = 2, 3, 6  # puts whose item is still to come; lines of entries and of waiting gets
+K_RESERVED = 2
+K_ITEMS = 3
+K_GETTERS = 6  # puts whose item is still to come; lines of entries and of waiting gets
 _NAME = 9
 MAX_NAME_BYTES = 256  # in UTF-8
 _NAMED_WORDS = _NAME + MAX_NAME_BYTES // 8
@@ -96,12 +99,24 @@ _INLINE_BUDGET = 16 << 20  # between these, what all entries together may take
 class Table:
     """The memory of a channel as integers, reals and bytes, and where its records begin, in words. New: only zeros."""
 
-    def __init__(self, spec: ChannelSpec, memory: bytearray | mmap.mmap | None = None, *, inline: bool = True) -> None:
+    def __init__(
+        self,
+        spec: ChannelSpec,
+        memory: bytearray | mmap.mmap | None = None,
+        *,
+        inline: bool = True,
+    ) -> None:
         """`inline`: whether small items lie in their entries. `memory` None: only the sizes are asked for."""
         self.spec = spec
         least, most = _INLINE_BYTES
-        self.inline_bytes = min(max(_INLINE_BUDGET // spec.capacity_items, least), most) // 64 * 64 if inline else 0
-        self.key_count = spec.participants if spec.keys is None else max(len(spec.keys), 1)
+        self.inline_bytes = (
+            min(max(_INLINE_BUDGET // spec.capacity_items, least), most) // 64 * 64
+            if inline
+            else 0
+        )
+        self.key_count = (
+            spec.participants if spec.keys is None else max(len(spec.keys), 1)
+        )
         self.keys = _FIRST_RECORD + spec.participants * _NAMED_WORDS
         self.waiters = self.keys + self.key_count * _NAMED_WORDS
         self.entries = self.waiters + spec.participants * WAITER_WORDS
@@ -123,18 +138,27 @@ class Names:
 
     def __init__(self, table: Table, *, keys: bool) -> None:
         self._table = table
-        self._used, self._first = (KEYS, table.keys) if keys else (PARTICIPANTS, _FIRST_RECORD)
-        self._most, self._kind = (table.key_count, "keys") if keys else (table.spec.participants, "names")
+        self._used, self._first = (
+            (KEYS, table.keys) if keys else (PARTICIPANTS, _FIRST_RECORD)
+        )
+        self._most, self._kind = (
+            (table.key_count, "keys") if keys else (table.spec.participants, "names")
+        )
         self._names: dict[int, str] = {}  # by record, as far as they were read
         self._records: dict[tuple[str, int], int] = {}  # by name and process
 
     def all(self) -> dict[int, str]:
         """Every record and its name, in the order in which they came."""
-        table, words = self._table, self._table.words
+        table = self._table
+        words = self._table.words
         first = self._first + len(self._names) * _NAMED_WORDS
-        for record in range(first, self._first + words[self._used] * _NAMED_WORDS, _NAMED_WORDS):
+        for record in range(
+            first, self._first + words[self._used] * _NAMED_WORDS, _NAMED_WORDS
+        ):
             at = 8 * (record + _NAME)
-            name = str(table.data[at : at + words[record + _LENGTH]], "utf-8", "surrogatepass")
+            name = str(
+                table.data[at : at + words[record + _LENGTH]], "utf-8", "surrogatepass"
+            )
             self._names[record] = name
             self._records[name, words[record + PROCESS]] = record
         return self._names
@@ -148,14 +172,20 @@ class Names:
         if found is None:
             found = self._left_by_dead(name, process)
         if found is None:
-            table, encoded = self._table, name.encode("utf-8", "surrogatepass")
+            table = self._table
+            encoded = name.encode("utf-8", "surrogatepass")
             if len(encoded) > MAX_NAME_BYTES:
-                raise channel_errors.name_too_long(table.spec, owner, name, MAX_NAME_BYTES)
+                raise channel_errors.name_too_long(
+                    table.spec, owner, name, MAX_NAME_BYTES
+                )
             if table.words[self._used] == self._most:
                 raise channel_errors.crowded(table.spec, owner, self._kind)
             found = self._first + table.words[self._used] * _NAMED_WORDS
-            table.words[found + _LENGTH], table.words[found + PROCESS] = len(encoded), process
-            table.data[8 * (found + _NAME) : 8 * (found + _NAME) + len(encoded)] = encoded
+            table.words[found + _LENGTH] = len(encoded)
+            table.words[found + PROCESS] = process
+            table.data[8 * (found + _NAME) : 8 * (found + _NAME) + len(encoded)] = (
+                encoded
+            )
             table.words[self._used] += 1
             self.all()
         return found
@@ -163,7 +193,9 @@ class Names:
     def _left_by_dead(self, name: str, process: int) -> int | None:
         """Give the record that a dead process had under this name to `process`, if there is one."""
         words = self._table.words
-        named = (record for record, known in self._names.items() if known == name and process)
+        named = (
+            record for record, known in self._names.items() if known == name and process
+        )
         found = next((record for record in named if words[record + P_DEAD]), None)
         if found is not None:
             words[found + PROCESS] = process

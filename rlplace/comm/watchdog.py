@@ -43,25 +43,45 @@ class WaitForGraph:
 
     def __init__(self, views: Collection[ChannelStats]) -> None:
         self.dead = {name for stats in views for name in stats.dead}
-        self.waits: dict[str, list[tuple[str, ...]]] = {}  # owner -> the workers that could end each of its waits
+        self.waits: dict[
+            str, list[tuple[str, ...]]
+        ] = {}  # owner -> the workers that could end each of its waits
         for stats in views:
             for wait in stats.waits:
                 self.waits.setdefault(wait.owner, []).append(stats.could_end(wait))
-        self.awaited = {name for waits in self.waits.values() for wait in waits for name in wait}
+        self.awaited = {
+            name for waits in self.waits.values() for wait in waits for name in wait
+        }
         # Workers without a wait that can end: the largest set whose members wait only for each other and the dead.
-        self.stuck, before = set(self.waits), -1
+        self.stuck = set(self.waits)
+        before = -1
         while len(self.stuck) != before:
-            before, hopeless = len(self.stuck), self.stuck | self.dead
-            self.stuck = {owner for owner in self.stuck if all(w and hopeless.issuperset(w) for w in self.waits[owner])}
+            before = len(self.stuck)
+            hopeless = self.stuck | self.dead
+            self.stuck = {
+                owner
+                for owner in self.stuck
+                if all(w and hopeless.issuperset(w) for w in self.waits[owner])
+            }
 
     def cycle(self) -> tuple[str, ...]:
         """Workers that wait for each other in a circle, the first again at the end; empty if they wait for the dead."""
         stuck = sorted(self.stuck)
-        ahead = {owner: [name for wait in self.waits[owner] for name in wait if name in self.stuck] for owner in stuck}
+        ahead = {
+            owner: [
+                name
+                for wait in self.waits[owner]
+                for name in wait
+                if name in self.stuck
+            ]
+            for owner in stuck
+        }
         try:
             graphlib.TopologicalSorter(ahead).prepare()
         except graphlib.CycleError as found:
-            circle: list[str] = found.args[1][:0:-1]  # it names each behind the one that waits for it
+            circle: list[str] = found.args[1][
+                :0:-1
+            ]  # it names each behind the one that waits for it
             first = circle.index(min(circle))
             return (*circle[first:], *circle[: first + 1])
         return ()
@@ -79,7 +99,9 @@ def report(views: Mapping[str, ChannelStats]) -> str | None:
     lines = list(_verdict(graph))
     for name, stats in views.items():
         if stats.waits:
-            lines.append(f"channel {name}: {holding(stats)}, {stats.puts} put and {stats.gets} taken so far")
+            lines.append(
+                f"channel {name}: {holding(stats)}, {stats.puts} put and {stats.gets} taken so far"
+            )
             lines += [f"    {line}" for line in _waits(stats)]
     return "\n".join(lines)
 
@@ -106,8 +128,11 @@ def _waits(stats: ChannelStats) -> Iterator[str]:
         owners = listed(dict.fromkeys(wait.owner for wait in waits))
         keys = listed(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
         names = dict.fromkeys(name for wait in waits for name in stats.could_end(wait))
-        others = listed(f"{name} (dead)" if name in stats.dead else name for name in names)
-        longest, at = max(wait.seconds for wait in waits), f" at key {keys}" if keys else ""
+        others = listed(
+            f"{name} (dead)" if name in stats.dead else name for name in names
+        )
+        longest = max(wait.seconds for wait in waits)
+        at = f" at key {keys}" if keys else ""
         yield f"{owners}: {longest:.1f} s {wanted}{at}, from {others or 'workers that have not used it yet'}"
 
 
@@ -119,10 +144,14 @@ class Watchdog:
     def __init__(self, channels: Mapping[str, Channel], *, stall_s: float) -> None:
         self._channels = channels
         self._stall_s = stall_s
-        self._moved: dict[str, tuple[int, float]] = {}  # channel -> puts and gets, and since when there are no more
+        self._moved: dict[
+            str, tuple[int, float]
+        ] = {}  # channel -> puts and gets, and since when there are no more
         self._reported: set[str] = set()  # channels and workers
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
 
     def __enter__(self) -> Watchdog:
         self._thread.start()
@@ -135,7 +164,10 @@ class Watchdog:
     def look(self, now: float) -> str | None:
         """The report that is due at `now`, if any. Called with growing times."""
         views = view(self._channels)
-        still = {f"channel {name}": self._still_s(name, stats, now) for name, stats in views.items()}
+        still = {
+            f"channel {name}": self._still_s(name, stats, now)
+            for name, stats in views.items()
+        }
         waited: dict[str, float] = {}  # owner -> its youngest wait
         for wait in (wait for stats in views.values() for wait in stats.waits):
             waited[wait.owner] = min(wait.seconds, waited.get(wait.owner, wait.seconds))

@@ -19,7 +19,13 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
+from hydra.core.override_parser.types import (
+    Override,
+    OverrideType,
+    Quote,
+    QuotedString,
+    ValueType,
+)
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
@@ -47,19 +53,34 @@ from rlplace.config.yaml_text import (
     show,
     text_of,
 )
-from rlplace.errors import COMMAND_LINE, ConfigError, Source, did_you_mean, source_of, suggestion
+from rlplace.errors import (
+    COMMAND_LINE,
+    ConfigError,
+    Source,
+    did_you_mean,
+    source_of,
+    suggestion,
+)
 
-CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()  # in a clone, a link to the folder beside the package
+CONFIG_DIR = (
+    Path(__file__).parents[1] / "configs"
+).resolve()  # in a clone, a link to the folder beside the package
 GOAL = "runner.stop_at_return"
 # Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
 _PRESET = "cluster.component_placement.preset"  # in place of the lines of components
 _CHOICES = (
-    (("env.kind", "env.id", "env.task"), re.compile(rf"env\.(?:eval_)?kwargs\.[^.\[]+|{re.escape(GOAL)}")),
+    (
+        ("env.kind", "env.id", "env.task"),
+        re.compile(rf"env\.(?:eval_)?kwargs\.[^.\[]+|{re.escape(GOAL)}"),
+    ),
     (("actor.model.kind",), re.compile(r"actor\.model\.(?!kind\b)[^.\[]+")),
     ((_PRESET,), re.compile(r"cluster\.component_placement\.(?!preset\b)[^.\[]+")),
 )
 _DASHES = re.compile(f"[{DASHES}]")
-CLUSTER, MODEL = "cluster", "model"  # folders of declared clusters and models, and the blocks that they fill
+CLUSTER = "cluster"
+MODEL = (
+    "model"  # folders of declared clusters and models, and the blocks that they fill
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +90,12 @@ class Composed:
     name: str
     mapping: Mapping[str, Any]
     sources: Mapping[str, Source]  # key path -> where its value was written
-    words: Sequence[str] = dataclasses.field(default=(), compare=False)  # a command line that composes it
-    goal: float | None = None  # return that would end the run of another environment, which an override has replaced
+    words: Sequence[str] = dataclasses.field(
+        default=(), compare=False
+    )  # a command line that composes it
+    goal: float | None = (
+        None  # return that would end the run of another environment, which an override has replaced
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +105,9 @@ class CommandLine:
     flags: argparse.Namespace
     overrides: Sequence[str]
     name: str | None  # of the config
-    folders: Sequence[Path]  # where configs, clusters and models are looked for: the user's, then the shipped one
+    folders: Sequence[
+        Path
+    ]  # where configs, clusters and models are looked for: the user's, then the shipped one
     root: Path  # the first of them that has the config
 
     @classmethod
@@ -90,18 +117,29 @@ class CommandLine:
         A name that ends in .yaml is a file: its folder is looked in first. Raises ConfigError for an unknown flag.
         """
         flags = _parser().parse_intermixed_args([readable(word) for word in argv])
-        own = [Path(at_home(folder)).resolve() for folder in (*flags.config_dir, flags.config_path) if folder]
+        own = [
+            Path(at_home(folder)).resolve()
+            for folder in (*flags.config_dir, flags.config_path)
+            if folder
+        ]
         overrides: list[str] = flags.overrides
         config: str | None = flags.config_name
-        if config is None and (words := [word for word in overrides if names_config(word)]):
-            config, overrides = words[0], [word for word in overrides if word != words[0]]
+        if config is None and (
+            words := [word for word in overrides if names_config(word)]
+        ):
+            config = words[0]
+            overrides = [word for word in overrides if word != words[0]]
         if config is not None and config.endswith(".yaml"):
             file = Path(at_home(config))
             if file.is_file() or (file.parent.is_dir() and file.name != config):
-                own, config = [file.parent.resolve(), *own], file.name
+                own = [file.parent.resolve(), *own]
+                config = file.name
             config = config.removesuffix(".yaml")
         folders = [*own, CONFIG_DIR]
-        root = next((folder for folder in folders if (folder / f"{config}.yaml").is_file()), folders[0])
+        root = next(
+            (folder for folder in folders if (folder / f"{config}.yaml").is_file()),
+            folders[0],
+        )
         return cls(flags, overrides, config, folders, root)
 
     @property
@@ -116,7 +154,9 @@ class CommandLine:
     @property
     def text(self) -> str:
         """The text of the config's own file; empty where there is none. Raises ConfigError: not UTF-8."""
-        return text_of(self.file, _short(self.file)) if self.file.is_file() else ""
+        if self.file.is_file():
+            return text_of(self.file, _short(self.file))
+        return ""
 
 
 def _parser() -> OptionParser:
@@ -132,7 +172,9 @@ def _parser() -> OptionParser:
     return parser
 
 
-FLAGS = frozenset(name for action in _parser()._actions for name in action.option_strings)  # beside overrides
+FLAGS = frozenset(
+    name for action in _parser()._actions for name in action.option_strings
+)  # beside overrides
 
 
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
@@ -146,26 +188,58 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         if not folder.is_dir():
             why = "configs are looked for there, then among the shipped ones"
             fix = "--config-dir <a folder of .yaml files>"
-            raise ConfigError.of("bad-config", "--config-dir", "there is no such folder", str(folder), why, fix)
+            raise ConfigError.of(
+                "bad-config",
+                "--config-dir",
+                "there is no such folder",
+                str(folder),
+                why,
+                fix,
+            )
     if not line.file.is_file() and (line.name is not None or not line.flags.cfg):
         names = config_names(line.root)
-        near = did_you_mean((line.name or "").rpartition("/")[2].removesuffix(".yml"), names)
-        code, what = ("no-config", "no config was named") if line.name is None else ("unknown-config", "no such config")
+        near = did_you_mean(
+            (line.name or "").rpartition("/")[2].removesuffix(".yml"), names
+        )
+        code, what = (
+            ("no-config", "no config was named")
+            if line.name is None
+            else ("unknown-config", "no such config")
+        )
         why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
         fix = near or ("--help" if line.name == "help" else "hybrid_ppo")
-        if line.name is not None and line.name.endswith(".yml") and (near is None or Path(line.name).is_file()):
-            what, fix = "the name of a config ends in .yaml", f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
+        if (
+            line.name is not None
+            and line.name.endswith(".yml")
+            and (near is None or Path(line.name).is_file())
+        ):
+            what = "the name of a config ends in .yaml"
+            fix = f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
         elif line.name is None or line.flags.config_name is not None:
             fix = f"--config-name {fix}"
-        raise ConfigError.of(code, "--config-name", what + suggestion(near), line.name, why, fix)
+        raise ConfigError.of(
+            code, "--config-name", what + suggestion(near), line.name, why, fix
+        )
     _check_is_block(line)
     try:
-        own = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath") if line.text else None
-        places = [*(own or ()), *(f"file://{folder}" for folder in line.folders if folder != line.root)]
-        overrides = [_for_hydra(o, line, places) for o in OverridesParser.create().parse_overrides([*line.overrides])]
+        own = (
+            OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath")
+            if line.text
+            else None
+        )
+        places = [
+            *(own or ()),
+            *(f"file://{folder}" for folder in line.folders if folder != line.root),
+        ]
+        overrides = [
+            _for_hydra(o, line, places)
+            for o in OverridesParser.create().parse_overrides([*line.overrides])
+        ]
         if places:  # an override replaces the search path of the config, so it has both
             overrides.append(f"hydra.searchpath={places}")
-        with initialize_config_dir(str(line.root), job_name="rlplace", version_base="1.3"):
+        with initialize_config_dir(
+            str(line.root), job_name="rlplace", version_base="1.3"
+        ):
             if line.flags.cfg:
                 _print_config(line, overrides)
                 return []
@@ -173,18 +247,41 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             if line.swept:
                 parsed = OverridesParser.create().parse_overrides(overrides)
                 (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-            flags = [word for word in argv if word not in (*line.overrides, "-m", "--multirun")]
-            found = [_composed_anyhow(line.name, [*job, f"hydra.job.num={n}"]) for n, job in enumerate(jobs)]
-            given = [[w for w in job if not w.startswith("hydra.")] if line.swept else line.overrides for job in jobs]
-            return [dataclasses.replace(c, words=(*flags, *g)) for c, g in zip(found, given, strict=True)]
+            flags = [
+                word
+                for word in argv
+                if word not in (*line.overrides, "-m", "--multirun")
+            ]
+            found = [
+                _composed_anyhow(line.name, [*job, f"hydra.job.num={n}"])
+                for n, job in enumerate(jobs)
+            ]
+            given = [
+                [w for w in job if not w.startswith("hydra.")]
+                if line.swept
+                else line.overrides
+                for job in jobs
+            ]
+            return [
+                dataclasses.replace(c, words=(*flags, *g))
+                for c, g in zip(found, given, strict=True)
+            ]
     except ConfigError:
         raise
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: an override without a key
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        ValueError,
+    ) as error:  # ValueError: an override without a key
         raise _config_error(error, line) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         file = Path(mark.name) if mark else line.file
-        twice = repeated_key(file.read_text(encoding="utf-8"), _short(file)) if "duplicate" in str(error) else None
+        twice = (
+            repeated_key(file.read_text(encoding="utf-8"), _short(file))
+            if "duplicate" in str(error)
+            else None
+        )
         raise (twice or not_yaml(error, _short(file), "bad-yaml", "config")) from error
 
 
@@ -193,7 +290,9 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     if line.flags.cfg != "job" or line.name is None:
-        hydra.show_cfg(line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve)
+        hydra.show_cfg(
+            line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve
+        )
         return
     shown, places, task = _job_of(line.name, overrides)
     OmegaConf.set_struct(shown, False)
@@ -204,11 +303,24 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
     if (package := line.flags.package) not in (None, "_global_"):
         shown = OmegaConf.select(shown, package)
         if shown is None:
-            why = "it has " + ", ".join(str(key) for key in _job_of(line.name, overrides)[0])
-            raise ConfigError.of("bad-option", "--package", "the config has no such block", package, why, "-p cluster")
+            why = "it has " + ", ".join(
+                str(key) for key in _job_of(line.name, overrides)[0]
+            )
+            raise ConfigError.of(
+                "bad-option",
+                "--package",
+                "the config has no such block",
+                package,
+                why,
+                "-p cluster",
+            )
     if line.flags.resolve and OmegaConf.is_config(shown):
         OmegaConf.resolve(shown)
-    text = OmegaConf.to_yaml(shown).rstrip("\n") if OmegaConf.is_config(shown) else str(shown)
+    text = (
+        OmegaConf.to_yaml(shown).rstrip("\n")
+        if OmegaConf.is_config(shown)
+        else str(shown)
+    )
     sys.stdout.write(f"{text}\n")
 
 
@@ -216,9 +328,16 @@ def with_defaults(file: Path) -> Composed | None:
     """Compose another program's config with its `defaults`, `${...}` kept; None where one of them is missing."""
     folder = file.parent.resolve()
     try:
-        with initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of style, such as a list without _self_: the file is not ours
-            return _composed(file.stem, [f"hydra.searchpath=[file://{folder}]"], resolve=False)
+        with (
+            initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter(
+                "ignore"
+            )  # of style, such as a list without _self_: the file is not ours
+            return _composed(
+                file.stem, [f"hydra.searchpath=[file://{folder}]"], resolve=False
+            )
     except (HydraException, OmegaConfBaseException, yaml.YAMLError):
         return None
 
@@ -229,31 +348,52 @@ def _composed_anyhow(name: str | None, overrides: list[str]) -> Composed:
         return _composed(name, overrides)
     except HydraException as error:
         match = re.match(r"Error merging override \+\+([\w.]+)=", str(error))
-        word = next((word for word in overrides if match and word.startswith(f"++{match[1]}=")), None)
+        word = next(
+            (word for word in overrides if match and word.startswith(f"++{match[1]}=")),
+            None,
+        )
         if match is None or word is None:
             raise
         at = overrides.index(word)
-        return _composed_anyhow(name, [*overrides[:at], f"~{match[1]}", word, *overrides[at + 1 :]])
+        return _composed_anyhow(
+            name, [*overrides[:at], f"~{match[1]}", word, *overrides[at + 1 :]]
+        )
 
 
-def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -> Composed:
+def _composed(
+    name: str | None, overrides: list[str], *, resolve: bool = True
+) -> Composed:
     assert name is not None, "checked above"
     job, places, task = _job_of(name, overrides)
     run = HydraConfig.get()
-    parts = {g: choice for g, choice in run.runtime.choices.items() if choice and not g.startswith("hydra")}
+    parts = {
+        g: choice
+        for g, choice in run.runtime.choices.items()
+        if choice and not g.startswith("hydra")
+    }
     sources: dict[str, Source] = {}
     for group, choice in parts.items():
         folder, _, package = group.partition("@")
-        sources |= _file_sources(places, f"{folder}/{choice}", prefix=package or folder.replace("/", "."))
+        sources |= _file_sources(
+            places, f"{folder}/{choice}", prefix=package or folder.replace("/", ".")
+        )
     sources |= _file_sources(places, name)
     given = [override.partition("=")[0].lstrip("+~") for override in task]
     for key, override in zip(given, task, strict=True):
         if key not in parts:
-            sources = {k: source for k, source in sources.items() if not k.startswith((f"{key}.", f"{key}["))}
+            sources = {
+                k: source
+                for k, source in sources.items()
+                if not k.startswith((f"{key}.", f"{key}["))
+            }
             source = Source(file=COMMAND_LINE + override.removeprefix("++"))
-            blocks = {k[: dot.start()] for k in sources for dot in re.finditer(r"[.\[]", k)}
+            blocks = {
+                k[: dot.start()] for k in sources for dot in re.finditer(r"[.\[]", k)
+            }
             sources[key] = source
-            while key := key.rpartition(".")[0]:  # a value of a file above it is no longer there
+            while key := key.rpartition(".")[
+                0
+            ]:  # a value of a file above it is no longer there
                 sources[key] = sources.get(key, source) if key in blocks else source
     goal: Any = None
     try:
@@ -265,23 +405,40 @@ def _composed(name: str | None, overrides: list[str], *, resolve: bool = True) -
         sources |= of_environment(OmegaConf.to_container(job), sources)
         files = _with_parents(places, name)
         texts = {_short(file): file.read_text(encoding="utf-8") for file in files}
-        if misread := [p for short, text in texts.items() for p in misread_numbers(text, short, sources)]:
+        if misread := [
+            p
+            for short, text in texts.items()
+            for p in misread_numbers(text, short, sources)
+        ]:
             raise ConfigError(misread)
         gone = _of_another_choice(files, task)
         goal = OmegaConf.select(job, GOAL) if GOAL in gone else None
         _drop(mapping, gone)
     _join_names(mapping)
-    for key in (key for key in given if "." in key):  # the command line wins over a line `key.below: ...` of the file
+    for key in (
+        key for key in given if "." in key
+    ):  # the command line wins over a line `key.below: ...` of the file
         mapping.pop(key, None)
-    return Composed(name=name, mapping={str(k): v for k, v in mapping.items()}, sources=sources, goal=goal)
+    return Composed(
+        name=name,
+        mapping={str(k): v for k, v in mapping.items()},
+        sources=sources,
+        goal=goal,
+    )
 
 
-def _job_of(name: str, overrides: list[str]) -> tuple[DictConfig, list[Path], list[str]]:
+def _job_of(
+    name: str, overrides: list[str]
+) -> tuple[DictConfig, list[Path], list[str]]:
     """Compose a config without Hydra's own part; also the folders it is from, and the overrides of the job."""
     config = compose(name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)  # for ${hydra:...}
     run = HydraConfig.get()
-    places = [Path(place.path) for place in run.runtime.config_sources if place.schema == "file"]
+    places = [
+        Path(place.path)
+        for place in run.runtime.config_sources
+        if place.schema == "file"
+    ]
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     words = OmegaConf.to_container(run.overrides.task)  # ${...} as it is
     assert isinstance(words, list)
@@ -301,7 +458,9 @@ def _join_names(mapping: dict[Any, Any]) -> None:
                 del placement[role]
 
 
-def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[str, Source]:
+def _file_sources(
+    places: Sequence[Path], name: str, prefix: str = ""
+) -> dict[str, Source]:
     """Find the lines of the keys of config `name` and of those that it extends, in the first folder that has each."""
     found: dict[str, Source] = {}
     for file in _with_parents(places, name):
@@ -309,17 +468,31 @@ def _file_sources(places: Sequence[Path], name: str, prefix: str = "") -> dict[s
     return found
 
 
-def _with_parents(places: Sequence[Path], name: str, below: Collection[str] = ()) -> list[Path]:
+def _with_parents(
+    places: Sequence[Path], name: str, below: Collection[str] = ()
+) -> list[Path]:
     """List the files of the configs that config `name` names in its `defaults`, theirs before, and its own last."""
-    file = next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+    file = next(
+        (file for place in places if (file := place / f"{name}.yaml").is_file()), None
+    )
     if file is None or name in below:  # a circle, which Hydra reports
         return []
-    text, above = text_of(file, _short(file)), name.rpartition("/")[0]
+    text = text_of(file, _short(file))
+    above = name.rpartition("/")[0]
     parents = [
-        parent.removeprefix("/") if parent.startswith("/") else f"{above}/{parent}".removeprefix("/")
+        parent.removeprefix("/")
+        if parent.startswith("/")
+        else f"{above}/{parent}".removeprefix("/")
         for parent in named_in_defaults(text)
     ]
-    return [*(each for parent in parents for each in _with_parents(places, parent, (*below, name))), file]
+    return [
+        *(
+            each
+            for parent in parents
+            for each in _with_parents(places, parent, (*below, name))
+        ),
+        file,
+    ]
 
 
 def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
@@ -336,12 +509,21 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
     Returns their paths, such as `env.kwargs.digits`.
     """
     texts = [file.read_text(encoding="utf-8") for file in files]
-    steps = [({key: node.value for key, node in scalars(text).items()}, [*line_sources(text, "")]) for text in texts]
+    steps = [
+        (
+            {key: node.value for key, node in scalars(text).items()},
+            [*line_sources(text, "")],
+        )
+        for text in texts
+    ]
     given: dict[str, str] = {}
     for word in OverridesParser.create().parse_overrides([*overrides]):
-        key, value = word.key_or_group, None if word.is_delete() else word.value()
+        key = word.key_or_group
+        value = None if word.is_delete() else word.value()
         given |= (
-            {f"{key}.{name}": str(v) for name, v in value.items()} if isinstance(value, dict) else {key: str(value)}
+            {f"{key}.{name}": str(v) for name, v in value.items()}
+            if isinstance(value, dict)
+            else {key: str(value)}
         )
     gone: set[str] = set()
     for choosing, belonging in _CHOICES:
@@ -349,35 +531,51 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
         kept: set[str] = set()
         for values, keys in [*steps, (given, [*given])]:
             chosen = {key: values[key] for key in choosing if key in values}
-            if any(named.get(key, "" if key == _PRESET else value) != value for key, value in chosen.items()):
-                gone, kept = gone | kept, set()
+            if any(
+                named.get(key, "" if key == _PRESET else value) != value
+                for key, value in chosen.items()
+            ):
+                gone = gone | kept
+                kept = set()
             named |= chosen
             here = {match[0] for key in keys if (match := belonging.match(key))}
-            gone, kept = gone - here, kept | here
+            gone = gone - here
+            kept = kept | here
     return gone
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
     """Map the configs of a folder to the first comment line of each."""
     files = sorted(directory.glob("*.yaml"))
-    firsts = {f.stem: f.read_text(encoding="utf-8", errors="replace").partition("\n")[0] for f in files}
+    firsts = {
+        f.stem: f.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        for f in files
+    }
     return {name: first.removeprefix("#").strip() for name, first in firsts.items()}
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
     """Return what `cluster=<name>` or `model@<block>.model=<name>` can choose in these folders."""
-    return {name: about for folder in reversed(folders) for name, about in config_names(folder / group).items()}
+    return {
+        name: about
+        for folder in reversed(folders)
+        for name, about in config_names(folder / group).items()
+    }
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
     width = max((len(name) for name in names), default=0)
-    return "\n".join(f"{indent}{name:<{width}}  {about}" for name, about in names.items())
+    return "\n".join(
+        f"{indent}{name:<{width}}  {about}" for name, about in names.items()
+    )
 
 
 def _short(file: Path) -> str:
     """Return the path as the user would type it from here."""
     here = Path.cwd()
-    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+    if file.is_relative_to(here):
+        return str(file.relative_to(here))
+    return str(file)
 
 
 def override(key: str, value: object) -> str:
@@ -387,12 +585,18 @@ def override(key: str, value: object) -> str:
 
 def _written(value: object) -> str:
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) and isinstance(yaml.safe_load(value), str)
-        return (
-            value if plain and value.lower() not in ("nan", "inf") else QuotedString(value, Quote.double).with_quotes()
+        plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) and isinstance(
+            yaml.safe_load(value), str
         )
+        if plain and value.lower() not in ("nan", "inf"):
+            return value
+        return QuotedString(value, Quote.double).with_quotes()
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_written(each)}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f"{key}:{_written(each)}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, Sequence):
         return "[" + ",".join(map(_written, value)) + "]"
     return show(value)
@@ -406,16 +610,31 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
 
     Only keys of a language model have to be there, because the reader takes any key of a config.json.
     """
-    word, key, group = str(override.input_line), override.get_key_element(), override.key_or_group
+    word = str(override.input_line)
+    key = override.get_key_element()
+    group = override.key_or_group
     value = word.partition("=")[2]
-    if key == "profile" and override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not line.swept:
+    if (
+        key == "profile"
+        and override.value_type is ValueType.SIMPLE_CHOICE_SWEEP
+        and not line.swept
+    ):
         return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"  # files with commas between
     if override.is_sweep_override() and not line.swept:
         if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP:
-            what, why = "is a sweep over several values", "range(), choice(), glob() and the like mean one run for each"
-            raise ConfigError.of("override-is-sweep", key, what, word, why, "add --multirun, or write one value")
+            what = "is a sweep over several values"
+            why = "range(), choice(), glob() and the like mean one run for each"
+            raise ConfigError.of(
+                "override-is-sweep",
+                key,
+                what,
+                word,
+                why,
+                "add --multirun, or write one value",
+            )
         what = "a comma on the command line means a sweep over several values"
-        why, fix = "Hydra splits at the comma, and each value is a run of its own", f"-m {word}"
+        why = "Hydra splits at the comma, and each value is a run of its own"
+        fix = f"-m {word}"
         if takes_list(key):
             why = "Hydra splits at the comma; write a list to mean one value with several pieces"
             fix = f"{key}=[{value}]"
@@ -423,15 +642,30 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
     if key == MODEL:
         why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
         fix = f"model@actor.model={value}"
-        raise ConfigError.of("renamed-key", MODEL, "is now model@actor.model", word, why, fix)
-    of_model = ".model." in key and not key.startswith("actor.model.kwargs.") and key not in all_places("mlp")
+        raise ConfigError.of(
+            "renamed-key", MODEL, "is now model@actor.model", word, why, fix
+        )
+    of_model = (
+        ".model." in key
+        and not key.startswith("actor.model.kwargs.")
+        and key not in all_places("mlp")
+    )
     of_model = of_model and _may_have_language_model(line)
-    if override.type is not OverrideType.CHANGE or override.is_hydra_override() or of_model:
+    if (
+        override.type is not OverrideType.CHANGE
+        or override.is_hydra_override()
+        or of_model
+    ):
         return word
     if group in (CLUSTER, MODEL):
         return _declared(key, value, line)
-    folders = [*line.folders, *(Path(place.removeprefix("file://")) for place in places)]
-    return word if any((folder / group).is_dir() for folder in folders) else f"++{word}"
+    folders = [
+        *line.folders,
+        *(Path(place.removeprefix("file://")) for place in places),
+    ]
+    if any((folder / group).is_dir() for folder in folders):
+        return word
+    return f"++{word}"
 
 
 def _may_have_language_model(line: CommandLine) -> bool:
@@ -449,15 +683,25 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
     """
     group, _, block = key.partition("@")
     default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")
-    texts = [file.read_text(encoding="utf-8") for file in _with_parents(line.folders, str(line.name))]
-    among_defaults = any(default.fullmatch(path) for text in texts for path in line_sources(text, ""))
+    texts = [
+        file.read_text(encoding="utf-8")
+        for file in _with_parents(line.folders, str(line.name))
+    ]
+    among_defaults = any(
+        default.fullmatch(path) for text in texts for path in line_sources(text, "")
+    )
     known = group_names(group, line.folders)
     if all(choice in known for choice in (name.split(",") if line.swept else [name])):
-        return f"{key}={name}" if among_defaults else f"+{key}={name}"
+        if among_defaults:
+            return f"{key}={name}"
+        return f"+{key}={name}"
     if group == MODEL and name == "null":
-        return f"~{key}" if among_defaults else f"++{block}=null"
+        if among_defaults:
+            return f"~{key}"
+        return f"++{block}=null"
     near = did_you_mean(name, known)
-    what, why = f"no such {group} is declared" + suggestion(near), f"declared {group}s:\n{listed(known)}"
+    what = f"no such {group} is declared" + suggestion(near)
+    why = f"declared {group}s:\n{listed(known)}"
     fix = f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)"
     code = "unknown-cluster" if group == CLUSTER else "unknown-model"
     raise ConfigError.of(code, key, what, name, why, fix)
@@ -470,27 +714,58 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_part(error, line)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return _not_resolved(error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file)))
+        return _not_resolved(
+            error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file))
+        )
     if isinstance(error, UnicodeDecodeError):
-        _with_parents(line.folders, str(line.name))  # reads each file, and says which it is
-    if isinstance(wrong := not_blocks(line.text, _short(line.file), all_places), ConfigError):
+        _with_parents(
+            line.folders, str(line.name)
+        )  # reads each file, and says which it is
+    if isinstance(
+        wrong := not_blocks(line.text, _short(line.file), all_places), ConfigError
+    ):
         return wrong
     first, _, rest = str(error).strip().partition("\n")
-    word = next((word for word in line.overrides if f"Could not override '{word.partition('=')[0]}'" in first), None)
+    word = next(
+        (
+            word
+            for word in line.overrides
+            if f"Could not override '{word.partition('=')[0]}'" in first
+        ),
+        None,
+    )
     if word is None:
         return ConfigError.of(
-            "bad-config", "config", first or type(error).__name__, None, rest.strip() or None, "see --help"
+            "bad-config",
+            "config",
+            first or type(error).__name__,
+            None,
+            rest.strip() or None,
+            "see --help",
         )
     key = word.partition("=")[0]
     block, _, leaf = key.rpartition(".")
     known = [path for path in line_sources(line.text, "") if not path.endswith("]")]
-    leaves = [path for path in known if not any(other.startswith(f"{path}.") for other in known)]
-    beside = did_you_mean(leaf, [path.removeprefix(f"{block}.") for path in leaves if path.rpartition(".")[0] == block])
+    leaves = [
+        path
+        for path in known
+        if not any(other.startswith(f"{path}.") for other in known)
+    ]
+    beside = did_you_mean(
+        leaf,
+        [
+            path.removeprefix(f"{block}.")
+            for path in leaves
+            if path.rpartition(".")[0] == block
+        ],
+    )
     near = beside and f"{block}.{beside}"
     what = "the config has no such key to override" + suggestion(near)
     why = "an override changes a key that the config has; +key=value adds one"
     adds = block.endswith(".model")  # which takes any key of a config.json
-    fix = word.replace(key, near, 1) if near else f"+{word}" if adds else f"remove {word}"
+    fix = (
+        word.replace(key, near, 1) if near else f"+{word}" if adds else f"remove {word}"
+    )
     return ConfigError.of("unknown-override", key, what, word, why, fix)
 
 
@@ -501,17 +776,21 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
     near = did_you_mean(name, known)
     by = re.match(r"In '(.+?)'", str(error))
     word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
-    got, source = name, None
+    got = name
+    source = None
     for file in _with_parents(line.folders, by[1] if by else str(line.name))[-1:]:
         text = file.read_text(encoding="utf-8")
         for key, place in line_sources(text, _short(file)).items():
             row = text.splitlines()[(place.line or 1) - 1].strip()
             if source is None and key.startswith("defaults[") and word.search(row):
-                got, source = row, place
+                got = row
+                source = place
     what = f"there is no {group or 'config'} {name!r}" + suggestion(near)
     why = f"{group or 'config'}s that can be named here:\n{listed(known) or 'none'}"
     fix = word.sub(near, got) if near else "a name that is listed above"
-    code = {CLUSTER: "unknown-cluster", MODEL: "unknown-model"}.get(group, "unknown-config")
+    code = {CLUSTER: "unknown-cluster", MODEL: "unknown-model"}.get(
+        group, "unknown-config"
+    )
     return ConfigError.of(code, "defaults", what, got, why, fix, source=source)
 
 
@@ -521,20 +800,42 @@ def _check_is_block(line: CommandLine) -> None:
         if isinstance(yaml.compose(line.text), yaml.SequenceNode):
             why = "a config has keys with values, such as runner: {seed: 1}"
             fix = "defaults: [hybrid_ppo, _self_]        (and your keys below)"
-            raise ConfigError.of("bad-config", line.file.name, "is a list, not a block of keys", None, why, fix)
+            raise ConfigError.of(
+                "bad-config",
+                line.file.name,
+                "is a list, not a block of keys",
+                None,
+                why,
+                fix,
+            )
 
 
 def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     """Explain an override that Hydra's grammar does not read; quote lists of numbers, such as 0-3,5-7 in braces."""
-    quoted = re.sub(r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word)
+    quoted = re.sub(
+        r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word
+    )
     if word != (plain := _DASHES.sub("-", word)):
         why = "it has a dash where a hyphen is meant, as word processors and chats write it"
-        return ConfigError.of("bad-config", word.partition("=")[0], "cannot read the override", word, why, plain)
+        return ConfigError.of(
+            "bad-config",
+            word.partition("=")[0],
+            "cannot read the override",
+            word,
+            why,
+            plain,
+        )
     rest = words[words.index(word) :] if word in words else [word]
-    joined = next((text for n in range(2, len(rest) + 1) if closes(text := " ".join(rest[:n]))), None)
+    joined = next(
+        (text for n in range(2, len(rest) + 1) if closes(text := " ".join(rest[:n]))),
+        None,
+    )
     if not closes(word) and joined is not None:
-        what, why = "the shell has split it at a blank", "what has blanks is quoted there"
-        return ConfigError.of("bad-config", word.partition("=")[0], what, word, why, shlex.quote(joined))
+        what = "the shell has split it at a blank"
+        why = "what has blanks is quoted there"
+        return ConfigError.of(
+            "bad-config", word.partition("=")[0], what, word, why, shlex.quote(joined)
+        )
     fix = "quote text with commas, and close brackets and braces"
     if quoted != word:
         with contextlib.suppress(OverrideParseException):
@@ -543,16 +844,20 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     if "=" not in word:
         why = "an override is key=value, and the config is named already"
         fix = f"leave out {word}" if word in config_names() else f"{word}=<a value>"
-        if pair := re.fullmatch(r"([\w.]+)(?:: *| += *)(\S+)", " ".join(rest[:3] if rest[1:2] == ["="] else [word])):
+        if pair := re.fullmatch(
+            r"([\w.]+)(?:: *| += *)(\S+)",
+            " ".join(rest[:3] if rest[1:2] == ["="] else [word]),
+        ):
             fix = f"{pair[1]}={pair[2]}"
         return ConfigError.of("bad-config", word, "is no override", word, why, fix)
-    what, why = (
-        "cannot read the override",
-        "inside braces, commas separate entries; a value with a comma is quoted there",
-    )
+    what = "cannot read the override"
+    why = "inside braces, commas separate entries; a value with a comma is quoted there"
     if (in_quotes := _as_text(word)) is not None:
-        why, fix = "Hydra reads text with characters such as < and > where it is quoted", shlex.quote(in_quotes)
-    return ConfigError.of("bad-config", word.partition("=")[0].lstrip("+~"), what, word, why, fix)
+        why = "Hydra reads text with characters such as < and > where it is quoted"
+        fix = shlex.quote(in_quotes)
+    return ConfigError.of(
+        "bad-config", word.partition("=")[0].lstrip("+~"), what, word, why, fix
+    )
 
 
 def _as_text(word: str) -> str | None:
@@ -563,7 +868,11 @@ def _as_text(word: str) -> str | None:
     if any(not text or re.search(r"[\[\]{}\"'\\$]", text) for text in texts):
         return None
     quoted = ",".join(f'"{text}"' for text in texts)
-    found = f"{key}=[{quoted}]" if listed or takes_list(key.lstrip("+")) else f"{key}={quoted}"
+    found = (
+        f"{key}=[{quoted}]"
+        if listed or takes_list(key.lstrip("+"))
+        else f"{key}={quoted}"
+    )
     try:
         OverridesParser.create().parse_overrides([found])
     except OverrideParseException:
@@ -571,30 +880,56 @@ def _as_text(word: str) -> str | None:
     return found
 
 
-def _not_resolved(error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]) -> ConfigError:
+def _not_resolved(
+    error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]
+) -> ConfigError:
     """Explain a value that refers to nothing, cannot be read, or is still to be given (???)."""
-    key, message = str(error.full_key), str(error).partition("\n")[0]
+    key = str(error.full_key)
+    message = str(error).partition("\n")[0]
     leaf = key.rpartition(".")[2]
     value = value_at(written, key) if isinstance(written, dict) else None
-    what, why = message.rpartition("interpolation: ")[2], "${...} stands for the value of another key"
+    what = message.rpartition("interpolation: ")[2]
+    why = "${...} stands for the value of another key"
     fix = f"{leaf}: <a value>"
     if isinstance(error, MissingMandatoryValue):
-        what, why, fix = "has no value yet", "??? stands for a value that is given elsewhere", f"{key}=<a value>"
+        what = "has no value yet"
+        why = "??? stands for a value that is given elsewhere"
+        fix = f"{key}=<a value>"
     elif isinstance(error, GrammarParseError):
-        what, why = f"cannot read this: {message}", f"{why}, and its braces are closed"
-    elif isinstance(error, InterpolationKeyError) and (match := re.search(r"'(.+)'", message)):
+        what = f"cannot read this: {message}"
+        why = f"{why}, and its braces are closed"
+    elif isinstance(error, InterpolationKeyError) and (
+        match := re.search(r"'(.+)'", message)
+    ):
         block, _, word = match[1].rpartition(".")
-        beside = key.rpartition(".")[0] if f"${{.{word}" in str(value) else block  # ${.word}: of the same block
-        names = [p.rpartition(".")[2] for p in sources if p != key and p.rpartition(".")[0] == beside]
+        beside = (
+            key.rpartition(".")[0] if f"${{.{word}" in str(value) else block
+        )  # ${.word}: of the same block
+        names = [
+            p.rpartition(".")[2]
+            for p in sources
+            if p != key and p.rpartition(".")[0] == beside
+        ]
         near = did_you_mean(word, names)
-        near = f"{block}.{near}".removeprefix(".") if near else did_you_mean(match[1], [p for p in sources if p != key])
+        near = (
+            f"{block}.{near}".removeprefix(".")
+            if near
+            else did_you_mean(match[1], [p for p in sources if p != key])
+        )
         what = f"the config has no key {match[1]!r}" + suggestion(near)
         fix = f"{leaf}: {value}".replace(match[1], near) if near and value else fix
     elif variable := re.search(r"Environment variable '(.+)' not found", message):
         what, why, fix = without_variable(leaf, value, variable[1])
-    elif isinstance(error, UnsupportedInterpolationType) and (match := re.search(r"type (\S+)", message)):
-        near = did_you_mean(match[1], ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "hydra"))
+    elif isinstance(error, UnsupportedInterpolationType) and (
+        match := re.search(r"type (\S+)", message)
+    ):
+        near = did_you_mean(
+            match[1],
+            ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "hydra"),
+        )
         what = f"there is no {match[1]!r} that gives values" + suggestion(near)
         fix = f"{leaf}: {value}".replace(match[1], near) if near else fix
     got = None if value is None else f"{leaf}: {value}"
-    return ConfigError.of("bad-config", key, what, got, why, fix, source=source_of(key, sources))
+    return ConfigError.of(
+        "bad-config", key, what, got, why, fix, source=source_of(key, sources)
+    )

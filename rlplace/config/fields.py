@@ -57,13 +57,21 @@ def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
     """Return the default of a field in a job of this kind, as plain values; MISSING where it is required."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
-        return dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made
-    return field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+        if dataclasses.is_dataclass(made) and not isinstance(made, type):
+            return dataclasses.asdict(made)
+        return made
+    if kind == "mlp":
+        return field.metadata.get("mlp", field.default)
+    return field.default
 
 
 def blocks_in(hint: object) -> tuple[type, ...]:
     """Return the dataclasses that a type is, or has among its alternatives."""
-    return tuple(k for k in (hint, *typing.get_args(hint)) if isinstance(k, type) and dataclasses.is_dataclass(k))
+    return tuple(
+        k
+        for k in (hint, *typing.get_args(hint))
+        if isinstance(k, type) and dataclasses.is_dataclass(k)
+    )
 
 
 def block_in(hint: object) -> type | None:
@@ -81,10 +89,16 @@ def block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
     others: tuple[type, ...] = ()
     for step in path:
         if str(step).startswith("<"):
-            block = next((other for other in others if f"<{tag_of(other)}>" == step), block)
+            block = next(
+                (other for other in others if f"<{tag_of(other)}>" == step), block
+            )
             continue
         fields = fields_of(block, kind)
-        below = blocks_in(fields[step][1]) if isinstance(step, str) and step in fields else ()
+        below = (
+            blocks_in(fields[step][1])
+            if isinstance(step, str) and step in fields
+            else ()
+        )
         others = below if len(below) > 1 else ()
         block = next(iter(below), block)
     return block
@@ -93,4 +107,6 @@ def block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
 def block_below(block: type, kind: ModelKind, step: int | str) -> type:
     """Return the block of a key; an index or a name of the user's own leads to a block of the same type."""
     fields = fields_of(block, kind)
-    return (block_in(fields[step][1]) or block) if isinstance(step, str) and step in fields else block
+    if isinstance(step, str) and step in fields:
+        return block_in(fields[step][1]) or block
+    return block

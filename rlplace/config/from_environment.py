@@ -11,18 +11,28 @@ from rlplace.errors import Source, source_of
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 
 
-def of_environment(written: object, sources: Mapping[str, Source], key: str = "") -> dict[str, Source]:
+def of_environment(
+    written: object, sources: Mapping[str, Source], key: str = ""
+) -> dict[str, Source]:
     """Return the source of each key whose value is a variable, `${oc.env:N}`, with that text."""
     if isinstance(written, Mapping):
-        below = [of_environment(value, sources, f"{key}.{name}".removeprefix(".")) for name, value in written.items()]
+        below = [
+            of_environment(value, sources, f"{key}.{name}".removeprefix("."))
+            for name, value in written.items()
+        ]
         return {path: source for found in below for path, source in found.items()}
     if isinstance(written, list):
-        below = [of_environment(value, sources, f"{key}[{at}]") for at, value in enumerate(written)]
+        below = [
+            of_environment(value, sources, f"{key}[{at}]")
+            for at, value in enumerate(written)
+        ]
         return {path: source for found in below for path, source in found.items()}
     if not isinstance(written, str) or not _VARIABLE.fullmatch(written):
         return {}
     source = source_of(key, sources)
-    return {} if source is None else {key: dataclasses.replace(source, written=written)}
+    if source is None:
+        return {}
+    return {key: dataclasses.replace(source, written=written)}
 
 
 def decoded(leaf: str, variable: str, fits: bool) -> str:
@@ -39,6 +49,14 @@ def decoded(leaf: str, variable: str, fits: bool) -> str:
 
 def without_variable(leaf: str, written: object, name: str) -> tuple[str, str, str]:
     """Return what is wrong, why and the fix of a key whose variable is not set."""
-    what, why = f"the environment has no {name}", "${oc.env:...} stands for a variable of the environment"
-    other = str(written).replace(f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}")
-    return what, why, f"export {name}=<a value>" + (f"        (or {leaf}: {other})" if written else "")
+    what = f"the environment has no {name}"
+    why = "${oc.env:...} stands for a variable of the environment"
+    other = str(written).replace(
+        f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}"
+    )
+    return (
+        what,
+        why,
+        f"export {name}=<a value>"
+        + (f"        (or {leaf}: {other})" if written else ""),
+    )

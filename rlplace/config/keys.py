@@ -26,7 +26,14 @@ def all_places(kind: ModelKind) -> tuple[str, ...]:
 
 
 def places_of(name: str) -> list[str]:
-    return list(dict.fromkeys(p for kind in KINDS for p in all_places(kind) if p.rpartition(".")[2] == name))
+    return list(
+        dict.fromkeys(
+            p
+            for kind in KINDS
+            for p in all_places(kind)
+            if p.rpartition(".")[2] == name
+        )
+    )
 
 
 @functools.cache
@@ -35,10 +42,16 @@ def takes_list(key: str) -> bool:
     above, _, name = key.rpartition(".")
     if above == PLACEMENT:
         return True
-    blocks = [block_at(Config, kind, above.split(".") if above else ()) for kind in KINDS]
+    blocks = [
+        block_at(Config, kind, above.split(".") if above else ()) for kind in KINDS
+    ]
     hints = [
         fields_of(block, kind)[name][1]
         for block, kind in zip(blocks, KINDS, strict=True)
         if name in fields_of(block, kind)
     ]
-    return any(typing.get_origin(option) is tuple for hint in hints for option in (hint, *typing.get_args(hint)))
+    return any(
+        typing.get_origin(option) is tuple
+        for hint in hints
+        for option in (hint, *typing.get_args(hint))
+    )

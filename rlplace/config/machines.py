@@ -9,36 +9,58 @@ from typing import Literal
 from rlplace.config.fields import block, knob
 
 # Larger numbers are typing mistakes; a plan of as many takes a second at most.
-MOST_NODES, MOST_PER_NODE = 10_000, 1_024
+MOST_NODES = 10_000
+MOST_PER_NODE = 1_024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorConfig:
-    kind: Literal["auto", "cuda", "emulated"] = knob("auto takes the GPUs of this machine, else emulates", "auto")
-    memory: int = knob("bytes of one emulated accelerator; a GPU has what it has", 16 << 30, unit="bytes")
-    emulated_per_node: int = knob("emulated ones of a machine where accelerators_per_node is auto", 8, minimum=1)
+    kind: Literal["auto", "cuda", "emulated"] = knob(
+        "auto takes the GPUs of this machine, else emulates", "auto"
+    )
+    memory: int = knob(
+        "bytes of one emulated accelerator; a GPU has what it has",
+        16 << 30,
+        unit="bytes",
+    )
+    emulated_per_node: int = knob(
+        "emulated ones of a machine where accelerators_per_node is auto", 8, minimum=1
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
     address: str | None = knob(
-        "null starts Ray here; host:port joins a cluster, auto that of RAY_ADDRESS or `ray start`", None
+        "null starts Ray here; host:port joins a cluster, auto that of RAY_ADDRESS or `ray start`",
+        None,
     )
-    machines: bool = knob("plan for the machines of the cluster at address, instead of declared ones", False)
+    machines: bool = knob(
+        "plan for the machines of the cluster at address, instead of declared ones",
+        False,
+    )
     start: Literal["fork", "plain"] = knob(
         "fork: a process of each node imports what workers need, and these are forks of it; plain: each imports it",
         "fork",
     )
-    start_timeout_s: float = knob("longest wait for Ray and for all workers to answer", 1800.0, above=0, mlp=120.0)
-    reserve_timeout_s: float = knob("longest wait for the cluster to have the accelerators free", 60.0, above=0)
+    start_timeout_s: float = knob(
+        "longest wait for Ray and for all workers to answer", 1800.0, above=0, mlp=120.0
+    )
+    reserve_timeout_s: float = knob(
+        "longest wait for the cluster to have the accelerators free", 60.0, above=0
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommConfig:
     """Shared memory and network of channels and weights."""
 
-    shm_folder: str | None = knob("folder of shared memory, on every node; null: /dev/shm", None)
-    interface: str | None = knob("address or interface that other nodes talk to; null: the node's Ray address", None)
+    shm_folder: str | None = knob(
+        "folder of shared memory, on every node; null: /dev/shm", None
+    )
+    interface: str | None = knob(
+        "address or interface that other nodes talk to; null: the node's Ray address",
+        None,
+    )
     security: Literal["encrypted", "password"] = knob(
         "between nodes; password keeps strangers out and hides nothing: for a network that only the cluster uses",
         "encrypted",
@@ -51,7 +73,9 @@ class AcceleratorRunConfig:
 
     count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
-    memory: int = knob("bytes of one; 0: what its product has, else not known", 0, unit="bytes")
+    memory: int = knob(
+        "bytes of one; 0: what its product has, else not known", 0, unit="bytes"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +83,64 @@ class NodeConfig:
     """Machines that are all alike, as declared."""
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
-    rank: int | None = knob("node rank of the first; null: they are numbered as written", None, minimum=0)
-    accelerators: int = knob("accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE)
-    product: str = knob("what the accelerators are sold as, such as H100 or A100-80GB", "")
-    memory: int = knob("bytes of one accelerator; 0: what its product has, else not known", 0, unit="bytes")
-    mixed: tuple[AcceleratorRunConfig, ...] = knob("instead, where the accelerators of a machine differ", ())
-    host_memory: int = knob("bytes of the machine's own memory; 0: not known", 0, unit="bytes")
-    nvlink_gb_per_s: float = knob("between two accelerators of the machine, each way; 0: not known", 0.0, minimum=0)
-    pcie_gb_per_s: float = knob("between an accelerator and the machine's memory; 0: not known", 0.0, minimum=0)
-    network_gb_per_s: float = knob("to other machines, for each accelerator; 0: not known", 0.0, minimum=0)
+    rank: int | None = knob(
+        "node rank of the first; null: they are numbered as written", None, minimum=0
+    )
+    accelerators: int = knob(
+        "accelerators of one machine", 0, minimum=0, maximum=MOST_PER_NODE
+    )
+    product: str = knob(
+        "what the accelerators are sold as, such as H100 or A100-80GB", ""
+    )
+    memory: int = knob(
+        "bytes of one accelerator; 0: what its product has, else not known",
+        0,
+        unit="bytes",
+    )
+    mixed: tuple[AcceleratorRunConfig, ...] = knob(
+        "instead, where the accelerators of a machine differ", ()
+    )
+    host_memory: int = knob(
+        "bytes of the machine's own memory; 0: not known", 0, unit="bytes"
+    )
+    nvlink_gb_per_s: float = knob(
+        "between two accelerators of the machine, each way; 0: not known",
+        0.0,
+        minimum=0,
+    )
+    pcie_gb_per_s: float = knob(
+        "between an accelerator and the machine's memory; 0: not known", 0.0, minimum=0
+    )
+    network_gb_per_s: float = knob(
+        "to other machines, for each accelerator; 0: not known", 0.0, minimum=0
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    component_placement: Mapping[str, object] = knob("which accelerators each component uses; kept verbatim")
-    nodes: tuple[NodeConfig, ...] = knob("the machines one by one, where they are declared; else alike", ())
-    node_groups: tuple[Mapping[str, object], ...] = knob("labelled nodes, hardware and environments; verbatim", ())
+    component_placement: Mapping[str, object] = knob(
+        "which accelerators each component uses; kept verbatim"
+    )
+    nodes: tuple[NodeConfig, ...] = knob(
+        "the machines one by one, where they are declared; else alike", ()
+    )
+    node_groups: tuple[Mapping[str, object], ...] = knob(
+        "labelled nodes, hardware and environments; verbatim", ()
+    )
     env_vars: Mapping[str, object] = knob(
-        "environment variables of all workers, by name; null: as the run itself has it, for secrets too", dict
+        "environment variables of all workers, by name; null: as the run itself has it, for secrets too",
+        dict,
     )
     num_nodes: int = knob("machines in the cluster", 1, minimum=1, maximum=MOST_NODES)
     accelerators_per_node: int | Literal["auto"] = knob(
         "auto counts the GPUs of this machine", "auto", minimum=1, maximum=MOST_PER_NODE
     )
     accelerator: AcceleratorConfig = block(AcceleratorConfig)
-    allow_resident: tuple[str, ...] = knob("components that may stay on accelerators others use", ())
-    launcher: Literal["ray", "inline"] = knob("ray: processes; inline: threads of this process, for debugging", "ray")
+    allow_resident: tuple[str, ...] = knob(
+        "components that may stay on accelerators others use", ()
+    )
+    launcher: Literal["ray", "inline"] = knob(
+        "ray: processes; inline: threads of this process, for debugging", "ray"
+    )
     ray: RayConfig = block(RayConfig)
     comm: CommConfig = block(CommConfig)

@@ -15,7 +15,9 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OLD_HUB_ID = re.compile(r"\w[\w.-]*")  # without an owner, such as gpt2
 _OTHER = "        (or the folder of another Hugging Face model)"
 GET = f"scripts/get_model smollm2{_OTHER}"
-_GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")  # what scripts/get_model makes
+_GOT = re.compile(
+    r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?"
+)  # what scripts/get_model makes
 
 
 def model_folder(written: str) -> Path:
@@ -27,12 +29,18 @@ def model_folder(written: str) -> Path:
 def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the keys of what reads text, which a model that sees images may have in a block of their own."""
     text = model.get("text_config")
-    return {**model, **text, "model_type": model.get("model_type")} if isinstance(text, Mapping) else model
+    if isinstance(text, Mapping):
+        return {**model, **text, "model_type": model.get("model_type")}
+    return model
 
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
     """Report that none of the places is a folder."""
-    fix = GET if key == "actor.model.path" else "path: <the folder of a Hugging Face model>"
+    fix = (
+        GET
+        if key == "actor.model.path"
+        else "path: <the folder of a Hugging Face model>"
+    )
     if (made := _GOT.fullmatch(written)) is not None:
         fix = f"scripts/get_model {made[1]}{_OTHER}"
     elif (near := _near(written)) is not None:
@@ -41,13 +49,23 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
         fix = f"hf download {written}{_OTHER}"
     why = "\n".join(f"looked for {folder}{note}" for folder, note in _places(written))
     what = "there is no such folder"
-    return Problem(code="no-model-folder", key=key, what=what, got=written, source=source, why=why, fix=fix)
+    return Problem(
+        code="no-model-folder",
+        key=key,
+        what=what,
+        got=written,
+        source=source,
+        why=why,
+        fix=fix,
+    )
 
 
 def to_get(folder: Path) -> str:
     """Return the fix of a folder that is no whole model: the download of one of the hub, such as one cut short."""
     _, found, name = folder.parent.parent.name.partition("models--")
-    return f"hf download {name.replace('--', '/')}{_OTHER}" if found and folder.parent.name == "snapshots" else GET
+    if found and folder.parent.name == "snapshots":
+        return f"hf download {name.replace('--', '/')}{_OTHER}"
+    return GET
 
 
 def instead_of(folder: Path) -> str:
@@ -55,17 +73,25 @@ def instead_of(folder: Path) -> str:
     below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
     if len(below) > 1:
         return one_of(below)
-    return below[0] if below else to_get(folder)
+    if below:
+        return below[0]
+    return to_get(folder)
 
 
 def _near(written: str) -> str | None:
     """Return what is written nearly so: a folder beside it, or an id whose files were downloaded."""
     path = Path(os.path.expanduser(written))
-    if path.parent.is_dir() and (near := did_you_mean(path.name, [p.name for p in path.parent.iterdir()])):
+    if path.parent.is_dir() and (
+        near := did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
+    ):
         return str(path.with_name(near))
-    folder = f"models--{written.replace('/', '--')}".lower() if _is_hub_id(written) else ""
+    folder = (
+        f"models--{written.replace('/', '--')}".lower() if _is_hub_id(written) else ""
+    )
     found = (p.name for p in _hub_cache().glob("models--*") if p.name.lower() == folder)
-    return next((name.removeprefix("models--").replace("--", "/") for name in found), None)
+    return next(
+        (name.removeprefix("models--").replace("--", "/") for name in found), None
+    )
 
 
 def _places(written: str) -> Iterator[tuple[Path, str]]:
@@ -84,15 +110,23 @@ def _places(written: str) -> Iterator[tuple[Path, str]]:
 def _is_hub_id(written: str) -> bool:
     """Return whether it is `owner/name`, and the owner is no folder in which a model was meant to be."""
     owner = written.partition("/")[0]
-    return bool(_HUB_ID.fullmatch(written)) and owner not in (".", "..", "models") and not os.path.isdir(owner)
+    return (
+        bool(_HUB_ID.fullmatch(written))
+        and owner not in (".", "..", "models")
+        and not os.path.isdir(owner)
+    )
 
 
 def _hub_cache() -> Path:
     """Return the folder of downloads, as huggingface_hub finds it, which a planner need not have."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    hub = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{home}/hub")  # its name in older versions
-    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", hub)))).absolute()
+    hub = os.environ.get(
+        "HUGGINGFACE_HUB_CACHE", f"{home}/hub"
+    )  # its name in older versions
+    return Path(
+        os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", hub)))
+    ).absolute()
 
 
 def _revision(folder: Path) -> str:
@@ -101,4 +135,6 @@ def _revision(folder: Path) -> str:
         return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
         found = [snapshot.name for snapshot in (folder / "snapshots").glob("*")]
-        return found[0] if len(found) == 1 else "main"
+        if len(found) == 1:
+            return found[0]
+        return "main"

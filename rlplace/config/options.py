@@ -18,7 +18,9 @@ _NUMBERS = {"int": "is no whole number", "float": "is no number"}
 def _at_home(word: str) -> str:
     """Expand `--option=~/path`, of which a shell leaves the `~` alone."""
     option, equals, value = word.partition("=")
-    return f"{option}={at_home(value)}" if equals and word.startswith("-") else word
+    if equals and word.startswith("-"):
+        return f"{option}={at_home(value)}"
+    return word
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -27,7 +29,11 @@ class OptionParser(argparse.ArgumentParser):
     words: Sequence[str] = ()  # of the command line that is parsed
 
     def __init__(
-        self, command: str, *, word_of: Callable[[str, str], str | None] = lambda name, value: None, **options: Any
+        self,
+        command: str,
+        *,
+        word_of: Callable[[str, str], str | None] = lambda name, value: None,
+        **options: Any,
     ) -> None:
         """`command`: as the user has typed it. `word_of`: the key=value that is meant by an unknown option."""
         super().__init__(prog=command, allow_abbrev=False, **options)
@@ -57,8 +63,15 @@ class OptionParser(argparse.ArgumentParser):
             raise _wrong(key, "is missing", None, self._takes(), fix)
         if named := re.match(r"argument ([^:]+): (.*)", message):
             option = named[1].partition("/")[0]
-            action = next((a for a in self._actions if option in (*a.option_strings, a.metavar)), None)
-            example = f"{option} {self._example(action)}" if action is not None else "see --help"
+            action = next(
+                (a for a in self._actions if option in (*a.option_strings, a.metavar)),
+                None,
+            )
+            example = (
+                f"{option} {self._example(action)}"
+                if action is not None
+                else "see --help"
+            )
             help_ = None if action is None else action.help
             if (
                 action is not None
@@ -66,12 +79,21 @@ class OptionParser(argparse.ArgumentParser):
                 and (got := re.search("invalid choice: (['\"])(.*?)\\1 ", named[2]))
             ):
                 near = did_you_mean(got[2], action.choices)
-                what, why = f"no such {option.lstrip('-')}" + suggestion(near), "one of " + ", ".join(action.choices)
-                raise _wrong(option, what, got[2], why, f"{option} {near or next(iter(action.choices))}")
+                what = f"no such {option.lstrip('-')}" + suggestion(near)
+                why = "one of " + ", ".join(action.choices)
+                raise _wrong(
+                    option,
+                    what,
+                    got[2],
+                    why,
+                    f"{option} {near or next(iter(action.choices))}",
+                )
             if got := re.match("invalid (int|float) value: (['\"])(.*)\\2", named[2]):
                 raise _wrong(option, _NUMBERS[got[1]], got[3], help_, example)
             if got := re.match("ignored explicit argument (['\"])(.*)\\1", named[2]):
-                raise _wrong(option, "takes no value", f"{option}={got[2]}", help_, option)
+                raise _wrong(
+                    option, "takes no value", f"{option}={got[2]}", help_, option
+                )
             what = "it has no value" if "expected" in named[2] else named[2]
             raise _wrong(option, what, None, help_, example)
         raise _wrong(self.prog, message, None, self._takes(), "see --help")
@@ -79,44 +101,93 @@ class OptionParser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> ConfigError:
         name, _, value = word.lstrip("-" + DASHES).partition("=")
         after = [*self.words, ""][[*self.words, word].index(word) + 1 :]
-        got, following = word, after[0] if after and not after[0].startswith("-") else ""
+        got = word
+        following = after[0] if after and not after[0].startswith("-") else ""
         if not value and following:
-            value, got = following, f"{word} {following}"
-        near, option = self._near(word), word.partition("=")[0]
+            value = following
+            got = f"{word} {following}"
+        near = self._near(word)
+        option = word.partition("=")[0]
         if not word.startswith(("-", *(DASHES if near else ""))):
             shown = word or "''"
-            return _wrong(shown, "is one word too many", " ".join(self.words), self._takes(), f"leave out {shown}")
-        if near is None and (meant := self._word_of(name.replace("-", "_"), value)) is not None:
             return _wrong(
-                option, "no such option; it is a key", got, "keys are written key=value, without dashes", meant
+                shown,
+                "is one word too many",
+                " ".join(self.words),
+                self._takes(),
+                f"leave out {shown}",
+            )
+        if (
+            near is None
+            and (meant := self._word_of(name.replace("-", "_"), value)) is not None
+        ):
+            return _wrong(
+                option,
+                "no such option; it is a key",
+                got,
+                "keys are written key=value, without dashes",
+                meant,
             )
         fix = f"{near} {value}".strip() if near else f"leave out {word}"
-        choices = next((action.choices for action in self._actions if "--format" in action.option_strings), None)
+        choices = next(
+            (
+                action.choices
+                for action in self._actions
+                if "--format" in action.option_strings
+            ),
+            None,
+        )
         if near is None and name in (choices or ()):
-            near, fix = "--format", f"--format {name}"
-        return _wrong(option, "no such option" + suggestion(near), got, self._takes(), fix)
+            near = "--format"
+            fix = f"--format {name}"
+        return _wrong(
+            option, "no such option" + suggestion(near), got, self._takes(), fix
+        )
 
     def _near(self, word: str) -> str | None:
         option = word.partition("=")[0]
-        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        begun = (name for name in known if option.startswith("--") and len(option) > 2 and name.startswith(option))
-        return next(begun, None) or did_you_mean(f"--{option.lstrip('-' + DASHES)}", known)
+        known = [
+            name
+            for action in self._actions
+            for name in action.option_strings
+            if name.startswith("--")
+        ]
+        begun = (
+            name
+            for name in known
+            if option.startswith("--") and len(option) > 2 and name.startswith(option)
+        )
+        return next(begun, None) or did_you_mean(
+            f"--{option.lstrip('-' + DASHES)}", known
+        )
 
     def _takes(self) -> str:
         options = [
-            action.option_strings[0] for action in self._actions if action.option_strings and action.dest != "help"
+            action.option_strings[0]
+            for action in self._actions
+            if action.option_strings and action.dest != "help"
         ]
-        return f"it takes {', '.join([*self._positional(), *options])}; --help says more"
+        return (
+            f"it takes {', '.join([*self._positional(), *options])}; --help says more"
+        )
 
     def _positional(self) -> list[str]:
-        return [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
+        return [
+            str(action.metavar or action.dest)
+            for action in self._actions
+            if not action.option_strings
+        ]
 
     @staticmethod
     def _example(action: argparse.Action) -> str:
         if action.choices:
             return str(next(iter(action.choices)))
-        return f"{action.default}" if isinstance(action.default, int) else f"<{action.metavar or action.dest.upper()}>"
+        if isinstance(action.default, int):
+            return f"{action.default}"
+        return f"<{action.metavar or action.dest.upper()}>"
 
 
-def _wrong(key: str, what: str, got: str | None, why: str | None, fix: str) -> ConfigError:
+def _wrong(
+    key: str, what: str, got: str | None, why: str | None, fix: str
+) -> ConfigError:
     return ConfigError.of("bad-option", key, what, got, why, fix)

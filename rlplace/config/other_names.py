@@ -51,20 +51,36 @@ _KEYS = {  # ours -> theirs; a dot in front: below the block of the component wh
     "rollout.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "rollout.cache_dtype": "kv_cache_dtype",
 }
-KEYS: Mapping[str, str] = {theirs: ours for ours, names in _KEYS.items() for theirs in names.split()}
+KEYS: Mapping[str, str] = {
+    theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
+}
 BELOW: Mapping[str, Mapping[str, str]] = {  # names that mean this in one block only
     "rollout": {"name": "rollout.engine"},
     "env": {"name": "env.id"},
 }
-_TENSOR = ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp_size", "tp")
-_CONTEXT = ("context_parallel_size", "context_parallel", "ulysses_sequence_parallel_size", "ring_attn_size", "cp")
+_TENSOR = (
+    "tensor_parallel_size",
+    "tensor_model_parallel_size",
+    "vllm_tensor_parallel_size",
+    "tp_size",
+    "tp",
+)
+_CONTEXT = (
+    "context_parallel_size",
+    "context_parallel",
+    "ulysses_sequence_parallel_size",
+    "ring_attn_size",
+    "cp",
+)
 PARALLEL = dict.fromkeys(_TENSOR, _TENSOR[0]) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
 # Of a line of component_placement.
 PLACEMENT_KEYS = {
     **dict.fromkeys((*_TENSOR[1:], "num_gpus_per_engine"), _TENSOR[0]),
     **dict.fromkeys((*_CONTEXT[1:], "cp_size", "sp_size"), _CONTEXT[0]),
     **dict.fromkeys(("dp", "dp_size"), "data_parallel_size"),
-    **dict.fromkeys(("gpus", "num_gpus", "gpu_ids", "devices", "device_mapping"), "accelerators"),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "gpu_ids", "devices", "device_mapping"), "accelerators"
+    ),
 }
 COMPONENTS = {
     **dict.fromkeys(("ref", "ref_policy", "reference_model", "ref_model"), "reference"),
@@ -97,7 +113,20 @@ _A2C = {
     "gae_lambda": 1.0,
     "normalize_advantages": False,
 }
-_OFF_POLICY = ("sac", "td3", "ddpg", "dqn", "rainbow", "c51", "qr_dqn", "tqc", "crossq", "redq", "droq", "her")
+_OFF_POLICY = (
+    "sac",
+    "td3",
+    "ddpg",
+    "dqn",
+    "rainbow",
+    "c51",
+    "qr_dqn",
+    "tqc",
+    "crossq",
+    "redq",
+    "droq",
+    "her",
+)
 # Top-level blocks that only a file of another library has.
 LIBRARIES = {
     "actor_rollout_ref": "verl",
@@ -109,7 +138,8 @@ LIBRARIES = {
 }
 # Whole kinds of parallelism that no key here stands for.
 NO_SUCH = (
-    "there is no pipeline or expert parallelism; tensor_parallel_size splits a model, context_parallel_size tokens"
+    "there is no pipeline or expert parallelism; tensor_parallel_size "
+    "splits a model, context_parallel_size tokens"
 )
 SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
@@ -124,9 +154,16 @@ def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
         )
     if str(name).lower() != "a2c":
         return None
-    lines = [f"algorithm.{key}={show(value)}" if typed else f"{key}: {show(value)}" for key, value in _A2C.items()]
+    lines = [
+        f"algorithm.{key}={show(value)}" if typed else f"{key}: {show(value)}"
+        for key, value in _A2C.items()
+    ]
     why = "a2c is ppo with one step on each iteration's samples"
-    return "is a setting of ppo here", why, " ".join(lines) if typed else "\n".join(lines)
+    return (
+        "is a setting of ppo here",
+        why,
+        " ".join(lines) if typed else "\n".join(lines),
+    )
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:
@@ -135,4 +172,6 @@ def meant_word(value: object, words: Iterable[str]) -> str | None:
     if str(value).strip() in known:
         return str(value).strip()
     ours = _OURS.get(str(value).lower())
-    return ours if ours in known else did_you_mean(str(value), known)
+    if ours in known:
+        return ours
+    return did_you_mean(str(value), known)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from rlplace.config.fields import knob
 
-OWN, OWN_NAME = "package.module:Name", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+OWN = "package.module:Name"
+OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 class OwnName(str):
@@ -19,23 +20,34 @@ def block_of_name(block: type, value: object) -> str:
     """Return the text of a block whose first key has a value, where that may be a name of the user's own."""
     first = dataclasses.fields(block)[0].name
     named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)
-    return f'{{{first}: "{value}"}}' if named else f"{{{first}: ...}}"
+    if named:
+        return f'{{{first}: "{value}"}}'
+    return f"{{{first}: ...}}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperConfig:
     """One wrapper of a Gymnasium simulator."""
 
-    name: str = knob("package.module:Class, such as gymnasium.wrappers:GrayscaleObservation")
-    kwargs: Mapping[str, object] = knob("passed to the wrapper behind the simulator; lists as tuples", dict)
+    name: str = knob(
+        "package.module:Class, such as gymnasium.wrappers:GrayscaleObservation"
+    )
+    kwargs: Mapping[str, object] = knob(
+        "passed to the wrapper behind the simulator; lists as tuples", dict
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VariantConfig:
     """Advantages, losses and metrics of your own, in place of those of `algorithm.name`."""
 
-    name: OwnName | None = knob("package.module:Class, whose methods replace the shipped formulas; null: none", None)
-    kwargs: Mapping[str, object] = knob("passed to the class behind the algorithm's config", dict)
+    name: OwnName | None = knob(
+        "package.module:Class, whose methods replace the shipped formulas; null: none",
+        None,
+    )
+    kwargs: Mapping[str, object] = knob(
+        "passed to the class behind the algorithm's config", dict
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +55,6 @@ class CallbackConfig:
     """What of your own is called between iterations and when a run ends."""
 
     name: OwnName = knob("package.module:Class with on_iteration, on_end or both")
-    kwargs: Mapping[str, object] = knob("passed to the class behind the run's folder and config", dict)
+    kwargs: Mapping[str, object] = knob(
+        "passed to the class behind the run's folder and config", dict
+    )

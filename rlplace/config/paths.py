@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 _HOME = re.compile(r"~[\w.-]*/|~$")  # how a path in a home begins
-_TEXTS = ("env.system", "env.template", "rollout.stop")  # keys whose values are texts, and no paths
+_TEXTS = (
+    "env.system",
+    "env.template",
+    "rollout.stop",
+)  # keys whose values are texts, and no paths
 _LISTED = "profile"  # the key whose value has several paths, with commas between
 # A path in a home, without quotes: the value of a key, or an entry of a list or block.
 _BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")
@@ -19,7 +23,9 @@ _BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 
 def at_home(path: str) -> str:
     """Return a path with the home that its `~` stands for, which a shell leaves alone behind `key=`."""
-    return os.path.expanduser(path) if _HOME.match(path) else path
+    if _HOME.match(path):
+        return os.path.expanduser(path)
+    return path
 
 
 def with_homes(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +37,9 @@ def _expanded(value: Any, key: str) -> Any:
     if key in _TEXTS:
         return value
     if isinstance(value, Mapping):
-        return {name: _expanded(below, f"{key}.{name}") for name, below in value.items()}
+        return {
+            name: _expanded(below, f"{key}.{name}") for name, below in value.items()
+        }
     if isinstance(value, list):
         return [_expanded(each, key) for each in value]
     if not isinstance(value, str):
@@ -57,7 +65,12 @@ def readable(word: str) -> str:
     Any other word, and a word that has quotes, is returned unchanged.
     """
     key, equals, value = word.partition("=")
-    if not equals or word.startswith("-") or names_file(word) or any(quote in value for quote in "'\""):
+    if (
+        not equals
+        or word.startswith("-")
+        or names_file(word)
+        or any(quote in value for quote in "'\"")
+    ):
         return word
     if key == _LISTED and ("~" in value or "=" in value):
         return f'{key}="{value}"'

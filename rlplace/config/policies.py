@@ -8,7 +8,11 @@ from typing import Any, Literal
 
 from rlplace.config.fields import knob
 
-_CELLS = {"none": 0, "gru": 1, "lstm": 2}  # a recurrent layer remembers so many numbers for each of its size
+_CELLS = {
+    "none": 0,
+    "gru": 1,
+    "lstm": 2,
+}  # a recurrent layer remembers so many numbers for each of its size
 
 
 class _WithMemory:
@@ -22,7 +26,10 @@ class _WithMemory:
 
 
 def _memory() -> Any:
-    return knob("layer behind the hidden ones that remembers earlier steps: none | gru | lstm", "none")
+    return knob(
+        "layer behind the hidden ones that remembers earlier steps: none | gru | lstm",
+        "none",
+    )
 
 
 def _memory_size() -> Any:
@@ -38,7 +45,9 @@ class MlpConfig(_WithMemory):
     activation: Literal["tanh", "relu", "silu"] = knob("between the layers", "tanh")
     memory: Literal["none", "gru", "lstm"] = _memory()
     memory_size: int = _memory_size()
-    initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
+    initial_log_std: float = knob(
+        "log of the first action noise, continuous actions only", 0.0
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +58,35 @@ class CnnConfig(_WithMemory):
     network: Literal["nature", "impala"] = knob(
         "nature: of 36 pixels and more each way | impala: of any size", "nature"
     )
-    channels: tuple[int, ...] = knob("of the layers of nature, the stages of impala; none: the paper's", (), minimum=1)
-    hidden: tuple[int, ...] = knob("widths of the layers behind the convolutions", (512,), minimum=1)
+    channels: tuple[int, ...] = knob(
+        "of the layers of nature, the stages of impala; none: the paper's",
+        (),
+        minimum=1,
+    )
+    hidden: tuple[int, ...] = knob(
+        "widths of the layers behind the convolutions", (512,), minimum=1
+    )
     memory: Literal["none", "gru", "lstm"] = _memory()
     memory_size: int = _memory_size()
-    initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
+    initial_log_std: float = knob(
+        "log of the first action noise, continuous actions only", 0.0
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
     """A small transformer over entries of observations and patches of images, which decides each action of a chunk."""
 
-    kind: Literal["transformer"] = knob("a transformer, made for chunks of actions", "transformer")
+    kind: Literal["transformer"] = knob(
+        "a transformer, made for chunks of actions", "transformer"
+    )
     width: int = knob("of a token; a multiple of heads", 64, minimum=1)
     layers: int = knob("blocks of attention and a layer of 4 x width", 2, minimum=1)
     heads: int = knob("of each attention", 4, minimum=1)
     patch: int = knob("pixels each way of an image's patches", 8, minimum=1)
-    initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
+    initial_log_std: float = knob(
+        "log of the first action noise, continuous actions only", 0.0
+    )
 
     @property
     def remembered(self) -> int:
@@ -80,9 +101,13 @@ class ModuleConfig:
     name: str = knob("package.module:Class")
     kwargs: Mapping[str, object] = knob("passed to the class behind the spaces", dict)
     remembered: int = knob(
-        "float32 numbers that it remembers of each environment from one step to the next; 0: none", 0, minimum=0
+        "float32 numbers that it remembers of each environment from one step to the next; 0: none",
+        0,
+        minimum=0,
     )
-    initial_log_std: float = knob("log of the first action noise, continuous actions only", 0.0)
+    initial_log_std: float = knob(
+        "log of the first action noise, continuous actions only", 0.0
+    )
 
 
 PolicyConfig = MlpConfig | CnnConfig | TransformerConfig | ModuleConfig

@@ -35,12 +35,36 @@ from rlplace.config.fields import (
 from rlplace.config.from_environment import decoded
 from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
 from rlplace.config.model_folder import instead_of, model_folder, no_folder
-from rlplace.config.other_names import BELOW, KEYS, LIBRARIES, NO_SUCH, PARALLEL, SPLITS, meant_word, not_named
+from rlplace.config.other_names import (
+    BELOW,
+    KEYS,
+    LIBRARIES,
+    NO_SUCH,
+    PARALLEL,
+    SPLITS,
+    meant_word,
+    not_named,
+)
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
-from rlplace.config.schema import AlgorithmName, Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.config.schema import (
+    AlgorithmName,
+    Config,
+    FrozenConfig,
+    RewardConfig,
+    TrainedConfig,
+)
 from rlplace.config.yaml_text import quote, show, torn_number
-from rlplace.errors import COMMAND_LINE, ConfigError, Problem, Source, did_you_mean, one_of, source_of, suggestion
+from rlplace.errors import (
+    COMMAND_LINE,
+    ConfigError,
+    Problem,
+    Source,
+    did_you_mean,
+    one_of,
+    source_of,
+    suggestion,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -55,25 +79,45 @@ TAGS: Mapping[str, Mapping[str, ModelKind]] = {
         "causal_lm": "causal_lm",
     },
     "env.kind": {"gymnasium": "mlp", "envpool": "mlp", "text": "causal_lm"},
-    "rollout.engine": {"torch": "mlp", "transformers": "causal_lm", "vllm": "causal_lm"},
+    "rollout.engine": {
+        "torch": "mlp",
+        "transformers": "causal_lm",
+        "vllm": "causal_lm",
+    },
 }
 MODEL_KEYS = ("path", "model_type")  # either is in every language model
 _OWN = "package.module:Class"  # an adapter or engine of the user's
-_OWN_TAGS: Mapping[str, ModelKind] = {"env.kind": "mlp", "rollout.engine": "causal_lm"}  # whose values may be such
+_OWN_TAGS: Mapping[str, ModelKind] = {
+    "env.kind": "mlp",
+    "rollout.engine": "causal_lm",
+}  # whose values may be such
 MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
-_GONE = {"cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"}  # once keys
-_CHANGES_TRAINING = ("lora_rank", "lora_alpha", "lora_targets")  # a policy of simulators is trained whole
-_ENV_STEPS = ("total_env_steps", "total_timesteps")  # last parts of keys for the length of a run
+_GONE = {
+    "cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"
+}  # once keys
+_CHANGES_TRAINING = (
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
+)  # a policy of simulators is trained whole
+_ENV_STEPS = (
+    "total_env_steps",
+    "total_timesteps",
+)  # last parts of keys for the length of a run
 
 
 @functools.cache
 def moved() -> Mapping[str, tuple[str, str]]:
     """Return the rows of moved.toml: old key -> the key that has its value now, and why."""
-    rows = tomllib.loads(Path(__file__).with_name("moved.toml").read_text(encoding="utf-8"))
+    rows = tomllib.loads(
+        Path(__file__).with_name("moved.toml").read_text(encoding="utf-8")
+    )
     return {old: (new, why) for old, (new, why) in rows.items()}
 
 
-def read_config(mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None) -> Config:
+def read_config(
+    mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
+) -> Config:
     """Read the config from plain values; `sources`: where each key was written. ConfigError has all problems."""
     config, problems = try_config(mapping, sources)
     if config is None or problems:
@@ -85,10 +129,13 @@ def try_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> tuple[Config | None, list[Problem]]:
     """Return the config, None where it cannot be read, and every problem of the mapping."""
-    places, found = sources or {}, Found(sources=sources or {})
+    places = sources or {}
+    found = Found(sources=sources or {})
     written = with_homes(mapping)
     _spread(written)
-    if (library := next((LIBRARIES[key] for key in LIBRARIES if key in written), None)) is not None:
+    if (
+        library := next((LIBRARIES[key] for key in LIBRARIES if key in written), None)
+    ) is not None:
         _of_library(library, written, found)
         return None, found.problems
     _replace_renamed(written, found)
@@ -96,21 +143,40 @@ def try_config(
     config, problems = read_block(Config, written, kind, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
-            if not key.startswith("cluster."):  # the plan reports it with all else that is wrong there
-                found.reject("missing-key", key, "is required in a run", why=why, fix=fix)
+            if not key.startswith(
+                "cluster."
+            ):  # the plan reports it with all else that is wrong there
+                found.reject(
+                    "missing-key", key, "is required in a run", why=why, fix=fix
+                )
     new = {problem.key: problem for problem in problems}
-    for i, problem in enumerate(found.problems):  # a value that the new key refuses: take the fix of that
-        if problem.key in moved() and (refused := new.get(moved()[problem.key][0])) is not None:
-            instead = f"remove {problem.key}" if refused.code == "wrong-kind" else refused.fix
-            if moved()[problem.key][0].endswith(".on_host") and refused.code == "wrong-type":
+    for i, problem in enumerate(
+        found.problems
+    ):  # a value that the new key refuses: take the fix of that
+        if (
+            problem.key in moved()
+            and (refused := new.get(moved()[problem.key][0])) is not None
+        ):
+            instead = (
+                f"remove {problem.key}" if refused.code == "wrong-kind" else refused.fix
+            )
+            if (
+                moved()[problem.key][0].endswith(".on_host")
+                and refused.code == "wrong-type"
+            ):
                 instead = _switched(problem.key, refused.fix)
-            found.problems[i] = dataclasses.replace(problem, why=refused.what, fix=instead)
+            found.problems[i] = dataclasses.replace(
+                problem, why=refused.what, fix=instead
+            )
             problems.remove(refused)
     return config, [*found.problems, *problems]
 
 
 def read_block(
-    block: type[_T], mapping: object, kind: ModelKind = "mlp", sources: Mapping[str, Source] | None = None
+    block: type[_T],
+    mapping: object,
+    kind: ModelKind = "mlp",
+    sources: Mapping[str, Source] | None = None,
 ) -> tuple[_T | None, list[Problem]]:
     """Return a config dataclass, None where it cannot be read, and every problem of the mapping."""
     import pydantic  # here: workers read no configs
@@ -120,7 +186,9 @@ def read_block(
     found = Found(sources=sources or {})
     written = _of_kind(block, block, mapping, kind, "", found)
     try:
-        return plain(model_of(cast(Any, block), kind).model_validate(written)), found.problems
+        return plain(
+            model_of(cast(Any, block), kind).model_validate(written)
+        ), found.problems
     except pydantic.ValidationError as error:
         for wrong in error.errors(include_url=False):
             _report(block, kind, wrong, written, found)
@@ -148,13 +216,27 @@ class Found:
     ) -> None:
         got = got if value is _NOTHING else show(value)
         source = source_of(key, self.sources)
-        problem = Problem(code=code, key=key, what=what, got=got, span=span, source=source, why=why, fix=fix)
+        problem = Problem(
+            code=code,
+            key=key,
+            what=what,
+            got=got,
+            span=span,
+            source=source,
+            why=why,
+            fix=fix,
+        )
         if problem not in self.problems:
             self.problems.append(problem)
 
 
 def _of_kind(
-    ours: type | None, theirs: type | None, mapping: object, kind: ModelKind, above: str, found: Found
+    ours: type | None,
+    theirs: type | None,
+    mapping: object,
+    kind: ModelKind,
+    above: str,
+    found: Found,
 ) -> object:
     """Drop keys that only jobs with the other kind of actor model have.
 
@@ -163,53 +245,123 @@ def _of_kind(
     if not isinstance(mapping, Mapping) or ours is None:
         return mapping
     other: ModelKind = "mlp" if kind == "causal_lm" else "causal_lm"
-    here, there = fields_of(ours, kind), {} if theirs is None else fields_of(theirs, other)
+    here = fields_of(ours, kind)
+    there = {} if theirs is None else fields_of(theirs, other)
     kept: dict[str, object] = {}
     for name, value in mapping.items():
         key = f"{above}{name}"
-        if name in here and len(options := blocks_in(here[name][1])) > 1 and isinstance(value, Mapping):
+        if (
+            name in here
+            and len(options := blocks_in(here[name][1])) > 1
+            and isinstance(value, Mapping)
+        ):
             value = _of_alternative(options, value, kind, key, found)
         if name in here or name not in there:
-            inside = [block_in(fields[name][1]) if name in fields else None for fields in (here, there)]
-            kept[str(name)] = _of_kind(inside[0], inside[1], value, kind, f"{key}.", found)
+            inside = [
+                block_in(fields[name][1]) if name in fields else None
+                for fields in (here, there)
+            ]
+            kept[str(name)] = _of_kind(
+                inside[0], inside[1], value, kind, f"{key}.", found
+            )
         elif value != default_of(there[name][0], other):
-            why, fix = f"only with actor.model.kind: {other}; this job has {kind}", f"remove {key}"
-            if kind == "mlp" and name in _CHANGES_TRAINING:  # what was meant is another job, or nothing
-                fix = one_of([fix, "model: {kind: causal_lm, path: <a Hugging Face folder>}        (below actor)"])
-            found.reject("wrong-kind", key, f"is no key of a job with {kind}", value, why=why, fix=fix)
+            why = f"only with actor.model.kind: {other}; this job has {kind}"
+            fix = f"remove {key}"
+            if (
+                kind == "mlp" and name in _CHANGES_TRAINING
+            ):  # what was meant is another job, or nothing
+                fix = one_of(
+                    [
+                        fix,
+                        "model: {kind: causal_lm, path: <a Hugging Face folder>}        (below actor)",
+                    ]
+                )
+            found.reject(
+                "wrong-kind",
+                key,
+                f"is no key of a job with {kind}",
+                value,
+                why=why,
+                fix=fix,
+            )
     return kept
 
 
 def _of_alternative(
-    options: Sequence[type], mapping: Mapping[Any, object], kind: ModelKind, above: str, found: Found
+    options: Sequence[type],
+    mapping: Mapping[Any, object],
+    kind: ModelKind,
+    above: str,
+    found: Found,
 ) -> Mapping[Any, object]:
     """Drop keys that only other alternatives of a block have; they are problems unless they change nothing."""
-    block = next((option for option in options if tag_of(option) == mapping.get("kind")), options[0])
+    block = next(
+        (option for option in options if tag_of(option) == mapping.get("kind")),
+        options[0],
+    )
     kept: dict[Any, object] = {}
     for name, value in mapping.items():
-        others = {tag_of(o): fields_of(o, kind)[name][0] for o in options if name in fields_of(o, kind)}
+        others = {
+            tag_of(o): fields_of(o, kind)[name][0]
+            for o in options
+            if name in fields_of(o, kind)
+        }
         usuals = [default_of(field, kind) for field in others.values()]
         if not others or tag_of(block) in others:
             kept[name] = value
-        elif not any(value in (usual, list(usual) if isinstance(usual, tuple) else usual) for usual in usuals):
-            why, key = f"only with {above}.kind: {', '.join(others)}; this job has {tag_of(block)}", f"{above}.{name}"
-            found.reject("wrong-kind", key, "is no key of this model", value, why=why, fix=f"remove {key}")
+        elif not any(
+            value in (usual, list(usual) if isinstance(usual, tuple) else usual)
+            for usual in usuals
+        ):
+            why = f"only with {above}.kind: {', '.join(others)}; this job has {tag_of(block)}"
+            key = f"{above}.{name}"
+            found.reject(
+                "wrong-kind",
+                key,
+                "is no key of this model",
+                value,
+                why=why,
+                fix=f"remove {key}",
+            )
     return kept
 
 
-def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, found: Found) -> None:
-    path = [step for step in wrong["loc"] if not str(step).startswith("<")]  # without the alternatives of a type
-    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".") or "config"
-    leaf, value = key.rpartition(".")[2], wrong["input"]
+def _report(
+    block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, found: Found
+) -> None:
+    path = [
+        step for step in wrong["loc"] if not str(step).startswith("<")
+    ]  # without the alternatives of a type
+    key = (
+        "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in path
+        ).removeprefix(".")
+        or "config"
+    )
+    leaf = key.rpartition(".")[2]
+    value = wrong["input"]
     above = block_at(block, kind, wrong["loc"][:-1])
     if wrong["type"] == "missing":
         field, _ = fields_of(above, kind)[str(path[-1])]
         fix = f"{leaf}: <a value>"
         if leaf == "component_placement":
             fix = "defaults: [hybrid_ppo, _self_]        (or your own block)"
-        found.reject("missing-key", key, "is required", why=field.metadata.get("doc"), fix=fix)
-    elif wrong["type"] in ("extra_forbidden", "invalid_key"):  # invalid: a number, or a word that YAML reads as one
-        _unknown(leaf, value, key, fields_of(above, kind), _place_of(key, fields_of(above, kind), kind), written, found)
+        found.reject(
+            "missing-key", key, "is required", why=field.metadata.get("doc"), fix=fix
+        )
+    elif wrong["type"] in (
+        "extra_forbidden",
+        "invalid_key",
+    ):  # invalid: a number, or a word that YAML reads as one
+        _unknown(
+            leaf,
+            value,
+            key,
+            fields_of(above, kind),
+            _place_of(key, fields_of(above, kind), kind),
+            written,
+            found,
+        )
     elif wrong["type"] == "model_type":
         below = block_below(above, kind, path[-1]) if path else above
         if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, kind):
@@ -217,7 +369,14 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
             names = [name for name in beside if name not in fields_of(below, kind)]
             why = f"there is a block for each of {', '.join(map(str, names))}"
             fix = f"{names[0]}: {{{leaf}: {show(value)}}}        (in each block that it is meant for)"
-            found.reject("wrong-type", key, "stands beside blocks under names", value, why=why, fix=fix)
+            found.reject(
+                "wrong-type",
+                key,
+                "stands beside blocks under names",
+                value,
+                why=why,
+                fix=fix,
+            )
         else:
             fix = f"{leaf}: {block_of_name(below, value)}"
             if path and isinstance(path[-1], int):
@@ -227,30 +386,58 @@ def _report(block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, fou
         context = wrong["ctx"]
         item = isinstance(path[-1], int)  # the line has the whole list
         text = context["fix"] or _such_as(above, kind, wrong["loc"], context)
-        fits = text and (_whole_list(path, text, written) if item else f"{leaf}: {text}")
+        fits = text and (
+            _whole_list(path, text, written) if item else f"{leaf}: {text}"
+        )
         source = found.sources.get(key)
-        if source is not None and source.written is not None and wrong["type"] == "wrong-type":
+        if (
+            source is not None
+            and source.written is not None
+            and wrong["type"] == "wrong-type"
+        ):
             fits = decoded(leaf, source.written, fits=context["fix"] is not None)
-        found.reject(wrong["type"], key, context["what"], value, why=context["why"], fix=fits)
+        found.reject(
+            wrong["type"], key, context["what"], value, why=context["why"], fix=fits
+        )
 
 
-def _such_as(block: type, kind: ModelKind, path: Sequence[int | str], wrong: Mapping[str, Any]) -> str | None:
+def _such_as(
+    block: type, kind: ModelKind, path: Sequence[int | str], wrong: Mapping[str, Any]
+) -> str | None:
     """Say in <...> what a key takes, with its usual value where it has one: nobody knows which is meant."""
-    name = str(next(step for step in reversed(path) if isinstance(step, str) and not step.startswith("<")))
+    name = str(
+        next(
+            step
+            for step in reversed(path)
+            if isinstance(step, str) and not step.startswith("<")
+        )
+    )
     if name not in (fields := fields_of(block, kind)):
         return None
-    what, why = wrong["what"].removeprefix("expected "), wrong["why"] or ""
+    what = wrong["what"].removeprefix("expected ")
+    why = wrong["why"] or ""
     if wrong["what"].startswith("must be "):
-        what = "a value " + what.removeprefix("must be ").partition(f" and <= {MOST_WHOLE}")[0]
+        what = (
+            "a value "
+            + what.removeprefix("must be ").partition(f" and <= {MOST_WHOLE}")[0]
+        )
         what = "a finite number" if what == "a value finite" else what
     elif why.startswith("choices: "):
         return f"<one of {why.removeprefix('choices: ')}>"
     elif what == wrong["what"]:
         what = "a value"
     field, _ = fields[name]
-    usual = "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, kind)
-    plain = isinstance(usual, (int, float, str)) and not isinstance(usual, bool) and usual != ""
-    return f"<{what}, such as {quote(usual)}>" if plain else f"<{what}>"
+    usual = (
+        "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, kind)
+    )
+    plain = (
+        isinstance(usual, (int, float, str))
+        and not isinstance(usual, bool)
+        and usual != ""
+    )
+    if plain:
+        return f"<{what}, such as {quote(usual)}>"
+    return f"<{what}>"
 
 
 def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
@@ -260,36 +447,60 @@ def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
 
 
 def _unknown(
-    name: str, value: object, key: str, fields: Mapping[str, Field], place: str | None, written: Any, found: Found
+    name: str,
+    value: object,
+    key: str,
+    fields: Mapping[str, Field],
+    place: str | None,
+    written: Any,
+    found: Found,
 ) -> None:
     """Report an unknown key. `place`: the path of the key that is meant, None where that is not known."""
-    above, why = key.rpartition(".")[0], "known keys here: " + ", ".join(fields)
-    meant, fix = None, f"one of the known keys in place of {name}, or leave it out"
+    above = key.rpartition(".")[0]
+    why = "known keys here: " + ", ".join(fields)
+    meant = None
+    fix = f"one of the known keys in place of {name}, or leave it out"
     if (gone := _GONE.get(re.sub(r"\[\d+\]", "", key))) is not None:
-        why, fix = gone, f"leave out {name}"
+        why = gone
+        fix = f"leave out {name}"
     elif place is not None:
         block, _, near = place.rpartition(".")
-        meant, fix = place.removeprefix(f"{above}."), f"{near}: {show(value)}"
-        if block != above and block.rpartition(".")[0] == above and value_at(written, block) is None:
+        meant = place.removeprefix(f"{above}.")
+        fix = f"{near}: {show(value)}"
+        if (
+            block != above
+            and block.rpartition(".")[0] == above
+            and value_at(written, block) is None
+        ):
             fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
         elif block != above or _stands(written, place):
             fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
         if str(found.sources.get(key, "")).startswith(COMMAND_LINE):
             fix = shlex.quote(f"{place}={show(value)}")
-    elif (size := PARALLEL.get(name)) is not None and (line := _placed_with(above, size, value, written)) is not None:
-        why, fix = "it says where a component is, so it stands in component_placement", line
+    elif (size := PARALLEL.get(name)) is not None and (
+        line := _placed_with(above, size, value, written)
+    ) is not None:
+        why = "it says where a component is, so it stands in component_placement"
+        fix = line
     elif re.split("_", name)[0] in SPLITS:
-        why, fix = NO_SUCH, f"leave out {name}"
+        why = NO_SUCH
+        fix = f"leave out {name}"
     elif places := [place for place in places_of(name) if place != key]:
         why = f"there are {', '.join(places)}"
     elif name in KEYS:
         why = f"it may be {KEYS[name].lstrip('.')}"
     got = f"{name}: {show(value)}"
     what = "unknown key" + suggestion(meant)
-    if value is None and (torn := torn_number(key, found.sources)) and type(whole := value_at(written, torn[0])) is int:
+    if (
+        value is None
+        and (torn := torn_number(key, found.sources))
+        and type(whole := value_at(written, torn[0])) is int
+    ):
         why = "a comma in braces ends a value; numbers have a point"
         fix = f"{torn[0].rpartition('.')[2]}: {whole}.{torn[1]}"
-    found.reject("unknown-key", key, what, got=got, span=(0, len(name)), why=why, fix=fix)
+    found.reject(
+        "unknown-key", key, what, got=got, span=(0, len(name)), why=why, fix=fix
+    )
 
 
 def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | None:
@@ -298,18 +509,42 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
     role = key.partition(".")[0]
     ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
     if ours is not None:
-        places = [role + ours, *([f"actor{ours}"] if kind == "mlp" else [])] if ours.startswith(".") else [ours]
-        if (place := next((place for place in places if place in all_places(kind)), None)) is not None:
+        places = (
+            [role + ours, *([f"actor{ours}"] if kind == "mlp" else [])]
+            if ours.startswith(".")
+            else [ours]
+        )
+        if (
+            place := next(
+                (place for place in places if place in all_places(kind)), None
+            )
+        ) is not None:
             return place
     begun = [field for field in fields if field.startswith(name)]
-    if (near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)) is not None:
+    if (
+        near := begun[0] if len(begun) == 1 else did_you_mean(name, fields)
+    ) is not None:
         return f"{above}.{near}".removeprefix(".")
-    same = [place for place in all_places(kind) if place.rpartition(".")[2] == name and place != key]
+    same = [
+        place
+        for place in all_places(kind)
+        if place.rpartition(".")[2] == name and place != key
+    ]
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
-        below = {p.rpartition(".")[2]: p for p in all_places(kind) if p.startswith(f"{above}.")}
-        beside = [below[near]] if above and (near := did_you_mean(name, below)) is not None else []
-    return beside[0] if len(beside) == 1 else None
+        below = {
+            p.rpartition(".")[2]: p
+            for p in all_places(kind)
+            if p.startswith(f"{above}.")
+        }
+        beside = (
+            [below[near]]
+            if above and (near := did_you_mean(name, below)) is not None
+            else []
+        )
+    if len(beside) == 1:
+        return beside[0]
+    return None
 
 
 @functools.cache
@@ -317,8 +552,12 @@ def word_meant(name: str, value: str) -> str | None:
     """Return key=value for a name that may be a key's whole path, its last part or another name of it."""
     for kind in KINDS:
         places = all_places(kind)
-        found = name if name in places else _place_of(name, fields_of(Config, kind), kind)
-        if found is not None and not any(place.startswith(f"{found}.") for place in places):  # no block
+        found = (
+            name if name in places else _place_of(name, fields_of(Config, kind), kind)
+        )
+        if found is not None and not any(
+            place.startswith(f"{found}.") for place in places
+        ):  # no block
             above, _, last = found.rpartition(".")
             switch = not above and fields_of(Config, kind)[last][1] is bool
             return f"{found}={value or ('true' if switch else '<a value>')}"
@@ -330,22 +569,36 @@ def _placed_with(component: str, key: str, size: object, written: Any) -> str | 
     placed = value_at(written, f"{PLACEMENT}.{component}")
     if placed is None or not isinstance(size, int):
         return None
-    block = {**(placed if isinstance(placed, Mapping) else {"placement": placed}), key: size}
+    block = {
+        **(placed if isinstance(placed, Mapping) else {"placement": placed}),
+        key: size,
+    }
     return f"{PLACEMENT}.{component}: {show(block)}        (a line without indent, in place of {component}.*)"
 
 
 def _spread(mapping: dict[str, Any]) -> None:
     """Give `actor.micro_batch: 4` at the top its place in the blocks; it counts as an override does."""
     for path in [
-        path for path in mapping if "." in str(path) and str(path).partition(".")[0] in all_places("causal_lm")
+        path
+        for path in mapping
+        if "." in str(path) and str(path).partition(".")[0] in all_places("causal_lm")
     ]:
-        value, keys = mapping.pop(path), mapping
+        value = mapping.pop(path)
+        keys = mapping
         above, _, component = path.partition(f"{PLACEMENT}.")
-        steps = [*PLACEMENT.split("."), component] if component and not above else path.split(".")
+        steps = (
+            [*PLACEMENT.split("."), component]
+            if component and not above
+            else path.split(".")
+        )
         for step in steps[:-1]:
             keys[step] = keys = keys[step] if isinstance(keys.get(step), dict) else {}
         old = keys.get(steps[-1])
-        keys[steps[-1]] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        keys[steps[-1]] = (
+            {**old, **value}
+            if isinstance(old, dict) and isinstance(value, dict)
+            else value
+        )
 
 
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
@@ -353,7 +606,9 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
     theirs = [key for key in written if key in LIBRARIES]
     why = f"{', '.join(theirs)} {'is a block' if len(theirs) == 1 else 'are blocks'} of {library}; here are other keys"
     fix = f"python -m rlplace.plan import {library} <the file> --out imported.yaml"
-    found.reject("unknown-key", theirs[0], f"this is a config of {library}", why=why, fix=fix)
+    found.reject(
+        "unknown-key", theirs[0], f"this is a config of {library}", why=why, fix=fix
+    )
 
 
 # ── kind of the job ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -379,16 +634,30 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
             choices = ", ".join([*values, _OWN] if tag in _OWN_TAGS else values)
             what = "unknown choice" + suggestion(near)
             fix = None if near is None else f"{tag.rpartition('.')[2]}: {near}"
-            found.reject("unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix)
+            found.reject(
+                "unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix
+            )
             _drop(mapping, tag)
-    model, name = value_at(mapping, "actor.model"), value_at(mapping, "algorithm.name")
-    if "actor.model.kind" not in written and isinstance(model, Mapping) and {*MODEL_KEYS} & model.keys():
+    model = value_at(mapping, "actor.model")
+    name = value_at(mapping, "algorithm.name")
+    if (
+        "actor.model.kind" not in written
+        and isinstance(model, Mapping)
+        and {*MODEL_KEYS} & model.keys()
+    ):
         written["actor.model"] = "causal_lm"
     names = typing.get_args(AlgorithmName)
     of_text = (meant_word(name, names) or name) in names[1:]
     deciding = next(iter(written), None)
-    of_text |= deciding is None and isinstance(name, str) and name not in names and _has_text_keys(mapping)
-    kind: ModelKind = written[deciding] if deciding is not None else "causal_lm" if of_text else "mlp"
+    of_text |= (
+        deciding is None
+        and isinstance(name, str)
+        and name not in names
+        and _has_text_keys(mapping)
+    )
+    kind: ModelKind = (
+        written[deciding] if deciding is not None else "causal_lm" if of_text else "mlp"
+    )
     for tag, of in written.items():
         if of != kind and tag in TAGS:
             fits = [value for value, k in TAGS[tag].items() if k == kind][-1]
@@ -403,7 +672,13 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
             _drop(mapping, tag)
     if of_text and kind == "mlp":
         why = f"{name} compares answers of a language model; actor.model.kind is mlp"
-        found.reject("wrong-kind", "algorithm.name", "does not train an MLP", name, why=f"{why}; choices: ppo")
+        found.reject(
+            "wrong-kind",
+            "algorithm.name",
+            "does not train an MLP",
+            name,
+            why=f"{why}; choices: ppo",
+        )
         _drop(mapping, "algorithm.name")
     if kind == "causal_lm":
         for role, block in mapping.items():
@@ -414,8 +689,12 @@ def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
 def _has_text_keys(mapping: Mapping[str, object]) -> bool:
     """Whether a block has keys that only jobs with a language model have."""
     only = {*all_places("causal_lm")} - {*all_places("mlp")}
-    blocks = {name: block for name, block in mapping.items() if isinstance(block, Mapping)}
-    return any(f"{name}.{key}" in only for name, block in blocks.items() for key in block)
+    blocks = {
+        name: block for name, block in mapping.items() if isinstance(block, Mapping)
+    }
+    return any(
+        f"{name}.{key}" in only for name, block in blocks.items() for key in block
+    )
 
 
 def _drop_tag(block: object, key: str, found: Found) -> None:
@@ -428,7 +707,14 @@ def _drop_tag(block: object, key: str, found: Found) -> None:
         if kind not in (None, "causal_lm"):
             code = "wrong-kind" if kind == "mlp" else "unknown-choice"
             why = "every model of a job with a language model is one"
-            found.reject(code, f"{key}.model.kind", "is no kind of this model", kind, why=why, fix="kind: causal_lm")
+            found.reject(
+                code,
+                f"{key}.model.kind",
+                "is no kind of this model",
+                kind,
+                why=why,
+                fix="kind: causal_lm",
+            )
         block["model"] = model or None
     elif key == "reward":
         for name, below in block.items():
@@ -464,37 +750,68 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
     written: dict[str, object] = {}
     meant: dict[str, object] = {}
     doubled: dict[str, str] = {}
-    joined = {old for old in moved() if old.endswith(".adam") and isinstance(value_at(new, moved()[old][0]), dict)}
+    joined = {
+        old
+        for old in moved()
+        if old.endswith(".adam") and isinstance(value_at(new, moved()[old][0]), dict)
+    }
     for old, (path, _) in moved().items():
         role, _, leaf = old.rpartition(".")
         keys = new.get(role) if role else new
-        if isinstance(keys, dict) and leaf in keys and (leaf != "optimizer" or isinstance(keys[leaf], str)):
+        if (
+            isinstance(keys, dict)
+            and leaf in keys
+            and (leaf != "optimizer" or isinstance(keys[leaf], str))
+        ):
             written[old] = value = keys.pop(leaf)
             if leaf in _ENV_STEPS:
                 value = _iterations(value, new)
             elif old == "model":
-                value = {"kind": "causal_lm"} | (value if isinstance(value, dict) else {})
+                value = {"kind": "causal_lm"} | (
+                    value if isinstance(value, dict) else {}
+                )
             meant[old] = value
             if ".optimizer." in path:
-                _drop(new, path)  # the line of the fix has the whole block, with this value
+                _drop(
+                    new, path
+                )  # the line of the fix has the whole block, with this value
             elif not isinstance(value_at(new, path), (dict, NoneType)):
-                doubled[old] = f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
+                doubled[old] = (
+                    f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
+                )
                 if role != path.partition(".")[0]:
-                    doubled[old] = f"{path}: {show(value)}        (a line without indent, in place of {leaf})"
+                    doubled[old] = (
+                        f"{path}: {show(value)}        (a line without indent, in place of {leaf})"
+                    )
             _put(new, path, value)
     for old, value in written.items():
         path, why = moved()[old]
         key = ".".join(path.split(".")[:2])  # the optimizer is replaced as a whole
-        name = key.rpartition(".")[2] if old.partition(".")[0] == key.partition(".")[0] else key
-        beside = " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
+        name = (
+            key.rpartition(".")[2]
+            if old.partition(".")[0] == key.partition(".")[0]
+            else key
+        )
+        beside = (
+            " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
+        )
         fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
-        if (source := source_of(old, found.sources)) is not None and source.file.startswith(COMMAND_LINE):
+        if (
+            source := source_of(old, found.sources)
+        ) is not None and source.file.startswith(COMMAND_LINE):
             fix = f"{path}: {show(meant[old])}"  # a block joins the one of the file
         found.reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
     algorithm = new.get("algorithm")
     if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
         why = "ppo has a critic, whatever is trained; of a language model with actor.model.kind: causal_lm"
-        found.reject("renamed-key", "algorithm.name", "rlhf is now ppo", "rlhf", why=why, fix="name: ppo")
+        found.reject(
+            "renamed-key",
+            "algorithm.name",
+            "rlhf is now ppo",
+            "rlhf",
+            why=why,
+            fix="name: ppo",
+        )
         algorithm["name"] = "ppo"
         _put(new, "actor.model", {"kind": "causal_lm"})
     elif isinstance(algorithm, dict) and not _has_text_keys(new):
@@ -502,14 +819,26 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         typed = source is not None and source.file.startswith(COMMAND_LINE)
         if said := not_named(algorithm.get("name"), typed=typed):
             what, why, fix = said
-            found.reject("unknown-choice", "algorithm.name", what, algorithm["name"], why=why, fix=fix)
+            found.reject(
+                "unknown-choice",
+                "algorithm.name",
+                what,
+                algorithm["name"],
+                why=why,
+                fix=fix,
+            )
             algorithm["name"] = "ppo"
 
 
 def _switched(old: str, fix: str | None) -> str:
     """Return the line of the new key for a value that is no switch; both where what was meant is not known."""
-    lines = [f"{moved()[old][0]}: {meant}" for meant in (fix.partition(": ")[2:] if fix else ("true", "false"))]
-    return f"{lines[0]}        (a line without indent, in place of {old})" if fix else one_of(lines)
+    lines = [
+        f"{moved()[old][0]}: {meant}"
+        for meant in (fix.partition(": ")[2:] if fix else ("true", "false"))
+    ]
+    if fix:
+        return f"{lines[0]}        (a line without indent, in place of {old})"
+    return one_of(lines)
 
 
 def _put(keys: Any, path: str, value: object) -> None:
@@ -530,8 +859,14 @@ def _put(keys: Any, path: str, value: object) -> None:
 def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
     """Convert the length of a run from environment steps to iterations."""
     keys = (("env", "total_num_envs"), ("algorithm", "rollout_steps"))
-    numbers = [(block if isinstance(block := mapping.get(role), dict) else {}).get(key, 64) for role, key in keys]
-    if not all(isinstance(number, (int, float)) and number > 0 for number in (written, *numbers)):
+    numbers = [
+        (block if isinstance(block := mapping.get(role), dict) else {}).get(key, 64)
+        for role, key in keys
+    ]
+    if not all(
+        isinstance(number, (int, float)) and number > 0
+        for number in (written, *numbers)
+    ):
         return 100
     return math.ceil(written / math.prod(numbers))
 
@@ -549,9 +884,14 @@ def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
         return config
     reward = config.reward
     if isinstance(reward, RewardConfig):
-        rewards: RewardConfig | dict[str, RewardConfig] = _with_model(reward, "reward", sources)
+        rewards: RewardConfig | dict[str, RewardConfig] = _with_model(
+            reward, "reward", sources
+        )
     else:
-        rewards = {name: _with_model(block, f"reward.{name}", sources) for name, block in reward.items()}
+        rewards = {
+            name: _with_model(block, f"reward.{name}", sources)
+            for name, block in reward.items()
+        }
     return dataclasses.replace(
         config,
         actor=_with_model(config.actor, "actor", sources),
@@ -563,34 +903,52 @@ def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
 
 def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) -> _Block:
     if isinstance(block, RewardConfig) and block.kind != "model":
-        return dataclasses.replace(block, model=None)  # a function or an endpoint needs no folder
+        return dataclasses.replace(
+            block, model=None
+        )  # a function or an endpoint needs no folder
     model = block.model if isinstance(block.model, Mapping) else None
     if model is None or model.get("path") is None:
         return block
-    written, key = str(model["path"]), f"{component}.model.path"
+    written = str(model["path"])
+    key = f"{component}.model.path"
     folder = model_folder(written)
     if os.path.isdir(folder) or "model_type" not in model:
         read = _config_json(folder, written, key, source_of(key, sources))
-        other = model.get("model_type") not in (None, read["model_type"])  # such as a shipped one: its keys say nothing
-        model = {**{n: value for n, value in model.items() if not other or n in ("kind", "path")}, **read}
+        other = model.get("model_type") not in (
+            None,
+            read["model_type"],
+        )  # such as a shipped one: its keys say nothing
+        model = {
+            **{
+                n: value
+                for n, value in model.items()
+                if not other or n in ("kind", "path")
+            },
+            **read,
+        }
     return dataclasses.replace(block, model={**model, "path": str(folder)})
 
 
-def _config_json(folder: Path, written: str, key: str, source: Source | None) -> Mapping[str, object]:
+def _config_json(
+    folder: Path, written: str, key: str, source: Source | None
+) -> Mapping[str, object]:
     if not os.path.isdir(folder):  # whatever the text: a name too long is none
         raise ConfigError([no_folder(written, key, source)])
     file = folder / "config.json"
     if (folder / "adapter_config.json").exists() and not file.exists():
-        what, why = "is a LoRA adapter, and a run starts from whole models", f"{folder} has adapter_config.json alone"
+        what = "is a LoRA adapter, and a run starts from whole models"
+        why = f"{folder} has adapter_config.json alone"
         merged = f"{written.rstrip('/')}-merged"
         fix = f"{shlex.join(['scripts/merge_adapter', written, merged])}        (then path: {merged})"
         raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        keys, why = None, f"{folder} has no config.json"
+        keys = None
+        why = f"{folder} has no config.json"
     except (OSError, ValueError) as error:
-        keys, why = None, f"{file} cannot be read: {error}"
+        keys = None
+        why = f"{file} cannot be read: {error}"
     else:
         why = f"{file} names no model_type"
     if not isinstance(keys, dict) or "model_type" not in keys:

@@ -31,7 +31,10 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _FILLED_IN: dict[str, Any] = {"type": "string", "pattern": r"^\$\{.+\}$"}
 # What Hydra takes out of the file before the config is read.
 _HYDRA: dict[str, Any] = {
-    "defaults": {"type": "array", "description": "other files that this one is composed of"},
+    "defaults": {
+        "type": "array",
+        "description": "other files that this one is composed of",
+    },
     "hydra": {"type": "object", "description": "settings of Hydra itself"},
 }
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
@@ -67,7 +70,11 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
     for name, (field, hint) in fields_of(block, kind).items():
         default = default_of(field, kind)
         about: dict[str, Any] = {"description": field.metadata.get("doc")}
-        if dataclasses.is_dataclass(hint) or _tagged(hint) or field.default_factory is not dataclasses.MISSING:
+        if (
+            dataclasses.is_dataclass(hint)
+            or _tagged(hint)
+            or field.default_factory is not dataclasses.MISSING
+        ):
             about |= {"default": {}, "validate_default": True}
         elif default is not dataclasses.MISSING:
             about["default"] = default
@@ -75,7 +82,10 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
         fields[name] = (_annotation(hint, rules, kind), pydantic.Field(**about))
     doc = (block.__doc__ or "").strip().partition("\n")[0]
     model = pydantic.create_model(
-        f"{block.__name__}_{kind}", __base__=Block, __doc__=None if doc.startswith(block.__name__) else doc, **fields
+        f"{block.__name__}_{kind}",
+        __base__=Block,
+        __doc__=None if doc.startswith(block.__name__) else doc,
+        **fields,
     )
     model.of = block
     return model
@@ -84,37 +94,59 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
 def plain(value: object) -> Any:
     """Turn a validated block into its dataclass."""
     if isinstance(value, Block):
-        return type(value).of(**{name: plain(getattr(value, name)) for name in type(value).model_fields})
-    if isinstance(value, dict) and value and all(isinstance(below, Block) for below in value.values()):
+        return type(value).of(
+            **{name: plain(getattr(value, name)) for name in type(value).model_fields}
+        )
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(below, Block) for below in value.values())
+    ):
         return {name: plain(below) for name, below in value.items()}
-    return tuple(plain(item) for item in value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    return value
 
 
 def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
     args = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return model_of(hint, kind)
-    if any(typing.get_origin(o) is Mapping and dataclasses.is_dataclass(typing.get_args(o)[1]) for o in args):
+    if any(
+        typing.get_origin(o) is Mapping
+        and dataclasses.is_dataclass(typing.get_args(o)[1])
+        for o in args
+    ):
         return _one_or_named(args, kind)
     if _tagged(hint):
         return _one_of_kinds(args, kind)
     if typing.get_origin(hint) is tuple:
         items: Any = tuple
         listed = items[_annotation(args[0], rules, kind), ...]
-        return Annotated[listed, pydantic.Strict(False), pydantic.BeforeValidator(functools.partial(_listed, args[0]))]
+        return Annotated[
+            listed,
+            pydantic.Strict(False),
+            pydantic.BeforeValidator(functools.partial(_listed, args[0])),
+        ]
 
-    def explained(value: object, check: pydantic.ValidatorFunctionWrapHandler) -> object:
+    def explained(
+        value: object, check: pydantic.ValidatorFunctionWrapHandler
+    ) -> object:
         try:
             return check(value)
         except pydantic.ValidationError as error:
-            raise _wrong(hint, value, rules, {wrong["type"] for wrong in error.errors()}) from None
+            raise _wrong(
+                hint, value, rules, {wrong["type"] for wrong in error.errors()}
+            ) from None
 
     return Annotated[_value(hint, rules), pydantic.WrapValidator(explained)]
 
 
 def _tagged(hint: Any) -> bool:
     """Tell whether a type is one of several blocks, each with a `kind`."""
-    return len(typing.get_args(hint)) > 1 and all(dataclasses.is_dataclass(o) for o in typing.get_args(hint))
+    return len(typing.get_args(hint)) > 1 and all(
+        dataclasses.is_dataclass(o) for o in typing.get_args(hint)
+    )
 
 
 def _one_of_kinds(blocks: Sequence[Any], kind: ModelKind) -> Any:
@@ -125,21 +157,35 @@ def _one_of_kinds(blocks: Sequence[Any], kind: ModelKind) -> Any:
         written = value.get("kind") if isinstance(value, Mapping) else None
         return f"<{written if written in tags else next(iter(tags))}>"
 
-    options: list[Any] = [Annotated[cast(Any, model_of(b, kind)), pydantic.Tag(f"<{tag}>")] for tag, b in tags.items()]
-    return Annotated[functools.reduce(operator.or_, options), pydantic.Discriminator(which)]
+    options: list[Any] = [
+        Annotated[cast(Any, model_of(b, kind)), pydantic.Tag(f"<{tag}>")]
+        for tag, b in tags.items()
+    ]
+    return Annotated[
+        functools.reduce(operator.or_, options), pydantic.Discriminator(which)
+    ]
 
 
 def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
     """Take one block, one block under each of several names, or null."""
-    (block,) = (arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg))
+    (block,) = (
+        arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg)
+    )
     model: Any = model_of(block, kind)
     fields = {f.name for f in dataclasses.fields(block)}
 
     def which(value: object) -> str:
         if not isinstance(value, Mapping):
-            return "<none>" if value is None else "<one>"
-        named = sum(name not in fields and isinstance(below, Mapping) for name, below in value.items())
-        return "<names>" if named and named >= sum(name in fields for name in value) else "<one>"
+            if value is None:
+                return "<none>"
+            return "<one>"
+        named = sum(
+            name not in fields and isinstance(below, Mapping)
+            for name, below in value.items()
+        )
+        if named and named >= sum(name in fields for name in value):
+            return "<names>"
+        return "<one>"
 
     return Annotated[
         Annotated[model, pydantic.Tag("<one>")]
@@ -153,22 +199,47 @@ def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
     """Return the pydantic type of a value that is neither a block nor a list."""
     origin = typing.get_origin(hint)
     if rules.get("unit") == SHARE_OR_BYTES:
-        shown = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _RESERVE_TEXT}]}
-        return Annotated[Any, pydantic.BeforeValidator(_share_or_bytes), pydantic.WithJsonSchema(shown)]
+        shown = {
+            "anyOf": [
+                {"type": "number", "minimum": 0},
+                {"type": "string", "pattern": _RESERVE_TEXT},
+            ]
+        }
+        return Annotated[
+            Any,
+            pydantic.BeforeValidator(_share_or_bytes),
+            pydantic.WithJsonSchema(shown),
+        ]
     if hint is OwnName:
         return Annotated[str, pydantic.StringConstraints(pattern=OWN_NAME)]
     if _is_union(hint):
-        return functools.reduce(operator.or_, [_value(option, rules) for option in typing.get_args(hint)])
+        return functools.reduce(
+            operator.or_, [_value(option, rules) for option in typing.get_args(hint)]
+        )
     if origin is Mapping:
-        return Annotated[pydantic.InstanceOf[Mapping[str, object]], pydantic.WithJsonSchema({"type": "object"})]
+        return Annotated[
+            pydantic.InstanceOf[Mapping[str, object]],
+            pydantic.WithJsonSchema({"type": "object"}),
+        ]
     if hint is int and rules.get("unit") == "bytes":
-        shown = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SIZE_TEXT}]}
-        return Annotated[int, pydantic.BeforeValidator(_bytes), pydantic.WithJsonSchema(shown)]
+        shown = {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": SIZE_TEXT},
+            ]
+        }
+        return Annotated[
+            int, pydantic.BeforeValidator(_bytes), pydantic.WithJsonSchema(shown)
+        ]
     rules = _bounded(hint, rules)
-    bounds = [_BOUNDS[rule][0](bound) for rule, bound in rules.items() if rule in _BOUNDS]
+    bounds = [
+        _BOUNDS[rule][0](bound) for rule, bound in rules.items() if rule in _BOUNDS
+    ]
     if hint is int:
         return Annotated[(int, *bounds, pydantic.BeforeValidator(_whole))]
-    return Annotated[(float, pydantic.AllowInfNan(False), *bounds)] if hint is float else hint
+    if hint is float:
+        return Annotated[(float, pydantic.AllowInfNan(False), *bounds)]
+    return hint
 
 
 def _is_union(hint: Any) -> bool:
@@ -177,21 +248,52 @@ def _is_union(hint: Any) -> bool:
 
 def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the rules with a bound for whole numbers that have none: what is counted with them stays finite."""
-    return {"maximum": MOST_WHOLE, **rules} if hint is int else rules
+    if hint is int:
+        return {"maximum": MOST_WHOLE, **rules}
+    return rules
 
 
 def _listed(item: Any, value: object) -> object:
     if not isinstance(value, (list, tuple)):
         options = typing.get_args(item) if _is_union(item) else (item,)
-        words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
-        named = [word.strip() for word in value.split(",")] if words and isinstance(value, str) else []
+        words = [
+            word
+            for o in options
+            if typing.get_origin(o) is typing.Literal
+            for word in typing.get_args(o)
+        ]
+        named = (
+            [word.strip() for word in value.split(",")]
+            if words and isinstance(value, str)
+            else []
+        )
         if not {*named} <= {*words} and not (OwnName in options and ":" in str(value)):
             near = [meant for word in named if (meant := meant_word(word, words))]
-            fix = f"[{', '.join(near)}]" if len(near) == len(named) else f"[<some of {', '.join(words)}>]"
-            fix = "[]" if str(value).lower() in ("none", "null", "false", "off") else fix
-            raise _error("unknown-choice", "expected a list of choices", fix, "choices: " + ", ".join(words))
-        if words and isinstance(value, Mapping) and all(isinstance(word, str) for word in value):  # names with settings
-            raise _error("wrong-type", "expected a list", show(list(value)), "each is a name, without settings")
+            fix = (
+                f"[{', '.join(near)}]"
+                if len(near) == len(named)
+                else f"[<some of {', '.join(words)}>]"
+            )
+            fix = (
+                "[]" if str(value).lower() in ("none", "null", "false", "off") else fix
+            )
+            raise _error(
+                "unknown-choice",
+                "expected a list of choices",
+                fix,
+                "choices: " + ", ".join(words),
+            )
+        if (
+            words
+            and isinstance(value, Mapping)
+            and all(isinstance(word, str) for word in value)
+        ):  # names with settings
+            raise _error(
+                "wrong-type",
+                "expected a list",
+                show(list(value)),
+                "each is a name, without settings",
+            )
         if isinstance(value, Mapping) and (items := _items_of(item, value)) is not None:
             raise _error("wrong-type", "expected a list", show(items))
         block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
@@ -205,24 +307,40 @@ def _listed(item: Any, value: object) -> object:
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
     """Return the items that a block in place of a list means: its names, each with what is below; None for one item."""
     if not dataclasses.is_dataclass(item):
-        return list(value) if item is str and value else None
+        if item is str and value:
+            return list(value)
+        return None
     fields = [field.name for field in dataclasses.fields(item)]
     if not value or {*value} & {*fields}:
         return None
     return [
         {"name": name}
-        | ({k: v for k, v in below.items() if k in fields} or {"kwargs": below} if isinstance(below, Mapping) else {})
-        | ({"weight": below} if "weight" in fields and isinstance(below, int | float) else {})
+        | (
+            {k: v for k, v in below.items() if k in fields} or {"kwargs": below}
+            if isinstance(below, Mapping)
+            else {}
+        )
+        | (
+            {"weight": below}
+            if "weight" in fields and isinstance(below, int | float)
+            else {}
+        )
         for name, below in value.items()
     ]
 
 
 def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _bytes(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool) and (value == 0 or LEAST_SIZE <= value <= MOST_SIZE):
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and (value == 0 or LEAST_SIZE <= value <= MOST_SIZE)
+    ):
         return value
     match = re.fullmatch(SIZE_TEXT, value) if isinstance(value, str) else None
     if match is None or (match[2] is None and 0 < float(match[0]) < LEAST_SIZE):
@@ -252,60 +370,115 @@ def _share_or_bytes(value: object) -> object:
 # ── explanations of wrong values ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _error(code: str, what: str, fix: str | None = None, why: str | None = None) -> PydanticCustomError:
+def _error(
+    code: str, what: str, fix: str | None = None, why: str | None = None
+) -> PydanticCustomError:
     """`fix`: a value that the key takes."""
     return PydanticCustomError(code, "wrong", {"what": what, "fix": fix, "why": why})
 
 
-def _wrong(hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]) -> PydanticCustomError:
+def _wrong(
+    hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]
+) -> PydanticCustomError:
     """Explain why a type and its bounds do not allow a value; `errors` as pydantic calls them."""
     union = _is_union(hint)
-    options = [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
-    words = [word for o in options if typing.get_origin(o) is typing.Literal for word in typing.get_args(o)]
+    options = (
+        [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
+    )
+    words = [
+        word
+        for o in options
+        if typing.get_origin(o) is typing.Literal
+        for word in typing.get_args(o)
+    ]
     of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
-    if union and type(None) in typing.get_args(hint) and str(value).strip().lower() in ("none", "null", "~"):
+    if (
+        union
+        and type(None) in typing.get_args(hint)
+        and str(value).strip().lower() in ("none", "null", "~")
+    ):
         return _error("wrong-type", "is text, not null", "null")
     if rules.get("unit") == SHARE_OR_BYTES:
-        meant = f"{value:g} %" if isinstance(value, int | float) and 1 <= value < 100 else None
+        meant = (
+            f"{value:g} %"
+            if isinstance(value, int | float) and 1 <= value < 100
+            else None
+        )
         why = "it is a share such as 5 %, a size such as 2GiB, 0 or auto"
         return _error("bad-size", "expected a share below 100 %, or a size", meant, why)
     if words and (of is None or isinstance(value, str)):
-        return _wrong_word([*words, OWN] if of is OwnName else words, value, number=None if of is OwnName else of)
+        return _wrong_word(
+            [*words, OWN] if of is OwnName else words,
+            value,
+            number=None if of is OwnName else of,
+        )
     if of is OwnName:
         dotted = str(value).rpartition(".")
-        meant = f"{dotted[0]}:{dotted[2]}" if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Z]\w*", str(value)) else None
+        meant = (
+            f"{dotted[0]}:{dotted[2]}"
+            if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Z]\w*", str(value))
+            else None
+        )
         return _error("wrong-type", f"expected {OWN}", meant, rules.get("doc"))
     if rules.get("unit") == "bytes":
         return _wrong_size(value)
     if typing.get_origin(of) is Mapping:
         if rules["name"] == "component_placement":
             return _wrong_placement(value)
-        folder = rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value)
-        line, about = (f"{{path: {value}}}", None) if folder else (None, rules.get("doc"))
+        folder = (
+            rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value)
+        )
+        line, about = (
+            (f"{{path: {value}}}", None) if folder else (None, rules.get("doc"))
+        )
         return _error("wrong-type", "expected a block of keys", line, about)
     if of is str and rules["name"] == "resume" and value is True:
-        return _error("wrong-type", "expected auto, or the folder of a run or a checkpoint", "auto")
+        return _error(
+            "wrong-type",
+            "expected auto, or the folder of a run or a checkpoint",
+            "auto",
+        )
     if of is str:
-        return _error("wrong-type", "expected text", None if value is None else f'"{show(value)}"')
+        return _error(
+            "wrong-type", "expected text", None if value is None else f'"{show(value)}"'
+        )
     if of is bool:
         meant = SWITCHES.get(str(value).strip().lower())
-        return _error("wrong-type", "expected true or false", meant, None if meant else "it is a switch")
+        return _error(
+            "wrong-type",
+            "expected true or false",
+            meant,
+            None if meant else "it is a switch",
+        )
     return _wrong_number(of, value, rules, errors)
 
 
-def _wrong_word(words: Sequence[object], value: object, *, number: object) -> PydanticCustomError:
+def _wrong_word(
+    words: Sequence[object], value: object, *, number: object
+) -> PydanticCustomError:
     """Explain a value that is none of a few words or numbers; `number`: the type of numbers that the key takes too."""
     near = meant_word(value, [str(word) for word in words])
     if near is None and number is not None and isinstance(value, str):
         near = _as_number(value, number)
-    why = ("takes a number or one of: " if number else "choices: ") + ", ".join(show(word) for word in words)
-    return _error("unknown-choice", f"unknown {'word' if number else 'choice'}" + suggestion(near), near, why)
+    why = ("takes a number or one of: " if number else "choices: ") + ", ".join(
+        show(word) for word in words
+    )
+    return _error(
+        "unknown-choice",
+        f"unknown {'word' if number else 'choice'}" + suggestion(near),
+        near,
+        why,
+    )
 
 
 def _wrong_placement(value: object) -> PydanticCustomError:
     """Explain a placement that is a text or a list; only blocks in a list, or all, have one meaning."""
     fix = "{preset: colocate_all}" if value == "all" else None
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(item, dict) for item in value)
+    ):
         fix = show({key: below for item in value for key, below in item.items()})
     why = "it has a line for each component, such as actor: 0-7, or a preset for all, such as preset: hybrid"
     return _error("wrong-type", "expected a block of keys", fix, why)
@@ -315,35 +488,60 @@ def _wrong_size(value: object) -> PydanticCustomError:
     """Keep the number in the fix, with the unit that was written; without one it is of GiB."""
     why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
     written = re.fullmatch(
-        r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*", str(value), re.IGNORECASE
+        r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
+        str(value),
+        re.IGNORECASE,
     )
     fix = None
     exact = value if type(value) is int else 0 if written is None else float(written[1])
-    if exact > MOST_SIZE or (written is not None and exact * 1024 ** "KMGT".find(written[2].upper() or "x") > 1e18):
+    if exact > MOST_SIZE or (
+        written is not None
+        and exact * 1024 ** "KMGT".find(written[2].upper() or "x") > 1e18
+    ):
         return _error("bad-size", "is more than any machine has", None, why)
     if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
-        power, binary = (written[2] or "G").upper(), "" if written[2] and written[4] and not written[3] else "i"
+        power = (written[2] or "G").upper()
+        binary = "" if written[2] and written[4] and not written[3] else "i"
         fix = f"{written[1]}{power}{binary}B"
     return _error("bad-size", "expected a size", fix, why)
 
 
-def _wrong_number(of: object, value: object, rules: Mapping[str, Any], errors: Set[str]) -> PydanticCustomError:
-    too_long = "float_type" in errors and type(value) is int  # beyond the range of a float
+def _wrong_number(
+    of: object, value: object, rules: Mapping[str, Any], errors: Set[str]
+) -> PydanticCustomError:
+    too_long = (
+        "float_type" in errors and type(value) is int
+    )  # beyond the range of a float
     if "finite_number" in errors or too_long:
         return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
-    passed = next((bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None)
+    passed = next(
+        (bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None
+    )
     rules = _bounded(of, rules) if passed == "maximum" else rules
     if passed is None:
         meant = _as_number(value, of) if isinstance(value, str) else None
         what = "expected a whole number" if of is int else "expected a number"
         return _error("wrong-type", what, meant, None if meant else rules.get("doc"))
-    rule = " and ".join(f"{sign} {rules[bound]}" for bound, (_, sign, _) in _BOUNDS.items() if bound in rules)
+    rule = " and ".join(
+        f"{sign} {rules[bound]}"
+        for bound, (_, sign, _) in _BOUNDS.items()
+        if bound in rules
+    )
     meant = None
-    if rules.get("unit") == "share" and isinstance(value, int | float) and 1 < value <= 100:  # in percent
+    if (
+        rules.get("unit") == "share"
+        and isinstance(value, int | float)
+        and 1 < value <= 100
+    ):  # in percent
         meant = show(value / 100)
-    why, nearest = rules.get("doc"), rules[passed] if passed in ("minimum", "maximum") else rules["usual"]
+    why = rules.get("doc")
+    nearest = rules[passed] if passed in ("minimum", "maximum") else rules["usual"]
     if isinstance(nearest, int | float) and not meant:
-        said = "the nearest value is" if passed in ("minimum", "maximum") else "the default is"
+        said = (
+            "the nearest value is"
+            if passed in ("minimum", "maximum")
+            else "the default is"
+        )
         why = f"{why}; {said} {show(nearest)}"
     return _error("out-of-bounds", f"must be {rule}", meant, why)
 
@@ -359,7 +557,11 @@ def _as_number(text: str, of: object) -> str | None:
     except ValueError:
         return None
     mantissa, exponent, power = text.lower().partition("e")
-    return None if of is int or not math.isfinite(number) else f"{mantissa}.0e{power}" if exponent else text
+    if of is int or not math.isfinite(number):
+        return None
+    if exponent:
+        return f"{mantissa}.0e{power}"
+    return text
 
 
 # ── JSON Schema (draft 2020-12): editors complete keys and show what each means ──────────────────────────────────────
@@ -368,13 +570,25 @@ def _as_number(text: str, of: object) -> str | None:
 def config_schema() -> dict[str, Any]:
     """Return the schema of a config file. Nothing is required: other files or the command line may have it."""
     kinds = typing.get_args(ModelKind)
-    _, schema = pydantic.json_schema.models_json_schema([(model_of(Config, kind), "validation") for kind in kinds])
-    blocks: dict[str, Any] = {name: _relaxed(block) for name, block in schema["$defs"].items()}
+    _, schema = pydantic.json_schema.models_json_schema(
+        [(model_of(Config, kind), "validation") for kind in kinds]
+    )
+    blocks: dict[str, Any] = {
+        name: _relaxed(block) for name, block in schema["$defs"].items()
+    }
     for kind in kinds:
         blocks[f"Config_{kind}"]["properties"] |= _HYDRA
-    keys: dict[str, Any] = {"type": "object", "anyOf": [{"required": [key]} for key in MODEL_KEYS]}
-    language = {tag: [v for v, kind in values.items() if kind == "causal_lm"] for tag, values in TAGS.items()}
-    language["algorithm.name"] = [name for name in typing.get_args(AlgorithmName) if name != "ppo"]
+    keys: dict[str, Any] = {
+        "type": "object",
+        "anyOf": [{"required": [key]} for key in MODEL_KEYS],
+    }
+    language = {
+        tag: [v for v, kind in values.items() if kind == "causal_lm"]
+        for tag, values in TAGS.items()
+    }
+    language["algorithm.name"] = [
+        name for name in typing.get_args(AlgorithmName) if name != "ppo"
+    ]
     conditions = [_having(key, {"enum": values}) for key, values in language.items()]
     return {
         "$schema": DRAFT,
@@ -396,16 +610,33 @@ def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _relaxed(schema: dict[str, Any]) -> dict[str, Any]:
     """Relax a block's schema: no key is required, and every value may be an interpolation."""
-    kept = {key: value for key, value in schema.items() if key not in ("required", "title")}
-    return kept | {"properties": {name: _relaxed_value(value) for name, value in schema["properties"].items()}}
+    kept = {
+        key: value for key, value in schema.items() if key not in ("required", "title")
+    }
+    return kept | {
+        "properties": {
+            name: _relaxed_value(value) for name, value in schema["properties"].items()
+        }
+    }
 
 
 def _relaxed_value(schema: dict[str, Any]) -> dict[str, Any]:
-    about = {key: schema[key] for key in ("description", "default") if schema.get(key, {}) != {}}
-    rest = {key: v for key, v in schema.items() if key not in ("description", "default", "title", "discriminator")}
+    about = {
+        key: schema[key]
+        for key in ("description", "default")
+        if schema.get(key, {}) != {}
+    }
+    rest = {
+        key: v
+        for key, v in schema.items()
+        if key not in ("description", "default", "title", "discriminator")
+    }
     options: list[dict[str, Any]] = rest.get("oneOf") or rest.get("anyOf") or [rest]
     (first, *others) = options
-    free = first.get("type") in ("object", "array", "string") and not {"enum", "const"} & first.keys()
+    free = (
+        first.get("type") in ("object", "array", "string")
+        and not {"enum", "const"} & first.keys()
+    )
     if not others and (free or "$ref" in first):
         return first | about
     return {"anyOf": [*options, _FILLED_IN]} | about

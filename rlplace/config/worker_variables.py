@@ -24,19 +24,31 @@ THREADS = "OMP_NUM_THREADS"
 _WRITTEN = "secret-in-config"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
-    r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWD|PWD|PAT|AUTH|CREDENTIALS?)$|(APIKEY|PASSWORD|PASSPHRASE)S?$", re.IGNORECASE
+    r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWD|PWD|PAT|AUTH|CREDENTIALS?)$|(APIKEY|PASSWORD|PASSPHRASE)S?$",
+    re.IGNORECASE,
 )
 _LOGIN = re.compile(r"://[^/@]+@")  # in an address, such as that of a proxy
-_PLACED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # set for each worker by the placement
+_PLACED = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+)  # set for each worker by the placement
 # Of libraries in workers; Ray and its machines have some of their own.
-_OF_WORKERS = re.compile(r"(HF|TRANSFORMERS|VLLM|NCCL|GLOO|TORCH|PYTORCH|MUJOCO)_.*|(https?|no)_proxy", re.IGNORECASE)
+_OF_WORKERS = re.compile(
+    r"(HF|TRANSFORMERS|VLLM|NCCL|GLOO|TORCH|PYTORCH|MUJOCO)_.*|(https?|no)_proxy",
+    re.IGNORECASE,
+)
 
 
 def wrong_variables(config: Config) -> list[Problem]:
     """Report names and values that no variable can have, and secrets, without showing them."""
     problems = list(_wrong(config))
-    if any(problem.code == _WRITTEN for problem in problems):  # the word of the command line would show it
-        problems = [dataclasses.replace(problem, source=Source(file=KEY)) for problem in problems]
+    if any(
+        problem.code == _WRITTEN for problem in problems
+    ):  # the word of the command line would show it
+        problems = [
+            dataclasses.replace(problem, source=Source(file=KEY))
+            for problem in problems
+        ]
     return problems
 
 
@@ -44,19 +56,45 @@ def _wrong(config: Config) -> Iterator[Problem]:
     for name, value in config.cluster.env_vars.items():
         key = f"{KEY}.{name}"
         if not _NAME.fullmatch(str(name)):
-            what, why = "this is no name of a variable", "it has letters, digits and underscores"
-            yield Problem(code="bad-env-var", key=KEY, what=what, got=str(name), why=why, fix="HF_HOME: /data/hf")
+            what = "this is no name of a variable"
+            why = "it has letters, digits and underscores"
+            yield Problem(
+                code="bad-env-var",
+                key=KEY,
+                what=what,
+                got=str(name),
+                why=why,
+                fix="HF_HOME: /data/hf",
+            )
         elif name in _PLACED:
-            what, why = "the placement sets this variable", "each worker sees the accelerators of its own slot"
-            yield Problem(code="bad-env-var", key=key, what=what, got=None, why=why, fix="leave it out")
+            what = "the placement sets this variable"
+            why = "each worker sees the accelerators of its own slot"
+            yield Problem(
+                code="bad-env-var",
+                key=key,
+                what=what,
+                got=None,
+                why=why,
+                fix="leave it out",
+            )
         elif value is not None and not isinstance(value, str | int | float):
-            what, why = "expected text or a number", "a variable has one value; null takes that of your shell"
-            yield Problem(code="bad-env-var", key=key, what=what, got=show(value), why=why, fix=f'{name}: "..."')
+            what = "expected text or a number"
+            why = "a variable has one value; null takes that of your shell"
+            yield Problem(
+                code="bad-env-var",
+                key=key,
+                what=what,
+                got=show(value),
+                why=why,
+                fix=f'{name}: "..."',
+            )
         elif value and _is_secret(name, str(value)):
             what = "a secret is not to be written in a config"
             why = "the config is kept in the run's folder and given to trackers"
             fix = f"{name}: null        (and export {name}=... in the shell that starts the run)"
-            yield Problem(code=_WRITTEN, key=key, what=what, got="(not shown)", why=why, fix=fix)
+            yield Problem(
+                code=_WRITTEN, key=key, what=what, got="(not shown)", why=why, fix=fix
+            )
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -83,22 +121,36 @@ def missing_variables(config: Config) -> Iterator[Problem]:
 
 def _or_written(name: str) -> str:
     """Return the other way to give a variable; none for a secret, which is refused in a config."""
-    return "" if _SECRET.search(name) else f"; or write the value: {name}: ..."
+    if _SECRET.search(name):
+        return ""
+    return f"; or write the value: {name}: ..."
 
 
 def variables_of(config: Config) -> dict[str, str]:
     """Return what the workers are given by name: `cluster.env_vars`, and the keys that `api_key_env` names."""
     given = dict(config.cluster.env_vars)
     if config.kind == "causal_lm":
-        rewards = [config.reward_of(component) for component in config.placed if component.startswith("reward")]
-        given |= {name: None for block in rewards if (name := block.api_key_env) and name not in given}
-    taken = {name: os.environ.get(name) if value is None else show(value) for name, value in given.items()}
+        rewards = [
+            config.reward_of(component)
+            for component in config.placed
+            if component.startswith("reward")
+        ]
+        given |= {
+            name: None
+            for block in rewards
+            if (name := block.api_key_env) and name not in given
+        }
+    taken = {
+        name: os.environ.get(name) if value is None else show(value)
+        for name, value in given.items()
+    }
     return {name: value for name, value in taken.items() if value is not None}
 
 
 def not_given(config: Config) -> str | None:
     """Name variables of this process that workers may need and do not get; None if they get all."""
-    given, joined = config.cluster.env_vars, config.cluster.ray.address is not None
+    given = config.cluster.env_vars
+    joined = config.cluster.ray.address is not None
     names = {THREADS} if os.environ.get(THREADS, "1") != "1" else set[str]()
     if joined and config.cluster.launcher == "ray":
         names |= {name for name in os.environ if _OF_WORKERS.fullmatch(name)}

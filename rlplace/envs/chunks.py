@@ -28,27 +28,39 @@ class _Chunks:
     """
 
     def __init__(self, simulator: Simulator, chunk: int) -> None:
-        self._inner, self._chunk = simulator, chunk
-        self.reset, self.restart, self.close = simulator.reset, simulator.restart, simulator.close
+        self._inner = simulator
+        self._chunk = chunk
+        self.reset = simulator.reset
+        self.restart = simulator.restart
+        self.close = simulator.close
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Step by `actions` [B, n, *A]."""
         going = np.ones(len(actions), np.bool_)
         terminated, truncated = np.zeros((2, len(actions)), np.bool_)
         rewards = np.zeros(len(actions), np.float32)
-        finals, played = dict[int, NDArray[Any]](), dict[int, tuple[float, int]]()
+        finals = dict[int, NDArray[Any]]()
+        played = dict[int, tuple[float, int]]()
         for at in range(self._chunk):
-            before, result = going.copy(), self._inner.step(actions[:, at])
+            before = going.copy()
+            result = self._inner.step(actions[:, at])
             rewards[before] += result.rewards[before]
             ended = result.terminated | result.truncated
             stories = zip(result.episode_returns, result.episode_lengths, strict=True)
-            played |= {r: each for r, each in zip(np.flatnonzero(ended), stories, strict=True) if before[r]}
-            cuts = zip(np.flatnonzero(result.truncated), result.final_observations, strict=True)
+            played |= {
+                r: each
+                for r, each in zip(np.flatnonzero(ended), stories, strict=True)
+                if before[r]
+            }
+            cuts = zip(
+                np.flatnonzero(result.truncated), result.final_observations, strict=True
+            )
             finals |= {row: final for row, final in cuts if before[row]}
             terminated |= before & result.terminated
             truncated |= before & result.truncated
             going &= ~ended
-        observations, thrown = result.observations, np.flatnonzero(~before)
+        observations = result.observations
+        thrown = np.flatnonzero(~before)
         if len(thrown):
             observations[thrown] = self._inner.restart(thrown.tolist())
         shape = (len(finals), *observations.shape[1:])
@@ -57,7 +69,9 @@ class _Chunks:
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
-            final_observations=np.array([finals[r] for r in sorted(finals)], observations.dtype).reshape(shape),
+            final_observations=np.array(
+                [finals[r] for r in sorted(finals)], observations.dtype
+            ).reshape(shape),
             episode_returns=[played[row][0] for row in sorted(played)],
             episode_lengths=[played[row][1] for row in sorted(played)],
         )
@@ -69,7 +83,9 @@ class _Restorable(_Chunks):
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         return cast(Restorable, self._inner).row_states()
 
-    def restore(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[int, NDArray[Any]]:
+    def restore(
+        self, states: Sequence[Mapping[str, NDArray[Any]]]
+    ) -> Mapping[int, NDArray[Any]]:
         return cast(Restorable, self._inner).restore(states)
 
 
@@ -91,4 +107,6 @@ class _Both(_Restorable, _Rendering):
 def in_chunks(simulator: Simulator, chunk: int) -> Simulator:
     """Have a simulator take so many actions at once; it can be restored and drawn if it could before."""
     kinds = (_Chunks, _Restorable, _Rendering, _Both)
-    return kinds[isinstance(simulator, Restorable) + 2 * isinstance(simulator, Rendering)](simulator, chunk)
+    return kinds[
+        isinstance(simulator, Restorable) + 2 * isinstance(simulator, Rendering)
+    ](simulator, chunk)

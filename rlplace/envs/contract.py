@@ -75,17 +75,29 @@ class Spaces:
 
     observation_shape: tuple[int, ...]
     actions: Actions
-    observation_dtype: Literal["float32", "uint8"] = "float32"  # uint8: an image, or a row of bytes
-    parts: tuple[Part, ...] = ()  # in their order within a row; none: the observation is an array by itself
-    memory: int = 0  # float32 numbers that the policy remembers; the parts do not name them
-    chunk: int = 1  # actions decided at once; more than one are the first axis of `actions`
+    observation_dtype: Literal["float32", "uint8"] = (
+        "float32"  # uint8: an image, or a row of bytes
+    )
+    parts: tuple[
+        Part, ...
+    ] = ()  # in their order within a row; none: the observation is an array by itself
+    memory: int = (
+        0  # float32 numbers that the policy remembers; the parts do not name them
+    )
+    chunk: int = (
+        1  # actions decided at once; more than one are the first axis of `actions`
+    )
 
     @property
     def numbers(self) -> int:
         """How many float32 numbers an observation begins with, those of the memory first."""
         if self.parts:
-            return self.memory + sum(part.size for part in self.parts if part.dtype == "float32")
-        return math.prod(self.observation_shape) if self.observation_dtype == "float32" else 0
+            return self.memory + sum(
+                part.size for part in self.parts if part.dtype == "float32"
+            )
+        if self.observation_dtype == "float32":
+            return math.prod(self.observation_shape)
+        return 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
         """Return the float32 numbers [B, ...] of observations [B, *O]; of images alone, none."""
@@ -93,13 +105,17 @@ class Spaces:
             return observations
         import numpy as np
 
-        rows = observations.reshape(len(observations), math.prod(self.observation_shape))[:, : 4 * self.numbers]
+        rows = observations.reshape(
+            len(observations), math.prod(self.observation_shape)
+        )[:, : 4 * self.numbers]
         return np.ascontiguousarray(rows).view(np.float32)
 
     @property
     def entries(self) -> tuple[Part, ...]:
         """The parts; of an observation that is an array by itself, this one under no name."""
-        whole = Part(name="", shape=self.observation_shape, dtype=self.observation_dtype)
+        whole = Part(
+            name="", shape=self.observation_shape, dtype=self.observation_dtype
+        )
         return self.parts or (whole,)
 
     @property
@@ -109,17 +125,31 @@ class Spaces:
             return self
         if [part.name for part in self.parts] == [""]:
             (whole,) = self.parts
-            shape, dtype = whole.shape, whole.dtype
-            return dataclasses.replace(self, observation_shape=shape, observation_dtype=dtype, parts=(), memory=0)
-        (size,), each = self.observation_shape, 4 if self.observation_dtype == "uint8" else 1
-        return dataclasses.replace(self, observation_shape=(size - each * self.memory,), memory=0)
+            shape = whole.shape
+            dtype = whole.dtype
+            return dataclasses.replace(
+                self,
+                observation_shape=shape,
+                observation_dtype=dtype,
+                parts=(),
+                memory=0,
+            )
+        (size,), each = (
+            self.observation_shape,
+            4 if self.observation_dtype == "uint8" else 1,
+        )
+        return dataclasses.replace(
+            self, observation_shape=(size - each * self.memory,), memory=0
+        )
 
     def remembering(self, memory: int) -> Spaces:
         """The same with so many numbers of a memory before what the simulator shows."""
         if not memory:
             return self
         pictures = sum(part.size for part in self.entries if part.dtype == "uint8")
-        floats = memory + sum(part.size for part in self.entries if part.dtype == "float32")
+        floats = memory + sum(
+            part.size for part in self.entries if part.dtype == "float32"
+        )
         return dataclasses.replace(
             self,
             observation_shape=(4 * floats + pictures if pictures else floats,),
@@ -137,10 +167,14 @@ class Spaces:
         if isinstance(taken, DiscreteActions):
             actions = MultiDiscreteActions(n=(taken.n,) * chunk, shape=(chunk,))
         elif isinstance(taken, MultiDiscreteActions):
-            actions = MultiDiscreteActions(n=taken.n * chunk, shape=(chunk, *taken.shape))
+            actions = MultiDiscreteActions(
+                n=taken.n * chunk, shape=(chunk, *taken.shape)
+            )
         else:
             shape = (chunk, *taken.shape)
-            actions = ContinuousActions(shape=shape, low=taken.low * chunk, high=taken.high * chunk)
+            actions = ContinuousActions(
+                shape=shape, low=taken.low * chunk, high=taken.high * chunk
+            )
         return dataclasses.replace(self, actions=actions, chunk=chunk)
 
     @property
@@ -155,7 +189,9 @@ def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     stack, (first, middle, last) = math.prod(shape[:-3]), shape[-3:]
-    return (stack * last, first, middle) if channels_last(shape[-3:]) else (stack * first, middle, last)
+    if channels_last(shape[-3:]):
+        return (stack * last, first, middle)
+    return (stack * first, middle, last)
 
 
 def channels_last(shape: Sequence[int]) -> bool:
@@ -174,7 +210,9 @@ class StepResult:
     rewards: NDArray[np.float32]  # [B]
     terminated: NDArray[np.bool_]  # [B]
     truncated: NDArray[np.bool_]  # [B], never where terminated
-    final_observations: NDArray[Any]  # [K, *O], last observation of truncated rows, in row order
+    final_observations: NDArray[
+        Any
+    ]  # [K, *O], last observation of truncated rows, in row order
     episode_returns: Sequence[float]  # N, undiscounted
     episode_lengths: Sequence[int]  # N, steps
 
@@ -205,7 +243,9 @@ class Restorable(Protocol):
         """Return for each row all that its next steps follow from: numbers or texts, no objects, in new arrays."""
         ...
 
-    def restore(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[int, NDArray[Any]]:
+    def restore(
+        self, states: Sequence[Mapping[str, NDArray[Any]]]
+    ) -> Mapping[int, NDArray[Any]]:
         """Go on, after `reset`, from what `row_states` returned of each row, in whatever simulators they were.
 
         Return the first observations of rows that cannot, and began an episode instead.

@@ -25,7 +25,11 @@ class EnvPoolAdapter:
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
         pool = make_pool(config, [0])
         try:
-            return spaces_of(pool.observation_space, pool.action_space, arrays="id: <one that shows a single array>")
+            return spaces_of(
+                pool.observation_space,
+                pool.action_space,
+                arrays="id: <one that shows a single array>",
+            )
         finally:
             pool.close()
 
@@ -42,15 +46,35 @@ def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
     known = envpool.list_all_envs()
     if config.id not in known:
         near = did_you_mean(config.id, known)
-        what, why = "unknown simulator" + suggestion(near), f"it is none of the {len(known)} ids known to EnvPool"
-        raise ConfigError.of("unknown-simulator", "env.id", what, config.id, why, f"id: {near or known[0]}")
-    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+        what = "unknown simulator" + suggestion(near)
+        why = f"it is none of the {len(known)} ids known to EnvPool"
+        raise ConfigError.of(
+            "unknown-simulator",
+            "env.id",
+            what,
+            config.id,
+            why,
+            f"id: {near or known[0]}",
+        )
+    limit = (
+        {}
+        if config.max_episode_steps is None
+        else {"max_episode_steps": config.max_episode_steps}
+    )
     kwargs = {"num_threads": 1, **config.kwargs}
     try:  # kwargs that name one of ours are refused too: each is passed once
         return envpool.make_gymnasium(
-            config.id, num_envs=len(seeds), batch_size=len(seeds), seed=list(seeds), **limit, **kwargs
+            config.id,
+            num_envs=len(seeds),
+            batch_size=len(seeds),
+            seed=list(seeds),
+            **limit,
+            **kwargs,
         )
     except TypeError as error:
-        what, got = "the simulator does not take these arguments", ", ".join(f"{k}: {v}" for k, v in kwargs.items())
+        what = "the simulator does not take these arguments"
+        got = ", ".join(f"{k}: {v}" for k, v in kwargs.items())
         why = f"{config.id}: {error}"
-        raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
+        raise ConfigError.of(
+            "bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}"
+        ) from error

@@ -28,12 +28,19 @@ class EnvPoolVector:
         self.close()
         self._pool = self._make(seeds)
         space: Any = self._pool.action_space
-        self._bounds: tuple[Any, Any] | None = (space.low, space.high) if hasattr(space, "low") else None
+        self._bounds: tuple[Any, Any] | None = (
+            (space.low, space.high) if hasattr(space, "low") else None
+        )
         self._kind = space.dtype
         encoding = encoding_of(self._pool.observation_space)
         assert encoding is not None, "describe has refused it"
-        self._firsts = np.empty((len(seeds), *encoding.whole.shape), encoding.whole.dtype)
-        self._returns, self._lengths = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
+        self._firsts = np.empty(
+            (len(seeds), *encoding.whole.shape), encoding.whole.dtype
+        )
+        self._returns, self._lengths = (
+            np.zeros(len(seeds)),
+            np.zeros(len(seeds), np.int64),
+        )
         return self._begun(np.arange(len(seeds)))
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
@@ -42,8 +49,11 @@ class EnvPoolVector:
     def step(self, actions: NDArray[Any]) -> StepResult:
         if self._bounds is not None:
             actions = np.clip(actions, *self._bounds)
-        shown, rewards, terminated, truncated, _ = self._pool.step(actions.astype(self._kind))
-        observations, truncated = shown.astype(self._firsts.dtype), truncated & ~terminated
+        shown, rewards, terminated, truncated, _ = self._pool.step(
+            actions.astype(self._kind)
+        )
+        observations = shown.astype(self._firsts.dtype)
+        truncated = truncated & ~terminated
         self._returns += rewards
         self._lengths += 1
         ended = np.flatnonzero(terminated | truncated)
@@ -67,7 +77,8 @@ class EnvPoolVector:
 
     def _begun(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Begin episodes of these rows; return their first observations in the order of `rows`."""
-        self._returns[rows], self._lengths[rows] = 0.0, 0
+        self._returns[rows] = 0.0
+        self._lengths[rows] = 0
         shown, info = self._pool.reset(rows)
         self._firsts[info["env_id"]] = shown
         return self._firsts[rows]

@@ -11,8 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
-from rlplace.envs.registry import EXTRAS, check_named, missing_library, named, not_imported
+from rlplace.envs.contract import (
+    Actions,
+    ContinuousActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    Spaces,
+)
+from rlplace.envs.registry import (
+    EXTRAS,
+    check_named,
+    missing_library,
+    named,
+    not_imported,
+)
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
@@ -36,11 +48,23 @@ class GymnasiumAdapter:
         if (shipped := _registering()) is None:
             return []
         known = f'id="{config.id}"' in shipped
-        known |= (module := config.id.partition(":")[0]) in EXTRAS and importlib.util.find_spec(module) is not None
-        problems = [*([] if known else _id_problems(config.id)), *_reserved_problems(config)]
+        known |= (
+            module := config.id.partition(":")[0]
+        ) in EXTRAS and importlib.util.find_spec(module) is not None
+        problems = [
+            *([] if known else _id_problems(config.id)),
+            *_reserved_problems(config),
+        ]
         for at, wrapper in enumerate(config.wrappers):
-            key, noun = f"env.wrappers[{at}].name", "wrapper"
-            problems += check_named(wrapper.name, given=("the simulator",), key=key, code="unknown-wrapper", noun=noun)
+            key = f"env.wrappers[{at}].name"
+            noun = "wrapper"
+            problems += check_named(
+                wrapper.name,
+                given=("the simulator",),
+                key=key,
+                code="unknown-wrapper",
+                noun=noun,
+            )
         return problems
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
@@ -50,9 +74,12 @@ class GymnasiumAdapter:
         except (TypeError, ValueError, OSError) as error:
             if isinstance(error, ConfigError) or not config.kwargs:
                 raise  # without arguments it is the simulator's own bug
-            what, why = "the simulator does not take these arguments", f"{config.id}: {error}"
+            what = "the simulator does not take these arguments"
+            why = f"{config.id}: {error}"
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
-            raise ConfigError.of("bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}") from error
+            raise ConfigError.of(
+                "bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}"
+            ) from error
         try:
             return spaces_of(env.observation_space, env.action_space)
         finally:
@@ -62,7 +89,9 @@ class GymnasiumAdapter:
         from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
-            return GymnasiumVector([_make(config) for _ in range(rows)], max_episode_steps=_limit(config))
+            return GymnasiumVector(
+                [_make(config) for _ in range(rows)], max_episode_steps=_limit(config)
+            )
 
 
 def _registering() -> str | None:
@@ -71,12 +100,17 @@ def _registering() -> str | None:
     if library is None or library.origin is None:
         return None
     file = Path(library.origin).with_name("envs") / "__init__.py"
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    return ""
 
 
 def made_with_extra(name: str) -> bool:
     """Whether an id is Gymnasium's own and needs no library beside those of our extra."""
-    own = re.search(rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)', _registering() or "")
+    own = re.search(
+        rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)',
+        _registering() or "",
+    )
     return own is not None and own[1] in ("classic_control", "mujoco", "toy_text")
 
 
@@ -104,10 +138,14 @@ def _imports(got: str) -> Iterator[None]:
         why = f"there is no module {error.name}" if error.name else str(error)
         if error.name is None or error.name in EXTRAS:
             extra = EXTRAS[error.name or "gymnasium"]
-            raise missing_library(why, got=got, extra=extra, key="env.id", of="the simulator") from error
+            raise missing_library(
+                why, got=got, extra=extra, key="env.id", of="the simulator"
+            ) from error
         what = "the simulator imports a module that is not installed"
         fix = "install what it belongs to, put its folder on PYTHONPATH, or correct the import"
-        raise ConfigError.of("missing-library", "env.id", what, got, why, fix) from error
+        raise ConfigError.of(
+            "missing-library", "env.id", what, got, why, fix
+        ) from error
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
@@ -122,19 +160,35 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
     if name in gymnasium.registry:
         # A wrapper that the library itself puts around it, such as ManiSkill's, may take -1 for the limit.
         limit = _limit(config) if gymnasium.registry[name].additional_wrappers else None
-        env = gymnasium.make(config.id, max_episode_steps=limit or -1, disable_env_checker=True, **config.kwargs)
+        env = gymnasium.make(
+            config.id,
+            max_episode_steps=limit or -1,
+            disable_env_checker=True,
+            **config.kwargs,
+        )
     else:
         env = getattr(importlib.import_module(module), name)(**config.kwargs)
     for at, wrapper in enumerate(config.wrappers):
         key = f"env.wrappers[{at}]"
-        wrap = named(wrapper.name, {}, key=f"{key}.name", code="unknown-wrapper", noun="wrapper")
-        kwargs = {name: tuple(v) if isinstance(v, list) else v for name, v in wrapper.kwargs.items()}  # YAML has none
+        wrap = named(
+            wrapper.name, {}, key=f"{key}.name", code="unknown-wrapper", noun="wrapper"
+        )
+        kwargs = {
+            name: tuple(v) if isinstance(v, list) else v
+            for name, v in wrapper.kwargs.items()
+        }  # YAML has none
         try:
             env = wrap(env, **kwargs)
         except (TypeError, ValueError, AssertionError) as error:
-            what, why = "the wrapper does not take these arguments or this simulator", f"{wrapper.name}: {error}"
-            got = ", ".join(f"{name}: {value}" for name, value in wrapper.kwargs.items()) or "no arguments"
-            raise ConfigError.of("bad-wrapper", key, what, got, why, "correct what it names") from error
+            what = "the wrapper does not take these arguments or this simulator"
+            why = f"{wrapper.name}: {error}"
+            got = (
+                ", ".join(f"{name}: {value}" for name, value in wrapper.kwargs.items())
+                or "no arguments"
+            )
+            raise ConfigError.of(
+                "bad-wrapper", key, what, got, why, "correct what it names"
+            ) from error
     return env
 
 
@@ -142,7 +196,9 @@ def _limit(config: SimulatorEnvConfig) -> int | None:
     import gymnasium
 
     spec = gymnasium.registry.get(config.id.rpartition(":")[2])
-    return config.max_episode_steps or (spec.max_episode_steps if spec is not None else None)
+    return config.max_episode_steps or (
+        spec.max_episode_steps if spec is not None else None
+    )
 
 
 def _id_problems(name: str) -> Sequence[Problem]:
@@ -156,43 +212,76 @@ def _id_problems(name: str) -> Sequence[Problem]:
         except ModuleNotFoundError as error:
             if extra := EXTRAS.get(str(error.name)):
                 why = f"there is no module {error.name}"
-                return missing_library(why, got=name, extra=extra, key="env.id", of="the simulator").problems
+                return missing_library(
+                    why, got=name, extra=extra, key="env.id", of="the simulator"
+                ).problems
             what = "the simulator's module cannot be imported"
             why = f"{registered} should be registered by {module_name}, and there is no module {error.name}"
             fix = "install it, put its folder on PYTHONPATH, or correct the name"
             span = (0, len(module_name))
-            return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
+            return ConfigError.of(
+                "unknown-simulator", "env.id", what, name, why, fix, span=span
+            ).problems
         except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
-            return not_imported(error, name, key="env.id", code="unknown-simulator", noun="simulator").problems
+            return not_imported(
+                error, name, key="env.id", code="unknown-simulator", noun="simulator"
+            ).problems
         if callable(getattr(module, registered, None)):
             return []
-        own = [word for word, made in vars(module).items() if callable(made) and not word.startswith("_")]
+        own = [
+            word
+            for word, made in vars(module).items()
+            if callable(made) and not word.startswith("_")
+        ]
     if registered in gymnasium.registry:
         return []
     base = re.sub(r"-v\d+$", "", registered).lower()
-    versions = [known for known in gymnasium.registry if known.rpartition("-v")[0].lower() == base]
-    near = versions[-1] if versions else did_you_mean(registered, [*own, *gymnasium.registry])
+    versions = [
+        known
+        for known in gymnasium.registry
+        if known.rpartition("-v")[0].lower() == base
+    ]
+    near = (
+        versions[-1]
+        if versions
+        else did_you_mean(registered, [*own, *gymnasium.registry])
+    )
     prefix = f"{module_name}:" if module_name else ""
     what = "unknown simulator" + suggestion(near)
     why = f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}"
     why += f", and module {module_name} has no {registered}" if module_name else ""
-    fix = f"id: {prefix}{near}" if near else "id: <package.module:Class, or package.module:Name-v0, which it registers>"
+    fix = (
+        f"id: {prefix}{near}"
+        if near
+        else "id: <package.module:Class, or package.module:Name-v0, which it registers>"
+    )
     span = (len(prefix), len(name))
-    return ConfigError.of("unknown-simulator", "env.id", what, name, why, fix, span=span).problems
+    return ConfigError.of(
+        "unknown-simulator", "env.id", what, name, why, fix, span=span
+    ).problems
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
     problems: list[Problem] = []
     for name in (name for name in _RESERVED if name in config.kwargs):
-        key, got, what = _RESERVED[name], f"{name}: {config.kwargs[name]}", "is not an argument of the simulator"
+        key = _RESERVED[name]
+        got = f"{name}: {config.kwargs[name]}"
+        what = "is not an argument of the simulator"
         why = f"{key} sets it" if key else "environments are always built unchecked"
         fix = f"remove it here and set {key}" if key else "remove it"
         where = f"env.kwargs.{name}"
-        problems += ConfigError.of("reserved-simulator-kwarg", where, what, got, why, fix, span=(0, len(name))).problems
+        problems += ConfigError.of(
+            "reserved-simulator-kwarg", where, what, got, why, fix, span=(0, len(name))
+        ).problems
     return problems
 
 
-def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays: str | None = None) -> Spaces:
+def spaces_of(
+    seen: gymnasium.Space[Any],
+    taken: gymnasium.Space[Any],
+    *,
+    arrays: str | None = None,
+) -> Spaces:
     """Describe observations and actions; raise ConfigError for those that no policy handles.
 
     `arrays`: the fix where the library gives only observations that are arrays already.
@@ -204,16 +293,26 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays
     problems: list[Problem] = []
     encoding = encoding_of(seen)
     if encoding is None or (arrays is not None and encoding.encode is not None):
-        what, why = "shows observations that are no numbers", "entries are Box, Discrete, MultiDiscrete or MultiBinary"
-        problems += _unsupported(what, seen, why, arrays or _wrap("an ObservationWrapper"))
+        what = "shows observations that are no numbers"
+        why = "entries are Box, Discrete, MultiDiscrete or MultiBinary"
+        problems += _unsupported(
+            what, seen, why, arrays or _wrap("an ObservationWrapper")
+        )
     names = [part.name for part in encoding.parts] if encoding is not None else []
     if twice := next((name for name in names if names.count(name) > 1), None):
         why = f"two entries are called {twice}: the keys to an entry are joined by a point"
-        problems += _unsupported("shows entries of one name", seen, why, _wrap("an ObservationWrapper"))
+        problems += _unsupported(
+            "shows entries of one name", seen, why, _wrap("an ObservationWrapper")
+        )
     choices = isinstance(taken, Discrete | MultiDiscrete | MultiBinary)
     if not (choices or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies give choices (Discrete, MultiDiscrete, MultiBinary) or floating-point numbers (Box)"
-        problems += _unsupported("takes actions no policy gives", taken, why, arrays or _wrap("an ActionWrapper"))
+        problems += _unsupported(
+            "takes actions no policy gives",
+            taken,
+            why,
+            arrays or _wrap("an ActionWrapper"),
+        )
     if problems:
         raise ConfigError(problems)
     assert encoding is not None
@@ -221,20 +320,36 @@ def spaces_of(seen: gymnasium.Space[Any], taken: gymnasium.Space[Any], *, arrays
     if isinstance(taken, Discrete):
         actions = DiscreteActions(n=int(taken.n))
     elif isinstance(taken, MultiDiscrete):
-        actions = MultiDiscreteActions(n=tuple(map(int, taken.nvec.ravel())), shape=tuple(taken.shape))
+        actions = MultiDiscreteActions(
+            n=tuple(map(int, taken.nvec.ravel())), shape=tuple(taken.shape)
+        )
     elif isinstance(taken, MultiBinary):
-        actions = MultiDiscreteActions(n=(2,) * math.prod(taken.shape), shape=tuple(taken.shape))
+        actions = MultiDiscreteActions(
+            n=(2,) * math.prod(taken.shape), shape=tuple(taken.shape)
+        )
     else:
         assert isinstance(taken, Box)
-        low, high = (tuple(float(bound) for bound in side.ravel()) for side in (taken.low, taken.high))
+        low, high = (
+            tuple(float(bound) for bound in side.ravel())
+            for side in (taken.low, taken.high)
+        )
         actions = ContinuousActions(shape=taken.shape, low=low, high=high)
     whole = encoding.whole
-    return Spaces(observation_shape=whole.shape, observation_dtype=whole.dtype, parts=encoding.parts, actions=actions)
+    return Spaces(
+        observation_shape=whole.shape,
+        observation_dtype=whole.dtype,
+        parts=encoding.parts,
+        actions=actions,
+    )
 
 
 def _wrap(wrapper: str) -> str:
     return f"wrap it with {wrapper} where you register it"
 
 
-def _unsupported(what: str, space: gymnasium.Space[Any], why: str, fix: str) -> Sequence[Problem]:
-    return ConfigError.of("unsupported-space", "env.id", f"the simulator {what}", str(space), why, fix).problems
+def _unsupported(
+    what: str, space: gymnasium.Space[Any], why: str, fix: str
+) -> Sequence[Problem]:
+    return ConfigError.of(
+        "unsupported-space", "env.id", f"the simulator {what}", str(space), why, fix
+    ).problems

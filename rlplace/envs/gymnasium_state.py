@@ -21,25 +21,38 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import gymnasium
 
-_RANDOM, _OWN = "random", "own."
-_DERIVED = ("xpos", "xipos")  # of MuJoCo: rewards take what these were before a step, and they lag behind the positions
+_RANDOM = "random"
+_OWN = "own."
+_DERIVED = (
+    "xpos",
+    "xipos",
+)  # of MuJoCo: rewards take what these were before a step, and they lag behind the positions
 
 
 def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
     """Return what its next steps follow from; where it is not known, its random numbers alone."""
-    layer, state = _teller(env), dict[str, NDArray[Any]]()
+    layer = _teller(env)
+    state = dict[str, NDArray[Any]]()
     bits = env.unwrapped.np_random.bit_generator
     if isinstance(bits, np.random.PCG64):  # as Gymnasium makes it
         state[_RANDOM] = np.array(json.dumps(bits.state))
     if hasattr(layer, "checkpoint_state"):
-        state |= {_OWN + name: np.array(value) for name, value in layer.checkpoint_state().items()}
+        state |= {
+            _OWN + name: np.array(value)
+            for name, value in layer.checkpoint_state().items()
+        }
     elif _shipped(layer, "mujoco"):
         import mujoco
 
-        model, data, kind = layer.model, layer.data, mujoco.mjtState.mjSTATE_INTEGRATION
+        model = layer.model
+        data = layer.data
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
         whole = np.empty(mujoco.mj_stateSize(model, kind))
         mujoco.mj_getState(model, data, whole, kind)
-        state |= {"mujoco": whole, **{name: getattr(data, name).copy() for name in _DERIVED}}
+        state |= {
+            "mujoco": whole,
+            **{name: getattr(data, name).copy() for name in _DERIVED},
+        }
     elif _shipped(layer, "classic_control"):
         state["classic_control"] = np.array(layer.state)
     return state
@@ -50,13 +63,22 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
     layer = _teller(env)
     if _RANDOM in state:
         env.unwrapped.np_random.bit_generator.state = json.loads(state[_RANDOM].item())
-    own = {name.removeprefix(_OWN): value for name, value in state.items() if name.startswith(_OWN)}
+    own = {
+        name.removeprefix(_OWN): value
+        for name, value in state.items()
+        if name.startswith(_OWN)
+    }
     if own and hasattr(layer, "restore_state"):
         layer.restore_state(own)
     elif _shipped(layer, "mujoco") and "mujoco" in state:
         import mujoco
 
-        mujoco.mj_setState(layer.model, layer.data, state["mujoco"], mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_setState(
+            layer.model,
+            layer.data,
+            state["mujoco"],
+            mujoco.mjtState.mjSTATE_INTEGRATION,
+        )
         for name in _DERIVED:
             getattr(layer.data, name)[:] = state[name]
     elif _shipped(layer, "classic_control") and "classic_control" in state:
@@ -80,7 +102,9 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
         wrappers.TransformObservation,
         wrappers.TransformReward,
     )
-    while isinstance(env, stateless) and type(env).__module__.startswith(("gymnasium.", "rlplace.envs.")):
+    while isinstance(env, stateless) and type(env).__module__.startswith(
+        ("gymnasium.", "rlplace.envs.")
+    ):
         env = env.env
     return env
 

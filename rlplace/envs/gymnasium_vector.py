@@ -23,18 +23,28 @@ _FRAMES_PER_S = 30.0  # of an environment that does not say
 class GymnasiumVector:
     """Steps its environments one by one, which for cheap simulators beats processes. Owns them and their episodes."""
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, max_episode_steps: int | None) -> None:
+    def __init__(
+        self, envs: Sequence[gymnasium.Env[Any, Any]], *, max_episode_steps: int | None
+    ) -> None:
         self._envs = list(envs)
         self._steps = [env.step for env in envs]
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
-        self._shape, self._dtype = (len(envs), *encoding.whole.shape), np.dtype(encoding.whole.dtype)
+        self._shape, self._dtype = (
+            (len(envs), *encoding.whole.shape),
+            np.dtype(encoding.whole.dtype),
+        )
         self._encode = encoding.encode
-        self._limit = max_episode_steps if max_episode_steps is not None else sys.maxsize
+        self._limit = (
+            max_episode_steps if max_episode_steps is not None else sys.maxsize
+        )
         self._returns = [0.0] * len(envs)
         self._lengths = [0] * len(envs)
         space: Any = envs[0].action_space
-        self._first_action, self._alone = np.asarray(getattr(space, "start", 0)), isinstance(space, Discrete)
+        self._first_action, self._alone = (
+            np.asarray(getattr(space, "start", 0)),
+            isinstance(space, Discrete),
+        )
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
@@ -47,17 +57,24 @@ class GymnasiumVector:
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         for row in rows:
-            self._returns[row], self._lengths[row] = 0.0, 0
-        return np.array([self._shown(self._envs[row].reset()[0]) for row in rows], self._dtype)
+            self._returns[row] = 0.0
+            self._lengths[row] = 0
+        return np.array(
+            [self._shown(self._envs[row].reset()[0]) for row in rows], self._dtype
+        )
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         # The hot loop of a run: local names, Python numbers, one array write per row.
         observations = np.empty(self._shape, self._dtype)
         terminations, truncations = np.zeros((2, len(self._envs)), np.bool_)
-        rewards, finals = [], []
+        rewards = []
+        finals = []
         episode_returns: list[float] = []
         episode_lengths: list[int] = []
-        returns, lengths, limit, encode = self._returns, self._lengths, self._limit, self._encode
+        returns = self._returns
+        lengths = self._lengths
+        limit = self._limit
+        encode = self._encode
         if self._bounds is None:
             taken = actions + self._first_action
             taken = taken.tolist() if self._alone else list(taken)
@@ -72,14 +89,19 @@ class GymnasiumVector:
             returns[row] += float(reward)
             lengths[row] += 1
             if terminated or truncated or lengths[row] >= limit:
-                if terminated:  # also if both at once: there is nothing to bootstrap from
+                if (
+                    terminated
+                ):  # also if both at once: there is nothing to bootstrap from
                     terminations[row] = True
                 else:
                     truncations[row] = True
-                    finals.append(np.array(observation, self._dtype))  # a copy: `reset` may reuse its array
+                    finals.append(
+                        np.array(observation, self._dtype)
+                    )  # a copy: `reset` may reuse its array
                 episode_returns.append(returns[row])
                 episode_lengths.append(lengths[row])
-                returns[row], lengths[row] = 0.0, 0
+                returns[row] = 0.0
+                lengths[row] = 0
                 observation = self._shown(self._envs[row].reset()[0])
             observations[row] = observation
         return StepResult(
@@ -87,7 +109,9 @@ class GymnasiumVector:
             rewards=np.array(rewards, np.float32),
             terminated=terminations,
             truncated=truncations,
-            final_observations=np.array(finals, self._dtype).reshape(len(finals), *self._shape[1:]),
+            final_observations=np.array(finals, self._dtype).reshape(
+                len(finals), *self._shape[1:]
+            ),
             episode_returns=episode_returns,
             episode_lengths=episode_lengths,
         )
@@ -95,15 +119,20 @@ class GymnasiumVector:
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         counted = zip(self._envs, self._returns, self._lengths, strict=True)
         return [
-            {**state_of(env), "return": np.array(total), "length": np.array(steps)} for env, total, steps in counted
+            {**state_of(env), "return": np.array(total), "length": np.array(steps)}
+            for env, total, steps in counted
         ]
 
-    def restore(self, states: Sequence[Mapping[str, NDArray[Any]]]) -> Mapping[int, NDArray[Any]]:
+    def restore(
+        self, states: Sequence[Mapping[str, NDArray[Any]]]
+    ) -> Mapping[int, NDArray[Any]]:
         begun: dict[int, NDArray[Any]] = {}
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
-            self._returns[row], self._lengths[row] = 0.0, 0
+            self._returns[row] = 0.0
+            self._lengths[row] = 0
             if restore(env, state):
-                self._returns[row], self._lengths[row] = float(state["return"]), int(state["length"])
+                self._returns[row] = float(state["return"])
+                self._lengths[row] = int(state["length"])
             else:
                 begun[row] = self._shown(env.reset()[0])
         return begun
@@ -121,7 +150,9 @@ class GymnasiumVector:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def _shown(self, observation: Any) -> Any:
-        return observation if self._encode is None else self._encode(observation)
+        if self._encode is None:
+            return observation
+        return self._encode(observation)
 
     def close(self) -> None:
         for env in self._envs:

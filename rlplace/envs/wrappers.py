@@ -19,10 +19,19 @@ class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
         super().__init__(env)
-        space, self._indices = env.observation_space, list(indices)
-        if not isinstance(space, Box) or len(space.shape) != 1 or not set(self._indices) <= set(range(space.shape[0])):
-            raise ValueError(f"no row of numbers with the indices {self._indices}: {space}")
-        self.observation_space = Box(space.low[self._indices], space.high[self._indices], dtype=space.dtype.type)
+        space = env.observation_space
+        self._indices = list(indices)
+        if (
+            not isinstance(space, Box)
+            or len(space.shape) != 1
+            or not set(self._indices) <= set(range(space.shape[0]))
+        ):
+            raise ValueError(
+                f"no row of numbers with the indices {self._indices}: {space}"
+            )
+        self.observation_space = Box(
+            space.low[self._indices], space.high[self._indices], dtype=space.dtype.type
+        )
 
     def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(observation)[self._indices]

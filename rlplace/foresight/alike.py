@@ -37,9 +37,13 @@ class StageKey(NamedTuple):
     active: tuple[str, ...]
     before: _Moves  # that are awaited first
     beside: _Moves  # in the same messages as the work
-    ranks: tuple[object, ...]  # component -> how many, on which nodes where that matters
+    ranks: tuple[
+        object, ...
+    ]  # component -> how many, on which nodes where that matters
     together: tuple[object, ...]  # who meets on accelerators
-    after: StageKey | None = None  # the rollout, where it matters in which order that has ended what
+    after: StageKey | None = (
+        None  # the rollout, where it matters in which order that has ended what
+    )
 
 
 class _Part(NamedTuple):
@@ -58,21 +62,34 @@ class Alike:
     """Names what the stages of plans of one space depend on."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
-        self._space, self._simulated = space, space.config.kind == "mlp"
-        self._on_accelerators = any(curve.on == ACCELERATOR for curve in profile.costs.values())
-        inline, cores = space.config.cluster.launcher == "inline", int(profile.machine.get("cores", 1))
-        self._room = 0 if inline else cores  # processes of a node that never wait for a processor
-        self._parts: dict[int, tuple[Schedule, list[_Part]]] = {}  # by the identity of a schedule
+        self._space = space
+        self._simulated = space.config.kind == "mlp"
+        self._on_accelerators = any(
+            curve.on == ACCELERATOR for curve in profile.costs.values()
+        )
+        inline = space.config.cluster.launcher == "inline"
+        cores = int(profile.machine.get("cores", 1))
+        self._room = (
+            0 if inline else cores
+        )  # processes of a node that never wait for a processor
+        self._parts: dict[
+            int, tuple[Schedule, list[_Part]]
+        ] = {}  # by the identity of a schedule
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
         """Return a key for each stage; one for the whole iteration where rollout goes on through all stages."""
         if schedule.needs.ahead:
             return (self._whole(layout, schedule),)
-        spread = {c: tuple(sorted(there.items())) for c, there in self._space.spread(layout).items()}
+        spread = {
+            c: tuple(sorted(there.items()))
+            for c, there in self._space.spread(layout).items()
+        }
         found = list[StageKey]()
         for part in self._parts_of(schedule):
             there = part.there
-            alone = self._have_room([spread[c] for c in there]) and not layout.mode.shared
+            alone = (
+                self._have_room([spread[c] for c in there]) and not layout.mode.shared
+            )
             groups = [part.active, [component for component, _ in part.before]]
             ordered = self._ordered(part, spread)
             found.append(
@@ -83,9 +100,16 @@ class Alike:
                     active=part.active,
                     before=part.before,
                     beside=part.beside,
-                    ranks=tuple((c, sum(n for _, n in spread[c]) if alone else spread[c]) for c in there),
-                    together=self._space.at_once(layout, groups) if self._on_accelerators else (),
-                    after=next(key for key in found if key.stage == "rollout") if ordered else None,
+                    ranks=tuple(
+                        (c, sum(n for _, n in spread[c]) if alone else spread[c])
+                        for c in there
+                    ),
+                    together=self._space.at_once(layout, groups)
+                    if self._on_accelerators
+                    else (),
+                    after=next(key for key in found if key.stage == "rollout")
+                    if ordered
+                    else None,
                 )
             )
         return tuple(found)
@@ -95,9 +119,13 @@ class Alike:
         if id(schedule) not in self._parts:
             bases = {base_stage(stage): stage for stage in schedule.stages}
             scored = None if self._simulated else bases.get("infer", "rollout")
-            actives, parts = schedule.active, list[_Part]()
+            actives = schedule.active
+            parts = list[_Part]()
             for stage, before, beside in intervals(schedule):
-                there = {*actives[stage], *(move.component for move in (*before, *beside))}
+                there = {
+                    *actives[stage],
+                    *(move.component for move in (*before, *beside)),
+                }
                 if stage == scored:
                     there.add("actor")
                 if self._simulated and stage == "learn":
@@ -119,23 +147,47 @@ class Alike:
     def _ordered(self, part: _Part, spread: Mapping[str, _Nodes]) -> bool:
         """Return whether work depends on which groups came first: scorers share them out, or steps do."""
         if part.stage == "infer":
-            return any(self._shares_out(c) and sum(ranks for _, ranks in spread[c]) > 1 for c in part.active)
-        steps = self._space.config.algorithm.train_batch is not None and not self._simulated
+            return any(
+                self._shares_out(c) and sum(ranks for _, ranks in spread[c]) > 1
+                for c in part.active
+            )
+        steps = (
+            self._space.config.algorithm.train_batch is not None and not self._simulated
+        )
         return part.stage == "learn" and (part.begun or steps)
 
     def _shares_out(self, component: str) -> bool:
         """Return whether each rank scores the groups that it takes."""
-        block = self._space.config.block_of(component) if role_of(component) in ("reference", "reward") else None
+        block = (
+            self._space.config.block_of(component)
+            if role_of(component) in ("reference", "reward")
+            else None
+        )
         if not isinstance(block, FrozenConfig):
             return False
-        return not block.sharded or (isinstance(block, RewardConfig) and block.kind != "model")
+        return not block.sharded or (
+            isinstance(block, RewardConfig) and block.kind != "model"
+        )
 
     def _whole(self, layout: Layout, schedule: Schedule) -> object:
-        held = tuple((stage, tuple(sorted(row.items()))) for stage, row in schedule.residency.items())
+        held = tuple(
+            (stage, tuple(sorted(row.items())))
+            for stage, row in schedule.residency.items()
+        )
         spread = self._space.spread(layout).items()
-        ranks = tuple(sorted((component, tuple(sorted(there.items()))) for component, there in spread))
-        active = tuple((stage, tuple(components)) for stage, components in schedule.active.items())
-        at_once = self._space.at_once(layout, [tuple(layout.sizes)]) if self._on_accelerators else ()
+        ranks = tuple(
+            sorted(
+                (component, tuple(sorted(there.items()))) for component, there in spread
+            )
+        )
+        active = tuple(
+            (stage, tuple(components)) for stage, components in schedule.active.items()
+        )
+        at_once = (
+            self._space.at_once(layout, [tuple(layout.sizes)])
+            if self._on_accelerators
+            else ()
+        )
         return layout.mode, held, active, ranks, at_once
 
     def _have_room(self, spread: Sequence[_Nodes]) -> bool:
@@ -155,7 +207,12 @@ def seconds_of(prediction: Prediction, keys: Sequence[object]) -> dict[object, f
     if len(keys) == 1:
         return {keys[0]: prediction.seconds}
     counted = prediction.iterations[1:]  # the first begins with everything off
-    found = [sum(one.stages[at].ended_s - one.stages[at].began_s for one in counted) for at in range(len(keys))]
+    found = [
+        sum(one.stages[at].ended_s - one.stages[at].began_s for one in counted)
+        for at in range(len(keys))
+    ]
     seconds = [each / len(counted) for each in found]
-    assert abs(sum(seconds) - prediction.seconds) <= _NEAR * prediction.seconds, "an iteration is the sum of its stages"
+    assert abs(sum(seconds) - prediction.seconds) <= _NEAR * prediction.seconds, (
+        "an iteration is the sum of its stages"
+    )
     return dict(zip(keys, seconds, strict=True))

@@ -18,7 +18,9 @@ from rlplace.placement.show.svg import FONT, PALETTE
 from rlplace.placement.show.text import table
 from rlplace.units import show_bytes
 
-COSTS, FACTOR, _STEPS = 8, 4.0, 6
+COSTS = 8
+FACTOR = 4.0
+_STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,9 @@ class Result:
     name: str  # of the config
     search: Search
     answer: Answer
-    front: Sequence[Found]  # no plan is better in seconds, accelerators and free memory at once
+    front: Sequence[
+        Found
+    ]  # no plan is better in seconds, accelerators and free memory at once
     turns: Sequence[Turn]
     seconds: float  # that the search took
     notes: Sequence[str] = ()
@@ -81,10 +85,17 @@ def turns(
             if over():
                 return 0.0  # of no use: this cost is left out
             scaled = _scaled(search.profile, cost, factor)
-            ours, *theirs = (objective(f, _again(f, scaled).seconds) for f in (best, *others))
+            ours, *theirs = (
+                objective(f, _again(f, scaled).seconds) for f in (best, *others)
+            )
             return min(theirs) - ours
 
-        turn = Turn(cost=cost, share=spent[cost] / whole, less=_flip(lead, 1 / FACTOR), more=_flip(lead, FACTOR))
+        turn = Turn(
+            cost=cost,
+            share=spent[cost] / whole,
+            less=_flip(lead, 1 / FACTOR),
+            more=_flip(lead, FACTOR),
+        )
         if over():
             return
         yield turn
@@ -105,7 +116,10 @@ def _scaled(profile: Profile, cost: str, factor: float) -> Profile:
     curve = profile.costs[cost]
     points = tuple(
         dataclasses.replace(
-            p, cpu_s=p.cpu_s * factor, least_cpu_s=p.least_cpu_s * factor, blocked_s=p.blocked_s * factor
+            p,
+            cpu_s=p.cpu_s * factor,
+            least_cpu_s=p.least_cpu_s * factor,
+            blocked_s=p.blocked_s * factor,
         )
         for p in curve.points
     )
@@ -123,50 +137,104 @@ def _again(found: Found, profile: Profile) -> Prediction:
 def _unlike(found: Found, best: Found) -> str:
     """Write what differs from the best plan."""
     same = describe(best).split("; ")
-    return "; ".join(part for part in describe(found).split("; ") if part not in same) or "fewer stay"
+    return (
+        "; ".join(part for part in describe(found).split("; ") if part not in same)
+        or "fewer stay"
+    )
 
 
 def why_slower(best: Found, other: Found) -> str:
     """Say which stage of `other` takes longer than that of the best, and what limits it."""
-    ours, theirs = stage_seconds(best.prediction.numbers), stage_seconds(other.prediction.numbers)
+    ours = stage_seconds(best.prediction.numbers)
+    theirs = stage_seconds(other.prediction.numbers)
     longer = {s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in STAGES}
     stage = max(longer, key=longer.__getitem__)
     if longer[stage] <= 0.0:
-        return "it uses more accelerators" if other.used > best.used else "as fast"
+        if other.used > best.used:
+            return "it uses more accelerators"
+        return "as fast"
     return f"{longer[stage]:.2g} s more in {stage}{crowded(other.prediction)}"
 
 
 def render_text(result: Result) -> str:
     """Write what was found as a page of text."""
-    answer, best = result.answer, result.best
-    lines = [f"search: {result.name}, {result.search.space.plan.topology.describe()}", ""]
-    lines += [f"best: {best.seconds:.3g} s an iteration on {_accelerators(best)}; {_proof(answer)}"]
+    answer = result.answer
+    best = result.best
+    lines = [
+        f"search: {result.name}, {result.search.space.plan.topology.describe()}",
+        "",
+    ]
+    lines += [
+        f"best: {best.seconds:.3g} s an iteration on {_accelerators(best)}; {_proof(answer)}"
+    ]
     current = answer.current
     if current is None:
         lines.append("the config's own plan does not hold, see above")
     elif current.value <= best.value * (1 + 1e-9):
         lines.append("the config's own plan is as good")
     else:
-        lines.append(f"{current.seconds / best.seconds:.3g} times as fast as the config: {current.seconds:.3g} s")
-    lines += [f"  {describe(best)}", f"  {limit(best.prediction)}", "", *_stage_table(result), ""]
-    if there := {key: value for key, value in best.changes.items() if value is not None}:
-        lines += ["keys that change", *(f"  {line}" for line in to_yaml(changed({}, there)).splitlines()), ""]
+        lines.append(
+            f"{current.seconds / best.seconds:.3g} times as fast as the config: {current.seconds:.3g} s"
+        )
+    lines += [
+        f"  {describe(best)}",
+        f"  {limit(best.prediction)}",
+        "",
+        *_stage_table(result),
+        "",
+    ]
+    if there := {
+        key: value for key, value in best.changes.items() if value is not None
+    }:
+        lines += [
+            "keys that change",
+            *(f"  {line}" for line in to_yaml(changed({}, there)).splitlines()),
+            "",
+        ]
     if others := answer.found[1:]:
         lines.append("the runners-up")
         rows = []
         for other in others:
             loses = f"+{other.value / best.value - 1:.1%}"
-            rows.append((f"{other.seconds:.3g} s", loses, why_slower(best, other), _unlike(other, best)))
+            rows.append(
+                (
+                    f"{other.seconds:.3g} s",
+                    loses,
+                    why_slower(best, other),
+                    _unlike(other, best),
+                )
+            )
         lines += [*_table(rows), ""]
     if result.probed:
-        lines.append("probed: seconds of an iteration, predicted and measured, and the iterations")
-        runs = [(f"{p.predicted:.3g}", f"{p.measured:.3g}", str(p.iterations), p.plan) for p in result.probed]
+        lines.append(
+            "probed: seconds of an iteration, predicted and measured, and the iterations"
+        )
+        runs = [
+            (f"{p.predicted:.3g}", f"{p.measured:.3g}", str(p.iterations), p.plan)
+            for p in result.probed
+        ]
         lines += [*_table(runs), ""]
     lines.append("seconds, accelerators, free memory: nothing is better in all three")
-    lines += [*_table([(f"{f.seconds:.3g} s", str(f.used), _margin(f), describe(f)) for f in result.front]), ""]
+    lines += [
+        *_table(
+            [
+                (f"{f.seconds:.3g} s", str(f.used), _margin(f), describe(f))
+                for f in result.front
+            ]
+        ),
+        "",
+    ]
     if result.turns:
         lines.append("what would make a runner-up the better plan: a cost, times")
-        lines += [*_table([(t.cost, f"{t.share:.0%} of the work", _factors(t)) for t in result.turns]), ""]
+        lines += [
+            *_table(
+                [
+                    (t.cost, f"{t.share:.0%} of the work", _factors(t))
+                    for t in result.turns
+                ]
+            ),
+            "",
+        ]
     return "\n".join([*lines, *_counted(result), *result.notes])
 
 
@@ -181,13 +249,20 @@ def _accelerators(found: Found) -> str:
 
 
 def _margin(found: Found) -> str:
-    return "not known" if found.margin_bytes is None else show_bytes(found.margin_bytes)
+    if found.margin_bytes is None:
+        return "not known"
+    return show_bytes(found.margin_bytes)
 
 
 def _stage_table(result: Result) -> list[str]:
-    columns = {"best": result.best} | ({"config": result.answer.current} if result.answer.current else {})
+    columns = {"best": result.best} | (
+        {"config": result.answer.current} if result.answer.current else {}
+    )
     seconds = [stage_seconds(found.prediction.numbers) for found in columns.values()]
-    rows = [(stage, *(f"{column.get(stage, 0.0):.4f}" for column in seconds)) for stage in seconds[0]]
+    rows = [
+        (stage, *(f"{column.get(stage, 0.0):.4f}" for column in seconds))
+        for stage in seconds[0]
+    ]
     return _table([("seconds", *columns), *rows])
 
 
@@ -201,10 +276,17 @@ def _counted(result: Result) -> list[str]:
     told = [f"{counts[name]} {name}" for name in counts if counts[name]]
     lines = [f"counted: {', '.join(told)}; {result.seconds:.1f} s"]
     if result.answer.refused:
-        lines.append("  refused: " + ", ".join(f"{code} {n}" for code, n in sorted(result.answer.refused.items())))
+        lines.append(
+            "  refused: "
+            + ", ".join(
+                f"{code} {n}" for code, n in sorted(result.answer.refused.items())
+            )
+        )
     if result.answer.lacking:
         names = ", ".join(sorted(result.answer.lacking))
-        lines.append(f"  without costs: the profile lacks {names}, and with it the profile of a run that needs them")
+        lines.append(
+            f"  without costs: the profile lacks {names}, and with it the profile of a run that needs them"
+        )
     return lines
 
 
@@ -217,7 +299,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def render_json(result: Result) -> dict[str, Any]:
     """Return what was found as plain values."""
-    answer, best = result.answer, result.best
+    answer = result.answer
+    best = result.best
 
     def record(found: Found) -> dict[str, Any]:
         return {
@@ -240,7 +323,8 @@ def render_json(result: Result) -> dict[str, Any]:
         "gap": answer.gap,
         "proven": answer.proven,
         "runners_up": [
-            record(f) | {"loses": f.value / best.value - 1, "why": why_slower(best, f)} for f in answer.found[1:]
+            record(f) | {"loses": f.value / best.value - 1, "why": why_slower(best, f)}
+            for f in answer.found[1:]
         ],
         "front": [record(f) for f in result.front],
         "sensitivity": [dataclasses.asdict(turn) for turn in result.turns],
@@ -253,21 +337,32 @@ def render_json(result: Result) -> dict[str, Any]:
     }
 
 
-_WIDTH, _ROW, _LEFT = 960, 44, 24
+_WIDTH = 960
+_ROW = 44
+_LEFT = 24
 
 
 def render_svg(result: Result) -> str:
     """Draw the seconds of the stages of the best plan, of the config's and of the runners-up, below each other."""
-    shown = {f"{'best' if at == 0 else f'runner-up {at}'}": f for at, f in enumerate(result.answer.found)}
-    if result.answer.current is not None and result.answer.current.value > result.best.value:
+    shown = {
+        f"{'best' if at == 0 else f'runner-up {at}'}": f
+        for at, f in enumerate(result.answer.found)
+    }
+    if (
+        result.answer.current is not None
+        and result.answer.current.value > result.best.value
+    ):
         shown["config"] = result.answer.current
     longest = max(found.seconds for found in shown.values())
     scale = (_WIDTH - 2 * _LEFT - 90) / longest
     fill = [colours[0] for colours in PALETTE]
     body: list[str] = []
     for row, (name, found) in enumerate(shown.items()):
-        y, x = 64 + row * _ROW, float(_LEFT)
-        body.append(f'<text x="{x:.0f}" y="{y}">{escape(f"{name}: {describe(found)}")}</text>')
+        y = 64 + row * _ROW
+        x = float(_LEFT)
+        body.append(
+            f'<text x="{x:.0f}" y="{y}">{escape(f"{name}: {describe(found)}")}</text>'
+        )
         seconds = stage_seconds(found.prediction.numbers)
         for at, stage in enumerate(STAGES):
             width = seconds.get(stage, 0.0) * scale

@@ -16,7 +16,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
-from rlplace.foresight.loads import Loads, Mode, Options, SimulatorStages, Size, Sizes, Spread, Stages
+from rlplace.foresight.loads import (
+    Loads,
+    Mode,
+    Options,
+    SimulatorStages,
+    Size,
+    Sizes,
+    Spread,
+    Stages,
+)
 from rlplace.foresight.text_loads import TextStages
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Schedule, base_stage
@@ -27,13 +36,20 @@ class Bounds:
 
     def __init__(self, config: Config, plan: Plan, costs: Costs) -> None:
         """`plan`: one of those that bounds are asked for."""
-        together = {c: plan.placement.spec(c).parallel.ranks for c in plan.placement.components}
+        together = {
+            c: plan.placement.spec(c).parallel.ranks for c in plan.placement.components
+        }
         self.stages: Stages = (
-            SimulatorStages(config, costs) if config.kind == "mlp" else TextStages(config, costs, together)
+            SimulatorStages(config, costs)
+            if config.kind == "mlp"
+            else TextStages(config, costs, together)
         )
         topology = plan.topology
-        inline, cores = config.cluster.launcher == "inline", int(costs.profile.machine.get("cores", 1))
-        self._cores = 1 if inline else cores  # that a node's ranks can use at once: inline all are one process
+        inline = config.cluster.launcher == "inline"
+        cores = int(costs.profile.machine.get("cores", 1))
+        self._cores = (
+            1 if inline else cores
+        )  # that a node's ranks can use at once: inline all are one process
         self._call_s = costs.of(f"driver/{config.cluster.launcher}_call").cpu_s
         self._nodes = len(topology.nodes)
         self._per_node = max(node.accelerators for node in topology.nodes)
@@ -41,24 +57,46 @@ class Bounds:
         self._found: dict[tuple[object, ...], float] = {}
 
     def of_sizes(
-        self, mode: Mode, options: Mapping[str, Sequence[Size]], known: Mapping[str, float] | None = None
+        self,
+        mode: Mode,
+        options: Mapping[str, Sequence[Size]],
+        known: Mapping[str, float] | None = None,
     ) -> float:
         """Return a bound for all plans in which each component has one of these sizes, wherever it is.
 
         `known`: bounds of stages of such plans, where more is known of them.
         """
-        stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(known or {})
+        stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(
+            known or {}
+        )
         return sum(stages.values()) + self._scoring(stages, mode, options)
 
-    def _scoring(self, stages: Mapping[str, float], mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
+    def _scoring(
+        self,
+        stages: Mapping[str, float],
+        mode: Mode,
+        options: Mapping[str, Sequence[Size]],
+    ) -> float:
         """Return what those who score add, each of them to rollout or to infer."""
         late_s = 0.0  # of those that have no choice
         free: list[tuple[float, float]] = []
-        generating = sum(min(size.accelerators for size in options[c]) for c in ("env", "rollout") if c in options)
+        generating = sum(
+            min(size.accelerators for size in options[c])
+            for c in ("env", "rollout")
+            if c in options
+        )
         for component in self.stages.scoring:
-            seconds = [self._alone(stage, component, mode, options[component]) for stage in ("rollout", "infer")]
-            if generating + min(size.accelerators for size in options[component]) > self._most:
-                late_s = max(late_s, seconds[1])  # it shares accelerators with what generates
+            seconds = [
+                self._alone(stage, component, mode, options[component])
+                for stage in ("rollout", "infer")
+            ]
+            if (
+                generating + min(size.accelerators for size in options[component])
+                > self._most
+            ):
+                late_s = max(
+                    late_s, seconds[1]
+                )  # it shares accelerators with what generates
             else:
                 free.append((seconds[0], seconds[1]))
         if not free and not late_s:
@@ -66,61 +104,114 @@ class Bounds:
 
         def added(early: Collection[int]) -> float:
             first_s = max((free[at][0] for at in early), default=0.0)
-            then_s = max([late_s, *(free[at][1] for at in range(len(free)) if at not in early)])
-            return max(0.0, first_s - stages["rollout"]) + max(0.0, then_s - stages.get("infer", 0.0))
+            then_s = max(
+                [late_s, *(free[at][1] for at in range(len(free)) if at not in early)]
+            )
+            return max(0.0, first_s - stages["rollout"]) + max(
+                0.0, then_s - stages.get("infer", 0.0)
+            )
 
-        subsets = (few for n in range(len(free) + 1) for few in itertools.combinations(range(len(free)), n))
+        subsets = (
+            few
+            for n in range(len(free) + 1)
+            for few in itertools.combinations(range(len(free)), n)
+        )
         return min(added(few) for few in subsets)
 
-    def _alone(self, stage: str, component: str, mode: Mode, sizes: Sequence[Size]) -> float:
+    def _alone(
+        self, stage: str, component: str, mode: Mode, sizes: Sequence[Size]
+    ) -> float:
         """Return a bound for a stage in which one component works, with one of these sizes."""
         key = (stage, component, mode, tuple(sizes))
         if key not in self._found:
             found = []
             for size in sizes:
-                loads, _ = self.stages.loads(stage, (component,), mode, {component: size})
-                found.append(self._anywhere(Options(loads, 0.0, {component: size.accelerators})))
+                loads, _ = self.stages.loads(
+                    stage, (component,), mode, {component: size}
+                )
+                found.append(
+                    self._anywhere(Options(loads, 0.0, {component: size.accelerators}))
+                )
             self._found[key] = min(found)
         return self._found[key]
 
-    def of_stage(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> float:
+    def of_stage(
+        self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
+    ) -> float:
         """Return a bound for a stage in all plans in which each component has one of these sizes."""
         key = (stage, mode, *(tuple(sizes[c]) for c in self.stages.depends(stage)))
         if key not in self._found:
-            self._found[key] = min(self._anywhere(found) for found in self.stages.options(stage, mode, sizes))
+            self._found[key] = min(
+                self._anywhere(found)
+                for found in self.stages.options(stage, mode, sizes)
+            )
         return self._found[key]
 
     def _anywhere(self, found: Options) -> float:
-        whole_s = sum(load.cpu_s for load in found.loads.values()) + (_calls(found.loads) - 1) * self._call_s
-        nodes = {c: -(-found.wide[c] // self._per_node) or 1 for c in found.loads}  # at most, where they are full
-        fullest_s = max((load.cpu_s / nodes[c] for c, load in found.loads.items()), default=0.0)
-        return self._interval(found.loads, found.chain_s, max(fullest_s, whole_s / self._nodes))
+        whole_s = (
+            sum(load.cpu_s for load in found.loads.values())
+            + (_calls(found.loads) - 1) * self._call_s
+        )
+        nodes = {
+            c: -(-found.wide[c] // self._per_node) or 1 for c in found.loads
+        }  # at most, where they are full
+        fullest_s = max(
+            (load.cpu_s / nodes[c] for c, load in found.loads.items()), default=0.0
+        )
+        return self._interval(
+            found.loads, found.chain_s, max(fullest_s, whole_s / self._nodes)
+        )
 
-    def of_stages(self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread) -> list[float]:
+    def of_stages(
+        self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
+    ) -> list[float]:
         """Return a bound for each stage of a plan, with its moves. `spread`: its ranks by node."""
-        found, joins = list[float](), not schedule.needs.ahead  # what is asked for before the loop waits is one message
+        found = list[float]()
+        joins = (
+            not schedule.needs.ahead
+        )  # what is asked for before the loop waits is one message
         bases = {base_stage(stage): stage for stage in schedule.stages}
-        scored = bases.get("infer", "rollout") if "advantages" in self.stages.names else None
+        scored = (
+            bases.get("infer", "rollout") if "advantages" in self.stages.names else None
+        )
         for stage, alone, around in intervals(schedule):
             seconds = 0.0
             if alone:
-                seconds += self._placed(self._moved({}, alone, sizes, joins), 0.0, spread)
-            loads, chain_s = self.stages.loads(base_stage(stage), schedule.active[stage], mode, sizes)
+                seconds += self._placed(
+                    self._moved({}, alone, sizes, joins), 0.0, spread
+                )
+            loads, chain_s = self.stages.loads(
+                base_stage(stage), schedule.active[stage], mode, sizes
+            )
             if chain_s and stage == "rollout":
                 chain_s += sum(
-                    self.stages.move(m, sizes["env"], joins=joins).longest_s for m in around if m.component == "env"
+                    self.stages.move(m, sizes["env"], joins=joins).longest_s
+                    for m in around
+                    if m.component == "env"
                 )
-            seconds += self._placed(self._moved(loads, around, sizes, joins), chain_s, spread)
+            seconds += self._placed(
+                self._moved(loads, around, sizes, joins), chain_s, spread
+            )
             if stage == scored:
-                seconds += self._placed(self.stages.loads("advantages", ("actor",), mode, sizes)[0], 0.0, spread)
+                seconds += self._placed(
+                    self.stages.loads("advantages", ("actor",), mode, sizes)[0],
+                    0.0,
+                    spread,
+                )
             found.append(seconds)
         return found
 
-    def _moved(self, loads: Loads, moves: Sequence[Move], sizes: Sizes, joins: bool) -> Loads:
+    def _moved(
+        self, loads: Loads, moves: Sequence[Move], sizes: Sizes, joins: bool
+    ) -> Loads:
         found = dict(loads)
         for move in moves:
-            load = self.stages.move(move, sizes[move.component], joins=joins and move.component in found)
-            found[move.component] = found[move.component].after(load) if move.component in found else load
+            load = self.stages.move(
+                move, sizes[move.component], joins=joins and move.component in found
+            )
+            found[move.component] = (
+                found[move.component].after(load) if move.component in found else load
+            )
         return found
 
     def _placed(self, loads: Loads, chain_s: float, spread: Spread) -> float:
@@ -128,8 +219,13 @@ class Bounds:
         for component, load in loads.items():
             for node, ranks in spread[component].items():
                 by_node[node] = by_node.get(node, 0.0) + load.on(ranks)
-        whole_s = sum(load.cpu_s for load in loads.values()) + (_calls(loads) - 1) * self._call_s
-        return self._interval(loads, chain_s, max(*by_node.values(), whole_s / self._nodes))
+        whole_s = (
+            sum(load.cpu_s for load in loads.values())
+            + (_calls(loads) - 1) * self._call_s
+        )
+        return self._interval(
+            loads, chain_s, max(*by_node.values(), whole_s / self._nodes)
+        )
 
     def _interval(self, loads: Loads, chain_s: float, node_s: float) -> float:
         """Bound the seconds in which these calls are made; `node_s`: computed on one node meanwhile."""
@@ -137,12 +233,21 @@ class Bounds:
             return 0.0
         # Who waits for all ranks waits for all their messages, and all their answers come after.
         longest_s = max(
-            chain_s, *(load.longest_s + (load.ranks - 1) * load.meets * self._call_s for load in loads.values())
+            chain_s,
+            *(
+                load.longest_s + (load.ranks - 1) * load.meets * self._call_s
+                for load in loads.values()
+            ),
         )
-        return max(self._call_s + max(longest_s, node_s / self._cores), _calls(loads) * self._call_s)
+        return max(
+            self._call_s + max(longest_s, node_s / self._cores),
+            _calls(loads) * self._call_s,
+        )
 
 
-def intervals(schedule: Schedule) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
+def intervals(
+    schedule: Schedule,
+) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
     """Return the stages, each with the moves that the loop awaits before it and those that go with its work.
 
     As `Loop` makes them: what leaves after a stage is asked for behind its work, but for sync and the last stage.
@@ -152,7 +257,11 @@ def intervals(schedule: Schedule) -> Iterator[tuple[str, Sequence[Move], Sequenc
         before = stages[at - 1]
         entry = schedule.between(before, stage)
         kept = at == 0 or base_stage(before) == "sync" or schedule.needs.ahead
-        behind = base_stage(stage) != "sync" and at + 1 < len(stages) and not schedule.needs.ahead
+        behind = (
+            base_stage(stage) != "sync"
+            and at + 1 < len(stages)
+            and not schedule.needs.ahead
+        )
         leaving = schedule.between(stage, stages[at + 1]).releases if behind else ()
         yield stage, entry.releases if kept else (), (*entry.acquires, *leaving)
 

@@ -26,7 +26,8 @@ _FIXED = {
     "infer": 0.2,
 }
 _FIXED_ELSE = 1.0
-_SHARE, _NOISY = 0.02, 0.35  # of the work; relative, of iterations or of points from their line
+_SHARE = 0.02
+_NOISY = 0.35  # of the work; relative, of iterations or of points from their line
 _JOINED = ("/exchange", ".learn/rest")  # whose size are the ranks
 _NEAR = 1.2  # sizes that differ by less are one point: minibatches of a rank differ by chance
 
@@ -48,7 +49,9 @@ class Cost(NamedTuple):
     def plus(self, *others: Cost) -> Cost:
         """Return what processors do one after another."""
         costs = (self, *others)
-        return Cost(sum(cost.cpu_s for cost in costs), sum(cost.blocked_s for cost in costs))
+        return Cost(
+            sum(cost.cpu_s for cost in costs), sum(cost.blocked_s for cost in costs)
+        )
 
 
 NOTHING = Cost(0.0)
@@ -60,16 +63,25 @@ class Costs:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.missing: dict[str, float] = {}  # cost -> a size that was asked for
-        self.stretched: dict[str, float] = {}  # cost -> a size outside of what was measured
+        self.stretched: dict[
+            str, float
+        ] = {}  # cost -> a size outside of what was measured
         self.assumed: set[str] = set()  # costs that are not measured
-        self.spent: dict[str, float] = defaultdict(float)  # cost -> processor seconds that were asked for in all
+        self.spent: dict[str, float] = defaultdict(
+            float
+        )  # cost -> processor seconds that were asked for in all
         self._found: dict[tuple[str, float], Cost] = {}
-        self._points = {name: gathered(curve.points) for name, curve in profile.costs.items()}
+        self._points = {
+            name: gathered(curve.points) for name, curve in profile.costs.items()
+        }
 
     def known(self, call: str, part: str, *, cold: bool) -> str:
         """Return the name of a part's cost, cold or not, of the other kind where that alone was measured."""
         names = (f"{call}/{COLD}{part}", f"{call}/{part}")
-        return next((name for name in (names if cold else names[::-1]) if name in self._points), names[1])
+        return next(
+            (name for name in (names if cold else names[::-1]) if name in self._points),
+            names[1],
+        )
 
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
         """Return what laps take; nothing where it is not known."""
@@ -77,19 +89,30 @@ class Costs:
         if (found := self._found.get(key)) is None:
             found = self._found[key] = self._of(name, size)
         self.spent[name] += found.cpu_s * laps
-        return found if laps == 1.0 else found.times(laps)
+        if laps == 1.0:
+            return found
+        return found.times(laps)
 
     @property
     def spread(self) -> float:
         """Return the relative standard deviation of what was asked for, over iterations, as far as it was measured."""
         whole = sum(self.spent.values())
-        return sum(seconds * self._spread(name) for name, seconds in self.spent.items()) / whole if whole else 0.0
+        if whole:
+            return (
+                sum(
+                    seconds * self._spread(name) for name, seconds in self.spent.items()
+                )
+                / whole
+            )
+        return 0.0
 
     @property
     def noisy(self) -> list[str]:
         """Return the costs of a share of the work that varied much while measured, or that no line is near."""
         whole = sum(self.spent.values())
-        found = [name for name, seconds in self.spent.items() if seconds > _SHARE * whole]
+        found = [
+            name for name, seconds in self.spent.items() if seconds > _SHARE * whole
+        ]
         off = {name: max(self._spread(name), self._bent(name)) for name in found}
         return [
             f"{name} by {off[name]:.0%}"
@@ -100,16 +123,24 @@ class Costs:
     def _bent(self, name: str) -> float:
         """Return how far a point is from the line of all that has a size; those of ranks are on none."""
         sized = [point for point in self._points.get(name, ()) if point.size > 0.0]
-        return 0.0 if name.endswith(_JOINED) else fit_error(sized)
+        if name.endswith(_JOINED):
+            return 0.0
+        return fit_error(sized)
 
     def _spread(self, name: str) -> float:
         points = self._points.get(name, ())
         laps = sum(point.laps for point in points)
-        return sum(point.spread * point.laps for point in points) / laps if laps else 0.0
+        if laps:
+            return sum(point.spread * point.laps for point in points) / laps
+        return 0.0
 
     def sizes(self, name: str) -> list[float]:
         """Return the sizes between which a cost is a line, and those beside them: where lines end, costs jump."""
-        return [point.size * off for point in self._points.get(name, ()) for off in (1 - 1e-6, 1.0, 1 + 1e-6)]
+        return [
+            point.size * off
+            for point in self._points.get(name, ())
+            for off in (1 - 1e-6, 1.0, 1 + 1e-6)
+        ]
 
     def count(self, name: str, default: float) -> float:
         return self.profile.counts.get(name, default)
@@ -117,7 +148,10 @@ class Costs:
     def _of(self, name: str, size: float) -> Cost:
         points = self._points.get(name, ())
         if name.endswith(_JOINED):  # alone it is another thing
-            points = tuple(point for point in points if (point.size > 1.0) == (size > 1.0)) or points
+            points = (
+                tuple(point for point in points if (point.size > 1.0) == (size > 1.0))
+                or points
+            )
         if not points:
             self.missing.setdefault(name, size)
             return NOTHING
@@ -143,14 +177,20 @@ def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(functools.reduce(mean, group) for group in groups)
 
 
-def _at(points: Sequence[tuple[float, float, float]], size: float, fixed: float) -> float:
+def _at(
+    points: Sequence[tuple[float, float, float]], size: float, fixed: float
+) -> float:
     """Return the value at `size`: between two points on their line, outside on that of all."""
     if len(points) == 1:
         at, value, _ = points[0]
-        return value * (fixed + (1.0 - fixed) * size / at) if at and size else value
+        if at and size:
+            return value * (fixed + (1.0 - fixed) * size / at)
+        return value
     for (left, low, _), (right, high, _) in itertools.pairwise(points):
         if left <= size <= right:
-            return low + (high - low) * (size - left) / (right - left) if right > left else (low + high) / 2
+            if right > left:
+                return low + (high - low) * (size - left) / (right - left)
+            return (low + high) / 2
     base, slope = fit(points)
     return max(0.0, base + slope * size)
 
@@ -168,7 +208,9 @@ def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     base = (sy - slope * sx) / n
     if slope < 0.0:
         return sy / n, 0.0
-    return (base, slope) if base >= 0.0 else (0.0, sxy / sxx)
+    if base >= 0.0:
+        return (base, slope)
+    return (0.0, sxy / sxx)
 
 
 def fit_error(points: Sequence[Point]) -> float:

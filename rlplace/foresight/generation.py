@@ -49,15 +49,21 @@ class Generation:
     """Least seconds of rollout stages of one space under a profile. Keeps what it has simulated."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
-        self._space, self._profile, self._plan = space, profile, space.plan
-        self._call_s = Costs(profile).of(f"driver/{space.config.cluster.launcher}_call").cpu_s
+        self._space = space
+        self._profile = profile
+        self._plan = space.plan
+        self._call_s = (
+            Costs(profile).of(f"driver/{space.config.cluster.launcher}_call").cpu_s
+        )
         self._found: dict[tuple[Size, Size, frozenset[str]], float] = {}
         self.holds = self._holds()  # whether it says anything
 
     def _holds(self) -> bool:
         """Return whether others can neither be in the way nor begin between the two."""
-        config, plan = self._space.config, self._plan
-        names, early = plan.placement.components, {*plan.needs.early}
+        config = self._space.config
+        plan = self._plan
+        names = plan.placement.components
+        early = {*plan.needs.early}
         if (
             config.kind == "mlp"
             or plan.needs.ahead
@@ -66,26 +72,43 @@ class Generation:
             or not {*PAIR} <= {*names}
         ):
             return False
-        on = [name for name, curve in self._profile.costs.items() if curve.on == ACCELERATOR]
-        if plan.placement.accelerators("env") and any(name.startswith("env.") for name in on):
+        on = [
+            name
+            for name, curve in self._profile.costs.items()
+            if curve.on == ACCELERATOR
+        ]
+        if plan.placement.accelerators("env") and any(
+            name.startswith("env.") for name in on
+        ):
             return False  # its moves and the engines' work are on the same accelerators
         first, last = sorted(names.index(c) for c in PAIR)
         if early & {*names[first:last]}:
             return False
         most = max(node.accelerators for node in self._space.nodes)
         at_work = 1 + sum(  # with the driver
-            most if c in self._space.free else max(Counter(plan.placement.locations(c).node).values())
+            most
+            if c in self._space.free
+            else max(Counter(plan.placement.locations(c).node).values())
             for c in {*PAIR, *(early & {*names})}
         )
         return at_work <= int(self._profile.machine.get("cores", 1))
 
-    def known(self, env: Size, rollout: Size, acquired: Iterable[frozenset[str]] | None = None) -> float:
+    def known(
+        self, env: Size, rollout: Size, acquired: Iterable[frozenset[str]] | None = None
+    ) -> float:
         """Return a bound from what is simulated, 0 where it is not. `acquired`: who moves before; None: whoever may."""
-        return min(self._found.get((env, rollout, moved), 0.0) for moved in acquired or self._acquired())
+        return min(
+            self._found.get((env, rollout, moved), 0.0)
+            for moved in acquired or self._acquired()
+        )
 
     def sharpen(self, env: Size, rollout: Size) -> bool:
         """Simulate what is not yet, and return whether there was anything."""
-        missing = [moved for moved in self._acquired() if (env, rollout, moved) not in self._found]
+        missing = [
+            moved
+            for moved in self._acquired()
+            if (env, rollout, moved) not in self._found
+        ]
         for moved in missing:
             self._found[env, rollout, moved] = self._simulated(env, rollout, moved)
         return bool(missing)
@@ -95,9 +118,14 @@ class Generation:
         may = [
             c
             for c in PAIR
-            if self._plan.placement.accelerators(c) and f"{c}.move_{Residency.FULL.word}/rest" in self._profile.costs
+            if self._plan.placement.accelerators(c)
+            and f"{c}.move_{Residency.FULL.word}/rest" in self._profile.costs
         ]
-        return [frozenset(few) for n in range(len(may) + 1) for few in itertools.combinations(may, n)]
+        return [
+            frozenset(few)
+            for n in range(len(may) + 1)
+            for few in itertools.combinations(may, n)
+        ]
 
     def _simulated(self, env: Size, rollout: Size, moved: frozenset[str]) -> float:
         now = self._space.current()
@@ -115,10 +143,16 @@ class Generation:
         """Run the iterations of env and engines alone."""
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
         site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
-        sinks = {name: _Sink(site.world) for name in (SAMPLES, *map(samples_for, site.job.scorers))}
+        sinks = {
+            name: _Sink(site.world)
+            for name in (SAMPLES, *map(samples_for, site.job.scorers))
+        }
         site.channels.update(sinks)
-        groups = make_groups(site, {c: _KINDS[c] for c in plan.placement.components if c in PAIR})
-        seconds, first_s = list[float](), math.inf
+        groups = make_groups(
+            site, {c: _KINDS[c] for c in plan.placement.components if c in PAIR}
+        )
+        seconds = list[float]()
+        first_s = math.inf
         for index in _INDEXES:
             began = site.world.now
             for group in groups.values():
@@ -132,13 +166,21 @@ class Generation:
             for sink in sinks.values():
                 first_s = min(first_s, sink.first_s - began)
                 sink.first_s = math.inf
-        return statistics.fmean(seconds) if self._asked_within(first_s, ranks) else 0.0
+        if self._asked_within(first_s, ranks):
+            return statistics.fmean(seconds)
+        return 0.0
 
     def _asked_within(self, seconds: float, ranks: dict[str, int]) -> bool:
         """Return whether everybody is asked before anyone can answer: who scores waits for a whole group."""
         early = {*self._plan.needs.early} & {*self._plan.placement.components}
         sizes = self._space.sizes(self._space.now)
         most = {c: max(size.ranks for size in sizes[c]) for c in early}
-        if any(count > (self._space.config.algorithm.prompts or 1) for count in most.values()):
+        if any(
+            count > (self._space.config.algorithm.prompts or 1)
+            for count in most.values()
+        ):
             return False
-        return not early or (sum(most.values()) + sum(ranks.values())) * self._call_s / 2 <= seconds
+        return (
+            not early
+            or (sum(most.values()) + sum(ranks.values())) * self._call_s / 2 <= seconds
+        )

@@ -17,11 +17,15 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
 NOTHING_MEASURED = "from published rates, of which an assumed share is reached; only what accelerators do is counted"
-FILE, LAST, PUBLISHED = "profile.json", "last", "published"
+FILE = "profile.json"
+LAST = "last"
+PUBLISHED = "published"
 _LOOKED_AT = 20  # newest runs, for one of this job
 
 
-def find_profile(config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()) -> Profile | None:
+def find_profile(
+    config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()
+) -> Profile | None:
     """Return what the key `profile` names, several files merged; None where it names none.
 
     `words`: a command line of the job, for the command that measures it. Raises ConfigError for a file that is no
@@ -33,14 +37,21 @@ def find_profile(config: Config, plan: Plan, case: MemoryCase, words: Sequence[s
         return published_profile(config, plan, case)
     if config.profile == LAST:
         return last_profile(config, plan, words)[1]
-    read = [_read(Path(name.strip()), config, plan, words) for name in config.profile.split(",")]
+    read = [
+        _read(Path(name.strip()), config, plan, words)
+        for name in config.profile.split(",")
+    ]
     return functools.reduce(Profile.merged, read)
 
 
-def last_profile(config: Config, plan: Plan, words: Sequence[str] = ()) -> tuple[Path, Profile]:
+def last_profile(
+    config: Config, plan: Plan, words: Sequence[str] = ()
+) -> tuple[Path, Profile]:
     """Return the newest profile of this job, with its file; raise what is wrong with the newest where none is."""
     folder = Path(config.runner.output_dir)
-    files = sorted(folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = sorted(
+        folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True
+    )
     refused: ConfigError | None = None
     for file in files[:_LOOKED_AT]:
         try:
@@ -48,22 +59,36 @@ def last_profile(config: Config, plan: Plan, words: Sequence[str] = ()) -> tuple
         except ConfigError as error:
             refused = refused or error
     if refused is not None:
-        raise ConfigError([dataclasses.replace(problem, fix=measuring(words)) for problem in refused.problems])
-    what, why = "there is none", f"no run below {folder} has written a {FILE}"
+        raise ConfigError(
+            [
+                dataclasses.replace(problem, fix=measuring(words))
+                for problem in refused.problems
+            ]
+        )
+    what = "there is none"
+    why = f"no run below {folder} has written a {FILE}"
     raise ConfigError.of("no-profile", "profile", what, LAST, why, measuring(words))
 
 
 def measuring(words: Sequence[str]) -> str:
     """Write the command that measures the job of a command line, after which profile=last finds it."""
-    kept = [word for word in words if word.lstrip("+").partition("=")[0] not in ("profile", "dry_run")]
+    kept = [
+        word
+        for word in words
+        if word.lstrip("+").partition("=")[0] not in ("profile", "dry_run")
+    ]
     return shlex.join(["python", "-m", "rlplace.profile", *kept])
 
 
 def _read(file: Path, config: Config, plan: Plan, words: Sequence[str]) -> Profile:
     """Read one file of this job; what was measured on another machine says so."""
-    profile = read_profile(_text(file / FILE if file.is_dir() else file), file=str(file))
+    profile = read_profile(
+        _text(file / FILE if file.is_dir() else file), file=str(file)
+    )
     _require_same(profile, file, config, plan, words)
-    return profile.elsewhere() if _differing(profile) else profile
+    if _differing(profile):
+        return profile.elsewhere()
+    return profile
 
 
 def _text(file: Path) -> str:
@@ -71,20 +96,31 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         near = did_you_mean(str(file), (LAST, PUBLISHED)) or LAST
-        why, fix = f"{type(error).__name__}: {error}", f"profile={near}"
-        raise ConfigError.of("not-a-profile", "profile", "cannot be read", str(file), why, fix) from error
+        why = f"{type(error).__name__}: {error}"
+        fix = f"profile={near}"
+        raise ConfigError.of(
+            "not-a-profile", "profile", "cannot be read", str(file), why, fix
+        ) from error
 
 
-def _require_same(profile: Profile, file: Path, config: Config, plan: Plan, words: Sequence[str]) -> None:
+def _require_same(
+    profile: Profile, file: Path, config: Config, plan: Plan, words: Sequence[str]
+) -> None:
     """Raise ConfigError where a component ran something else than in this job."""
     here = subjects(config, plan)
-    others = {c: profile.subjects[c] for c, subject in here.items() if profile.subjects.get(c, subject) != subject}
+    others = {
+        c: profile.subjects[c]
+        for c, subject in here.items()
+        if profile.subjects.get(c, subject) != subject
+    }
     if others:
         raise ConfigError.of(
             "profile-of-another",
             "profile",
             f"what {' and '.join(others)} did there is other work than here",
-            "; ".join([str(file), *(f"{c}: {subject}" for c, subject in others.items())]),
+            "; ".join(
+                [str(file), *(f"{c}: {subject}" for c, subject in others.items())]
+            ),
             "; ".join(f"{c} is {here[c]} here" for c in others),
             measuring(words),
         )
@@ -92,7 +128,11 @@ def _require_same(profile: Profile, file: Path, config: Config, plan: Plan, word
 
 def _differing(profile: Profile) -> list[str]:
     here = machine()
-    return [name for name in ("processor", "cores") if profile.machine.get(name) != here[name]]
+    return [
+        name
+        for name in ("processor", "cores")
+        if profile.machine.get(name) != here[name]
+    ]
 
 
 def foreign(profile: Profile) -> list[str]:
@@ -101,9 +141,16 @@ def foreign(profile: Profile) -> list[str]:
     if profile.machine.get("processor") == AS_PUBLISHED:
         return [NOTHING_MEASURED]
     if differ := _differing(profile):
-        notes.append("measured elsewhere: " + ", ".join(f"{name} {profile.machine.get(name)}" for name in differ))
+        notes.append(
+            "measured elsewhere: "
+            + ", ".join(f"{name} {profile.machine.get(name)}" for name in differ)
+        )
     installed = versions()
-    others = [f"{name} {version}" for name, version in profile.versions.items() if installed.get(name) != version]
+    others = [
+        f"{name} {version}"
+        for name, version in profile.versions.items()
+        if installed.get(name) != version
+    ]
     if others:
         notes.append("measured with " + ", ".join(others))
     return notes

@@ -28,7 +28,8 @@ from rlplace.workers.arguments import (
     scores_of,
 )
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02  # of `workers.training.ranks`
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02  # of `workers.training.ranks`
 
 
 @functools.lru_cache(maxsize=64)
@@ -39,21 +40,39 @@ def pack(sizes: SampleSizes, ranks: int, budget: int) -> Packing:
 
 @functools.lru_cache(maxsize=64)
 def _pack_steps(
-    sizes: SampleSizes, epochs: int, train_batch: int | None, seed: str, ranks: int, budget: int
+    sizes: SampleSizes,
+    epochs: int,
+    train_batch: int | None,
+    seed: str,
+    ranks: int,
+    budget: int,
 ) -> tuple[Packing, ...]:
     return packing.pack_steps(
-        sizes, epochs=epochs, train_batch=train_batch, seed=seed, ranks=ranks, token_budget=budget
+        sizes,
+        epochs=epochs,
+        train_batch=train_batch,
+        seed=seed,
+        ranks=ranks,
+        token_budget=budget,
     )
 
 
-def sizes_of(groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None) -> SampleSizes:
+def sizes_of(
+    groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None
+) -> SampleSizes:
     """Return the sizes of samples of groups: of each the prompt, and the tokens of its samples, which begin with it.
 
     `again`: as of `workers.training.samples.sizes_of`.
     """
-    whole = [(number, prompt, each) for number, (prompt, tokens) in enumerate(groups) for each in tokens]
+    whole = [
+        (number, prompt, each)
+        for number, (prompt, tokens) in enumerate(groups)
+        for each in tokens
+    ]
     numbers, prompts, tokens = zip(*whole, strict=True) if whole else ((), (), ())
-    return SampleSizes(tokens, groups=numbers) if again is None else SampleSizes(tokens, prompts, numbers, again)
+    if again is None:
+        return SampleSizes(tokens, groups=numbers)
+    return SampleSizes(tokens, prompts, numbers, again)
 
 
 def looks() -> Iterator[float]:
@@ -77,7 +96,8 @@ class JoinedRank(TextRank):
             given.value = value
             given.there.set()
         elif not given.there.happened:
-            since, at_s = self.world.now, 0.0
+            since = self.world.now
+            at_s = 0.0
             yield given.there
             for pause_s in looks():
                 if since + at_s >= self.world.now:
@@ -90,9 +110,14 @@ class JoinedRank(TextRank):
     def sizes_of(self, groups: Sequence[Group]) -> SampleSizes:
         """Return the sizes of their samples, in the order of the groups."""
         ordered = sorted(groups)
-        return sizes_of(((g.prompt, g.tokens) for g in ordered), again=self.site.job.read_again.get(self.component))
+        return sizes_of(
+            ((g.prompt, g.tokens) for g in ordered),
+            again=self.site.job.read_again.get(self.component),
+        )
 
-    def score(self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch) -> Body:
+    def score(
+        self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
+    ) -> Body:
         """Make a pass over all samples without gradients."""
         for picks in packed.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "score", sizes.size(picks), method, "infer")
@@ -100,8 +125,14 @@ class JoinedRank(TextRank):
 
     def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
         """Make one pass of the model, in which several ranks exchange weights."""
-        parts = (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
-        yield from self.spend(self.cost(size, *(f"{method}/{name}" for name in parts for method in methods)))
+        parts = (
+            (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
+        )
+        yield from self.spend(
+            self.cost(
+                size, *(f"{method}/{name}" for name in parts for method in methods)
+            )
+        )
         watch.lap(part, size)
         yield from self.barrier.meet()
 
@@ -128,14 +159,25 @@ class TrainedRank(JoinedRank):
         algorithm = self.job.algorithm
         seed = f"{self.job.runner.seed} {iteration}"
         return _pack_steps(
-            sizes, algorithm.epochs, algorithm.train_batch, seed, self.ranks // self.together, self.budget
+            sizes,
+            algorithm.epochs,
+            algorithm.train_batch,
+            seed,
+            self.ranks // self.together,
+            self.budget,
         )
 
-    def differentiate(self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch) -> Body:
+    def differentiate(
+        self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
+    ) -> Body:
         for picks in packed.ranks[self.slot.rank // self.together]:
-            yield from self.forward(watch, "micro_batch", sizes.size(picks), method, "learn", "accumulate")
+            yield from self.forward(
+                watch, "micro_batch", sizes.size(picks), method, "learn", "accumulate"
+            )
 
-    def update(self, packings: Sequence[Packing], sizes: SampleSizes, watch: Stopwatch) -> Body:
+    def update(
+        self, packings: Sequence[Packing], sizes: SampleSizes, watch: Stopwatch
+    ) -> Body:
         for packed in packings:
             yield from self.differentiate("learn", packed, sizes, watch)
             yield from self.step(watch)
@@ -149,14 +191,20 @@ class LmActorRank(TrainedRank):
     """As `LmActor`."""
 
     _groups: list[Group] | None = None  # on rank 0, of the iteration
-    _experience: SampleSizes | None = None  # on rank 0: of all samples, whose advantages are computed
+    _experience: SampleSizes | None = (
+        None  # on rank 0: of all samples, whose advantages are computed
+    )
 
     def infer(self, iteration: int, version: int) -> Body:
         asked = asked_of(self.job)
         if not asked:
             return dict[str, Metrics]()
         watch, inner = self.watch("infer_wait", "infer"), self.watch()
-        sizes = self.sizes_of((yield from self._take(None))) if self.slot.rank == 0 else None
+        sizes = (
+            self.sizes_of((yield from self._take(None)))
+            if self.slot.rank == 0
+            else None
+        )
         sizes = yield from self.scatter(sizes)
         yield from self.part(watch, "infer_wait", 0, "infer")
         for _ in range(("reference" in asked) + bool(asked - {"reference"})):
@@ -173,18 +221,27 @@ class LmActorRank(TrainedRank):
 
     def accumulate(self, iteration: int, version: int) -> Body:
         watch, inner = self.watch("accumulate_wait", "accumulate"), self.watch()
-        arriving, self._groups, held = self.site.job.prompts, [], 0
+        arriving = self.site.job.prompts
+        self._groups = []
+        held = 0
         while True:
             wave: SampleSizes | None = None
             while self.slot.rank == 0 and wave is None and arriving:
                 group = yield from self.site.channels[SAMPLES].get()
-                arriving, size = arriving - 1, self.sizes_of([group]).size(range(len(group.tokens)))
-                if self._groups and held + size > self.budget * (self.ranks // self.together):
-                    wave, self._groups, held = self.sizes_of(self._groups), [], 0
+                arriving = arriving - 1
+                size = self.sizes_of([group]).size(range(len(group.tokens)))
+                if self._groups and held + size > self.budget * (
+                    self.ranks // self.together
+                ):
+                    wave = self.sizes_of(self._groups)
+                    self._groups = []
+                    held = 0
                 self._groups.append(group)
                 held += size
             wave = yield from self.scatter(wave)
-            yield from self.spend(self.cost(0, "accumulate/accumulate_wait", "learn/wait"))
+            yield from self.spend(
+                self.cost(0, "accumulate/accumulate_wait", "learn/wait")
+            )
             watch.lap("accumulate_wait")
             if wave is None:
                 return watch.metrics("actor")
@@ -207,7 +264,11 @@ class LmActorRank(TrainedRank):
                 yield from self.step(inner)
             else:
                 packings = self.steps(sizes, iteration)
-                if algorithm.tis_cap is not None and len(packings) > 1 and "old" not in asked_of(self.job):
+                if (
+                    algorithm.tis_cap is not None
+                    and len(packings) > 1
+                    and "old" not in asked_of(self.job)
+                ):
                     for packed in packings[: len(packings) // algorithm.epochs]:
                         yield from self.score("learn", packed, sizes, inner)
                 yield from self.update(packings, sizes, inner)
@@ -267,7 +328,9 @@ class CriticRank(TrainedRank):
             yield from self.site.channels[RETURNS].get()
         yield from self.scatter()
         yield from self.part(watch, "wait", 0, "learn")
-        yield from self.update(self.steps(self._inferred, iteration), self._inferred, inner)
+        yield from self.update(
+            self.steps(self._inferred, iteration), self._inferred, inner
+        )
         watch.lap("learn")
         yield from self.lap("learn", "rest", self.ranks)
         return watch.metrics("critic")
@@ -277,24 +340,35 @@ class ScorerRank(JoinedRank):
     """As `Scorer`: a reference or reward, which is a model, a function or an endpoint."""
 
     def infer(self, iteration: int, version: int) -> Body:
-        watch, block = self.watch("infer", "wait"), self.job.block_of(self.component)
+        watch = self.watch("infer", "wait")
+        block = self.job.block_of(self.component)
         assert isinstance(block, FrozenConfig), "it is not trained"
         model = not isinstance(block, RewardConfig) or block.kind == "model"
         sharded = model and (block.sharded or self.together > 1) and self.ranks > 1
-        first, stop = block_edges(self.site.job.prompts, self.ranks)[self.slot.rank :][:2]
+        first, stop = block_edges(self.site.job.prompts, self.ranks)[self.slot.rank :][
+            :2
+        ]
         due = self.site.job.prompts if sharded else stop - first
         while due:
             batches: list[tuple[int, int]] = []  # samples and size of each
             if not sharded or self.slot.rank == 0:
                 taken = yield from self._take(due)
                 yield from self.part(watch, "wait", 0, "infer")
-                due, sizes = due - len(taken), self.sizes_of(taken)
+                due = due - len(taken)
+                sizes = self.sizes_of(taken)
                 budget = block.token_budget if model else sum(sizes.tokens)
-                packed = pack(sizes, self.ranks // self.together if sharded else 1, budget)
-                shares = [[(len(picks), sizes.size(picks)) for picks in share] for share in packed.ranks]
+                packed = pack(
+                    sizes, self.ranks // self.together if sharded else 1, budget
+                )
+                shares = [
+                    [(len(picks), sizes.size(picks)) for picks in share]
+                    for share in packed.ranks
+                ]
                 batches = shares[0]
             if sharded:
-                due, shares = yield from self.scatter((due, shares) if self.slot.rank == 0 else None)
+                due, shares = yield from self.scatter(
+                    (due, shares) if self.slot.rank == 0 else None
+                )
                 batches = shares[self.slot.rank // self.together]
             if model:
                 yield from self.part(watch, "wait", 0, "infer")
@@ -303,7 +377,9 @@ class ScorerRank(JoinedRank):
                 if sharded:
                     yield from self.barrier.meet()
                 if samples:
-                    yield from self.site.channels[scores_of(self.component)].put(samples)
+                    yield from self.site.channels[scores_of(self.component)].put(
+                        samples
+                    )
                     yield from self.part(watch, "wait", 0, "infer")
         yield from self.lap("infer", "rest")
         return watch.metrics(self.component)

@@ -45,12 +45,23 @@ class Load(NamedTuple):
     meets: bool = False  # whether all ranks wait for each other when they begin and before they end
 
     def after(self, other: Load) -> Load:
-        longest_s, cpu_s, least_s = (a + b for a, b in zip(self[2:5], other[2:5], strict=True))
-        return Load(self.ranks, self.calls + other.calls, longest_s, cpu_s, least_s, self.meets or other.meets)
+        longest_s, cpu_s, least_s = (
+            a + b for a, b in zip(self[2:5], other[2:5], strict=True)
+        )
+        return Load(
+            self.ranks,
+            self.calls + other.calls,
+            longest_s,
+            cpu_s,
+            least_s,
+            self.meets or other.meets,
+        )
 
     def on(self, ranks: int) -> float:
         """Return the processor time of so many of its ranks, at least."""
-        return self.cpu_s if ranks == self.ranks else ranks * self.least_s
+        if ranks == self.ranks:
+            return self.cpu_s
+        return ranks * self.least_s
 
 
 Sizes = Mapping[str, Size]
@@ -73,11 +84,14 @@ class Stages(abc.ABC):
     scoring: tuple[str, ...] = ()  # components that work in rollout, or else in infer
 
     def __init__(self, config: Config, costs: Costs) -> None:
-        self._config, self._costs = config, costs
+        self._config = config
+        self._costs = costs
         self._inline = config.cluster.launcher == "inline"
 
     @abc.abstractmethod
-    def loads(self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes) -> tuple[Loads, float]:
+    def loads(
+        self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
+    ) -> tuple[Loads, float]:
         """Return what each active component does in a stage, and a chain of work of several, without moves."""
 
     @abc.abstractmethod
@@ -85,7 +99,9 @@ class Stages(abc.ABC):
         """Return the components whose sizes the work of a stage depends on."""
 
     @abc.abstractmethod
-    def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
+    def options(
+        self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
+    ) -> Iterator[Options]:
         """Return the loads for sizes of which one is taken, or loads that are below those of all of them."""
 
     def move(self, move: Move, size: Size, *, joins: bool) -> Load:
@@ -93,18 +109,26 @@ class Stages(abc.ABC):
         work = [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks
         if not joins:
             return self._load(move.component, work)
-        return Load(size.ranks, 0, work[0].seconds, work[0].cpu_s * size.ranks, work[0].cpu_s)
+        return Load(
+            size.ranks, 0, work[0].seconds, work[0].cpu_s * size.ranks, work[0].cpu_s
+        )
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
         """Return a cost in which what an accelerator does is no work of processors."""
         call, _, part = name.partition("/")
         names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
         found = [self._costs.of(each, size) for each in sorted(names)]
-        cost = found[0]._replace(cpu_s=min(c.cpu_s for c in found), blocked_s=min(c.blocked_s for c in found))
-        return Cost(0.0, cost.seconds) if cost.on_accelerator else cost
+        cost = found[0]._replace(
+            cpu_s=min(c.cpu_s for c in found), blocked_s=min(c.blocked_s for c in found)
+        )
+        if cost.on_accelerator:
+            return Cost(0.0, cost.seconds)
+        return cost
 
     def _around(self, component: str) -> Cost:
-        return Cost(0.0) if self._inline else self._of(f"{component}/ray_call")
+        if self._inline:
+            return Cost(0.0)
+        return self._of(f"{component}/ray_call")
 
     def _load(self, component: str, work: Sequence[Cost]) -> Load:
         """Return the load of one call; `work`: of each rank."""
@@ -114,15 +138,22 @@ class Stages(abc.ABC):
         return Load(len(work), 1, longest, sum(cpu), min(cpu))
 
     def _sync(self, ranks: Mapping[str, int]) -> tuple[Loads, float]:
-        pushed, pulled = self._of("actor.push_weights/rest"), self._of("rollout.pull_weights/rest")
+        pushed = self._of("actor.push_weights/rest")
+        pulled = self._of("rollout.pull_weights/rest")
         push = self._load("actor", [pushed] * ranks["actor"])
         pull = self._load("rollout", [pulled] * ranks["rollout"])
         return {"actor": push, "rollout": pull}, push.longest_s + pulled.seconds
 
     def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
         """Return the least cost of any size between two, or of `each` one of what it does."""
-        sizes = [low, high, *(size for size in self._costs.sizes(name) if low < size < high)]
-        return least_of([self._of(name, size).times(1.0 / size if each else 1.0) for size in sizes])
+        sizes = [
+            low,
+            high,
+            *(size for size in self._costs.sizes(name) if low < size < high),
+        ]
+        return least_of(
+            [self._of(name, size).times(1.0 / size if each else 1.0) for size in sizes]
+        )
 
 
 class SimulatorStages(Stages):
@@ -139,7 +170,9 @@ class SimulatorStages(Stages):
         super().__init__(config, costs)
         self._found: dict[tuple[object, ...], tuple[Loads, float]] = {}
 
-    def loads(self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes) -> tuple[Loads, float]:
+    def loads(
+        self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
+    ) -> tuple[Loads, float]:
         key = (stage, mode, *(sizes[c] for c in self._depends[stage]))
         if key not in self._found:
             ranks = {c: sizes[c].ranks for c in self._depends[stage]}
@@ -155,23 +188,33 @@ class SimulatorStages(Stages):
     def depends(self, stage: str) -> tuple[str, ...]:
         return self._depends[stage]
 
-    def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
+    def options(
+        self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
+    ) -> Iterator[Options]:
         components = self._depends[stage]
         for chosen in itertools.product(*(sizes[c] for c in components)):
             if not (mode.shared and stage == "rollout" and chosen[0] != chosen[1]):
                 one = dict(zip(components, chosen, strict=True))
-                yield Options(*self.loads(stage, (), mode, one), {c: size.accelerators for c, size in one.items()})
+                yield Options(
+                    *self.loads(stage, (), mode, one),
+                    {c: size.accelerators for c, size in one.items()},
+                )
 
     def _rollout(self, mode: Mode, ranks: Mapping[str, int]) -> tuple[Loads, float]:
         """Return env and rollout, and the steps of one stage group of a rank, which wait for each other."""
-        config, run, generate = self._config, "env.run/", "rollout.generate/"
-        of, steps = self._of, config.algorithm.rollout_steps
-        envs, engines = ranks["env"], ranks["rollout"]
+        config = self._config
+        run = "env.run/"
+        generate = "rollout.generate/"
+        of = self._of
+        steps = config.algorithm.rollout_steps
+        envs = ranks["env"]
+        engines = ranks["rollout"]
         rows = config.simulator_env.total_num_envs // mode.groups
         laps = steps * mode.groups
         if mode.shared:
             each = rows // envs
-            decided, waited = of(generate + "policy", each), of(run + "direct_wait")
+            decided = of(generate + "policy", each)
+            waited = of(run + "direct_wait")
             alone = self._costs.known("rollout.generate", "policy", cold=False)
             more_s = max(0.0, waited.cpu_s - self._costs.of(alone, each).cpu_s)
             step = of(run + "sim", each).plus(decided, Cost(more_s, waited.blocked_s))
@@ -185,42 +228,71 @@ class SimulatorStages(Stages):
         for source, target, share in shares_of(rows, envs, engines):
             sent[source].append(share)
             received[target].append(share)
-        merges, put, wait = config.torch_rollout.merge_requests, of(run + "put"), of(run + "wait")
+        merges = config.torch_rollout.merge_requests
+        put = of(run + "put")
+        wait = of(run + "wait")
         around_answer = of(generate + "wait").plus(of(generate + "put"))
 
         def policy(shares: Sequence[int]) -> Cost:
             """Return what the answers of one step and group take at least."""
             if merges:
-                return self._least(generate + "policy", min(shares), mode.groups * sum(shares)).times(1 / mode.groups)
+                return self._least(
+                    generate + "policy", min(shares), mode.groups * sum(shares)
+                ).times(1 / mode.groups)
             return Cost(0.0).plus(*(of(generate + "policy", share) for share in shares))
 
-        simulated, chain_s = list[Cost](), 0.0
+        simulated = list[Cost]()
+        chain_s = 0.0
         for shares in sent:
-            sim, rest = of(run + "sim", sum(shares)), of(run + "rest", sum(shares) * laps)
+            sim = of(run + "sim", sum(shares))
+            rest = of(run + "rest", sum(shares) * laps)
             talk = put.plus(wait).times(len(shares))
             simulated.append(sim.plus(talk).times(laps).plus(rest))
-            answer = self._least(generate + "policy", shares[-1], rows) if merges else policy(shares[-1:])
+            answer = (
+                self._least(generate + "policy", shares[-1], rows)
+                if merges
+                else policy(shares[-1:])
+            )
             step = put.times(len(shares)).plus(around_answer, answer, wait, sim)
-            chain_s = max(chain_s, step.times(steps).plus(rest, self._around("env")).seconds)
+            chain_s = max(
+                chain_s, step.times(steps).plus(rest, self._around("env")).seconds
+            )
         rest = of(generate + "rest")
-        decided_in = [policy(s).plus(around_answer.times(len(s))).times(laps).plus(rest) for s in received]
-        return {"env": self._load("env", simulated), "rollout": self._load("rollout", decided_in)}, chain_s
+        decided_in = [
+            policy(s).plus(around_answer.times(len(s))).times(laps).plus(rest)
+            for s in received
+        ]
+        return {
+            "env": self._load("env", simulated),
+            "rollout": self._load("rollout", decided_in),
+        }, chain_s
 
     def _learn(self, ranks: Mapping[str, int]) -> tuple[Loads, float]:
-        algorithm, of, learn = self._config.algorithm, self._of, "actor.learn/"
-        actors, planned = ranks["actor"], algorithm.epochs * algorithm.num_minibatches
+        algorithm = self._config.algorithm
+        of = self._of
+        learn = "actor.learn/"
+        actors = ranks["actor"]
+        planned = algorithm.epochs * algorithm.num_minibatches
         steps = round(planned * self._costs.count(learn + "steps_share", 1.0))
-        rows, shares = [0] * actors, [0] * actors
-        for _, target, share in shares_of(self._config.simulator_env.total_num_envs, ranks["env"], actors):
+        rows = [0] * actors
+        shares = [0] * actors
+        for _, target, share in shares_of(
+            self._config.simulator_env.total_num_envs, ranks["env"], actors
+        ):
             rows[target] += share
             shares[target] += 1
-        exchange, work = of(learn + "exchange", actors), list[Cost]()
+        exchange = of(learn + "exchange", actors)
+        work = list[Cost]()
         for count, received in zip(rows, shares, strict=True):
             samples = algorithm.rollout_steps * count
             minibatch = of(learn + "minibatch", samples / algorithm.num_minibatches)
-            once = of(learn + "estimate", samples).plus(exchange, of(learn + "rest", actors))
+            once = of(learn + "estimate", samples).plus(
+                exchange, of(learn + "rest", actors)
+            )
             step = minibatch.plus(exchange, of(learn + "step"))
-            work.append(step.times(steps).plus(once, of(learn + "wait").times(received)))
+            work.append(
+                step.times(steps).plus(once, of(learn + "wait").times(received))
+            )
         return {"actor": self._load("actor", work)}, 0.0
 
 
@@ -235,5 +307,8 @@ def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int,
     blocks = [block_edges(rows, ranks) for ranks in (sources, targets)]
     at = [0, 0]
     for start, stop in itertools.pairwise(sorted({*blocks[0], *blocks[1]})):
-        at = [rank + (block[rank + 1] <= start) for rank, block in zip(at, blocks, strict=True)]
+        at = [
+            rank + (block[rank + 1] <= start)
+            for rank, block in zip(at, blocks, strict=True)
+        ]
         yield at[0], at[1], stop - start

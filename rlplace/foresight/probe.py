@@ -26,23 +26,35 @@ class Probe:
 
 
 def probe(
-    mapping: Mapping[str, Any], plans: Sequence[Found], profile: Profile, tell: Callable[[str], None]
+    mapping: Mapping[str, Any],
+    plans: Sequence[Found],
+    profile: Profile,
+    tell: Callable[[str], None],
 ) -> tuple[list[Probe], Profile]:
     """Run plans, then the better half of them for twice as long, and so on; return what was measured.
 
     `mapping`: the config as it was composed. Raises ConfigError where a run fails.
     """
-    probes, iterations = list[Probe](), _ITERATIONS
+    probes = list[Probe]()
+    iterations = _ITERATIONS
     while plans:
         timed: list[tuple[float, int]] = []
         for number, found in enumerate(plans):
             tell(f"probing {describe(found)}: {iterations} iterations")
-            shown = run(Variant(name=describe(found), mapping=changed(mapping, found.changes)), iterations)
+            shown = run(
+                Variant(name=describe(found), mapping=changed(mapping, found.changes)),
+                iterations,
+            )
             profile = profile.merged(shown.profile)
             measured = shown.seconds["iteration"]["measured"]
             timed.append((measured, number))
             probes.append(
-                Probe(plan=describe(found), iterations=iterations, predicted=found.seconds, measured=measured)
+                Probe(
+                    plan=describe(found),
+                    iterations=iterations,
+                    predicted=found.seconds,
+                    measured=measured,
+                )
             )
         plans = [plans[number] for _, number in sorted(timed)[: len(plans) // 2]]
         iterations *= 2
@@ -54,7 +66,9 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     whole = copy.deepcopy(dict(mapping))
     for key, value in changes.items():
         component = key.removeprefix(f"{PLACEMENT}.")  # whose name may have dots
-        path = key.split(".") if component == key else [*PLACEMENT.split("."), component]
+        path = (
+            key.split(".") if component == key else [*PLACEMENT.split("."), component]
+        )
         at = whole
         for name in path[:-1]:
             at = at.setdefault(name, {})
@@ -67,10 +81,13 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 def describe(found: Found) -> str:
     """Write a plan on one line."""
-    placement, layout = found.plan.placement, found.layout
+    placement = found.plan.placement
+    layout = found.layout
     parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]
     if layout.mode.groups:
-        parts.append(f"{layout.mode.groups} stage group{'s' * (layout.mode.groups > 1)}")
+        parts.append(
+            f"{layout.mode.groups} stage group{'s' * (layout.mode.groups > 1)}"
+        )
     if layout.mode.shared:
         parts.append("env and rollout in one process")
     if layout.stays:

@@ -18,10 +18,14 @@ from typing import Any
 
 from rlplace.errors import ConfigError, did_you_mean
 
-VERSION_KEY, VERSION = "rlplace_profile", 1
-MEASURED, ELSEWHERE, ASSUMED = "measured here", "measured elsewhere", "assumed"
+VERSION_KEY = "rlplace_profile"
+VERSION = 1
+MEASURED = "measured here"
+ELSEWHERE = "measured elsewhere"
+ASSUMED = "assumed"
 SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
-PROCESSOR, ACCELERATOR = "processor", "accelerator"
+PROCESSOR = "processor"
+ACCELERATOR = "accelerator"
 COLD = "cold_"  # before the name of a part: of laps that come after the thread was off its processor
 
 
@@ -54,8 +58,12 @@ class Profile:
     versions: Mapping[str, str]
     subjects: Mapping[str, str]  # component -> what it runs: a simulator, a model
     costs: Mapping[str, Curve]
-    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # name -> mean of an iteration
-    samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # distribution -> draws
+    counts: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # name -> mean of an iteration
+    samples: Mapping[str, tuple[float, ...]] = dataclasses.field(
+        default_factory=dict
+    )  # distribution -> draws
 
     def merged(self, other: Profile) -> Profile:
         """Return both; where both have measured the same size, a mean weighed by laps. `other` is the newer."""
@@ -63,7 +71,9 @@ class Profile:
         for name, curve in other.costs.items():
             mine = costs.get(name)
             costs[name] = (
-                curve if mine is None or (mine.source, mine.on) != (curve.source, curve.on) else _merged(mine, curve)
+                curve
+                if mine is None or (mine.source, mine.on) != (curve.source, curve.on)
+                else _merged(mine, curve)
             )
         return Profile(
             machine=other.machine,
@@ -77,7 +87,9 @@ class Profile:
     def elsewhere(self) -> Profile:
         """Return the same, as measured on another machine."""
         costs = {
-            name: dataclasses.replace(curve, source=ELSEWHERE) if curve.source == MEASURED else curve
+            name: dataclasses.replace(curve, source=ELSEWHERE)
+            if curve.source == MEASURED
+            else curve
             for name, curve in self.costs.items()
         }
         return dataclasses.replace(self, costs=costs)
@@ -98,16 +110,27 @@ class Profile:
                 for name, curve in sorted(self.costs.items())
             },
             "counts": dict(sorted(self.counts.items())),
-            "samples": {name: list(values) for name, values in sorted(self.samples.items())},
+            "samples": {
+                name: list(values) for name, values in sorted(self.samples.items())
+            },
         }
 
 
 def _merged(old: Curve, new: Curve) -> Curve:
     points = {point.size: point for point in old.points}
     for point in new.points:
-        near = next((size for size in points if math.isclose(size, point.size, rel_tol=0.02)), None)
-        points[point.size if near is None else near] = point if near is None else mean(points[near], point)
-    return Curve(points=tuple(sorted(points.values(), key=lambda p: p.size)), source=new.source, on=new.on)
+        near = next(
+            (size for size in points if math.isclose(size, point.size, rel_tol=0.02)),
+            None,
+        )
+        points[point.size if near is None else near] = (
+            point if near is None else mean(points[near], point)
+        )
+    return Curve(
+        points=tuple(sorted(points.values(), key=lambda p: p.size)),
+        source=new.source,
+        on=new.on,
+    )
 
 
 def mean(a: Point, b: Point) -> Point:
@@ -133,9 +156,15 @@ def read_profile(text: str, *, file: str) -> Profile:
     try:
         record = json.loads(text)
     except ValueError as error:
-        raise _wrong(file, "is no JSON", str(error), "profile.json is in the folder of a run") from error
+        raise _wrong(
+            file, "is no JSON", str(error), "profile.json is in the folder of a run"
+        ) from error
     if not isinstance(record, dict) or record.get(VERSION_KEY) != VERSION:
-        got = record.get(VERSION_KEY) if isinstance(record, dict) else type(record).__name__
+        got = (
+            record.get(VERSION_KEY)
+            if isinstance(record, dict)
+            else type(record).__name__
+        )
         why = f"its entry {VERSION_KEY} must be {VERSION}, the version of what is read here"
         raise _wrong(file, "is no profile", str(got), why)
     costs = {}
@@ -144,20 +173,36 @@ def read_profile(text: str, *, file: str) -> Profile:
         if source not in SOURCES:
             near = did_you_mean(str(source), SOURCES)
             raise _wrong(
-                file, f"costs of {name} have no known source", str(source), "one of " + ", ".join(SOURCES), near
+                file,
+                f"costs of {name} have no known source",
+                str(source),
+                "one of " + ", ".join(SOURCES),
+                near,
             )
         on = curve.get("on", PROCESSOR)
         if on not in (PROCESSOR, ACCELERATOR):
-            raise _wrong(file, f"{name} is on neither of both", str(on), f"{PROCESSOR} or {ACCELERATOR}")
-        costs[name] = Curve(points=_points(name, curve.get("points", ()), file), source=source, on=on)
+            raise _wrong(
+                file,
+                f"{name} is on neither of both",
+                str(on),
+                f"{PROCESSOR} or {ACCELERATOR}",
+            )
+        costs[name] = Curve(
+            points=_points(name, curve.get("points", ()), file), source=source, on=on
+        )
     return Profile(
         machine=_mapping(record, "machine", file),
         versions=_mapping(record, "versions", file),
         subjects=_mapping(record, "subjects", file),
         costs=costs,
-        counts={name: _number(value, name, file) for name, value in _mapping(record, "counts", file).items()},
+        counts={
+            name: _number(value, name, file)
+            for name, value in _mapping(record, "counts", file).items()
+        },
         samples={
-            name: tuple(_number(value, name, file) for value in _listed(values, name, file))
+            name: tuple(
+                _number(value, name, file) for value in _listed(values, name, file)
+            )
             for name, values in _mapping(record, "samples", file).items()
         },
     )
@@ -170,33 +215,72 @@ def _points(name: str, points: object, file: str) -> tuple[Point, ...]:
         given = point if isinstance(point, dict) else {}
         unknown = [key for key in given if key not in fields]
         if unknown or "cpu_s" not in given:
-            raise _wrong(file, f"a point of {name} is not whole", str(point), "it has " + ", ".join(fields))
-        values = {key: _number(value, f"{name}: {key}", file) for key, value in given.items()}
-        whole = {"size": 0.0, "laps": 1.0, "least_cpu_s": values["cpu_s"], "blocked_s": 0.0} | values
+            raise _wrong(
+                file,
+                f"a point of {name} is not whole",
+                str(point),
+                "it has " + ", ".join(fields),
+            )
+        values = {
+            key: _number(value, f"{name}: {key}", file) for key, value in given.items()
+        }
+        whole = {
+            "size": 0.0,
+            "laps": 1.0,
+            "least_cpu_s": values["cpu_s"],
+            "blocked_s": 0.0,
+        } | values
         if not whole["laps"]:
-            raise _wrong(file, f"a point of {name} is of no laps", str(point), "a mean is of one lap at least")
+            raise _wrong(
+                file,
+                f"a point of {name} is of no laps",
+                str(point),
+                "a mean is of one lap at least",
+            )
         found.append(Point(**whole))
     return tuple(sorted(found, key=lambda point: point.size))
 
 
 def _listed(values: object, name: str, file: str) -> list[Any]:
     if not isinstance(values, (list, tuple)):
-        raise _wrong(file, f"{name} is no list", str(values), "points, or numbers, in square brackets")
+        raise _wrong(
+            file,
+            f"{name} is no list",
+            str(values),
+            "points, or numbers, in square brackets",
+        )
     return list(values)
 
 
 def _mapping(record: Mapping[str, Any], name: str, file: str) -> dict[str, Any]:
     value = record.get(name, {})
     if not isinstance(value, dict):
-        raise _wrong(file, f"{name} is no mapping", type(value).__name__, "names to values, as a run writes it")
+        raise _wrong(
+            file,
+            f"{name} is no mapping",
+            type(value).__name__,
+            "names to values, as a run writes it",
+        )
     return value
 
 
 def _number(value: object, name: str, file: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0.0:
-        raise _wrong(file, f"{name} is no finite number of at least 0", str(value), "it counts seconds or things")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value < 0.0
+    ):
+        raise _wrong(
+            file,
+            f"{name} is no finite number of at least 0",
+            str(value),
+            "it counts seconds or things",
+        )
     return float(value)
 
 
-def _wrong(file: str, what: str, got: str, why: str, fix: str | None = None) -> ConfigError:
+def _wrong(
+    file: str, what: str, got: str, why: str, fix: str | None = None
+) -> ConfigError:
     return ConfigError.of("not-a-profile", file, what, got, why, fix or "profile=last")

@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 from rlplace.config.schema import Config, TrainedConfig
 from rlplace.errors import ConfigError
-from rlplace.foresight.profile import ACCELERATOR, ASSUMED, PROCESSOR, Curve, Point, Profile
+from rlplace.foresight.profile import (
+    ACCELERATOR,
+    ASSUMED,
+    PROCESSOR,
+    Curve,
+    Point,
+    Profile,
+)
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.products import known_name
 from rlplace.placement.machines.topology import Node
@@ -26,13 +33,19 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 
 # Shares of the published rates.
-_TRAINING, _READING, _MEMORY, _LINK = 0.4, 0.5, 0.6, 0.7
+_TRAINING = 0.4
+_READING = 0.5
+_MEMORY = 0.6
+_LINK = 0.7
 _STEP_S = 0.003  # of an engine's token step besides
 _CALL_S = 0.001  # of a process, for a call by Ray
-_IN_FLIGHT, _TOKENS = (1, 32, 256, 1024), (64, 1024, 8192, 65536)
+_IN_FLIGHT = (1, 32, 256, 1024)
+_TOKENS = (64, 1024, 8192, 65536)
 _ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)  # answers end at these shares of the longest
 _BF16 = 2  # bytes
-AS_PUBLISHED = "as published"  # the processor of a profile of which nothing was measured
+AS_PUBLISHED = (
+    "as published"  # the processor of a profile of which nothing was measured
+)
 
 
 class Rates(NamedTuple):
@@ -47,20 +60,29 @@ class Rates(NamedTuple):
 @functools.cache
 def published() -> Mapping[str, Sequence[float]]:
     """Return the rows of published.toml: TFLOP/s of dense bf16, GB/s of memory."""
-    rows = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    rows = tomllib.loads(
+        Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
+    )
     return {name.replace(" ", ""): row for name, row in rows.items()}
 
 
 def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
     """Return the profile of a job with language models on accelerators whose product is known. Raises ConfigError."""
     if config.kind != "causal_lm":
-        raise _refused("a small policy is bound by calls, not by what an accelerator is sold for", None)
-    rates, costs = _rates(plan.topology.nodes), dict[str, Curve]()
+        raise _refused(
+            "a small policy is bound by calls, not by what an accelerator is sold for",
+            None,
+        )
+    rates = _rates(plan.topology.nodes)
+    costs = dict[str, Curve]()
     ledger = case.ledger()
     for component in plan.placement.components:
         for part, points, on in _costs(config, plan, component, rates):
             costs[f"{component}.{part}"] = _curve(points, on)
-        costs |= {f"{component}.{name}": curve for name, curve in _moves(ledger, component, rates)}
+        costs |= {
+            f"{component}.{name}": curve
+            for name, curve in _moves(ledger, component, rates)
+        }
         costs[f"{component}/ray_call"] = _curve([(0, _CALL_S)], PROCESSOR)
     longest = config.algorithm.max_new_tokens
     return Profile(
@@ -78,75 +100,156 @@ def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
 def _rates(nodes: Sequence[Node]) -> Rates:
     """Return the least of all nodes."""
     products = {run.product for node in nodes for run in node.alike}
-    unknown = [product for product in products if known_name(product) not in published()]
+    unknown = [
+        product for product in products if known_name(product) not in published()
+    ]
     if unknown:
-        raise _refused("nothing is published of these accelerators here", ", ".join(unknown) or "emulated")
+        raise _refused(
+            "nothing is published of these accelerators here",
+            ", ".join(unknown) or "emulated",
+        )
     rows = [published()[known_name(product)] for product in products]
-    host = min((node.pcie_gb_per_s for node in nodes if node.pcie_gb_per_s), default=25.0)
+    host = min(
+        (node.pcie_gb_per_s for node in nodes if node.pcie_gb_per_s), default=25.0
+    )
     near = min((node.nvlink_gb_per_s or host for node in nodes), default=host)
-    far = min((node.network_gb_per_s for node in nodes if node.network_gb_per_s), default=near)
+    far = min(
+        (node.network_gb_per_s for node in nodes if node.network_gb_per_s), default=near
+    )
     link = near if len(nodes) == 1 else min(near, far)
-    return Rates(min(row[0] for row in rows) * 1e12, min(row[1] for row in rows) * 1e9, host * 1e9, link * _LINK * 1e9)
+    return Rates(
+        min(row[0] for row in rows) * 1e12,
+        min(row[1] for row in rows) * 1e9,
+        host * 1e9,
+        link * _LINK * 1e9,
+    )
 
 
 def _costs(
     config: Config, plan: Plan, component: str, rates: Rates
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
     """Give part, points (size, seconds) and what these are of, for each of a component's costs."""
-    role, ranks = role_of(component), plan.placement.world_size(component)
+    role = role_of(component)
+    ranks = plan.placement.world_size(component)
     if role == "env":
         return
     if role == "reward" and config.reward_of(component).kind != "model":
         return
     block = config.block_of(component)
-    own = block.language_model if isinstance(block, TrainedConfig) else getattr(block, "model", None)
+    own = (
+        block.language_model
+        if isinstance(block, TrainedConfig)
+        else getattr(block, "model", None)
+    )
     model = model_of(config, own, component)
     if model is None:
         raise _refused("the sizes of a model are not known", component)
     spec = plan.placement.spec(component)
     each = max(spec.parallel.ranks, *(s.accelerators_per_rank for s in spec.segments))
     weights = model.parameters
-    gathered_s = 2 * _BF16 * weights / rates.link_bytes * (ranks > 1) if role != "rollout" else 0.0
+    gathered_s = (
+        2 * _BF16 * weights / rates.link_bytes * (ranks > 1)
+        if role != "rollout"
+        else 0.0
+    )
 
     def forward(tokens: float, share: float, passes: int = 1) -> float:
         return 2 * model.met * tokens * passes / (rates.operations * share * each)
 
     if role == "rollout":
-        kept = sum(layers.of(config.algorithm.longest // 2, 1, 1) for layers in model.kv) * _BF16
-        read = [(n, _STEP_S + (_BF16 * weights + n * kept) / (rates.memory_bytes * _MEMORY * each)) for n in _IN_FLIGHT]
-        yield "generate/decode", [(n, max(s, forward(n, _READING))) for n, s in read], ACCELERATOR
-        yield "generate/prefill", [(n, _STEP_S + forward(n, _READING)) for n in _TOKENS], ACCELERATOR
-        yield "pull_weights/rest", [(0, _BF16 * weights / each / rates.link_bytes)], ACCELERATOR
+        kept = (
+            sum(layers.of(config.algorithm.longest // 2, 1, 1) for layers in model.kv)
+            * _BF16
+        )
+        read = [
+            (
+                n,
+                _STEP_S
+                + (_BF16 * weights + n * kept) / (rates.memory_bytes * _MEMORY * each),
+            )
+            for n in _IN_FLIGHT
+        ]
+        yield (
+            "generate/decode",
+            [(n, max(s, forward(n, _READING))) for n, s in read],
+            ACCELERATOR,
+        )
+        yield (
+            "generate/prefill",
+            [(n, _STEP_S + forward(n, _READING)) for n in _TOKENS],
+            ACCELERATOR,
+        )
+        yield (
+            "pull_weights/rest",
+            [(0, _BF16 * weights / each / rates.link_bytes)],
+            ACCELERATOR,
+        )
         return
     for method in ("infer", "learn"):
-        yield f"{method}/score", [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS], ACCELERATOR
-        yield f"{method}/infer", [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS], ACCELERATOR
+        yield (
+            f"{method}/score",
+            [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS],
+            ACCELERATOR,
+        )
+        yield (
+            f"{method}/infer",
+            [(n, forward(n, _READING) + gathered_s / 2) for n in _TOKENS],
+            ACCELERATOR,
+        )
     if role in ("actor", "critic"):
         assert isinstance(block, TrainedConfig), "actors and critics learn"
         again = 4 if block.checkpointing else 3
-        token_s = 2 * _BF16 * model.layers * model.hidden / each / (rates.host_bytes * _LINK) * block.activation_offload
+        token_s = (
+            2
+            * _BF16
+            * model.layers
+            * model.hidden
+            / each
+            / (rates.host_bytes * _LINK)
+            * block.activation_offload
+        )
         yield (
             "learn/micro_batch",
-            [(n, forward(n, _TRAINING, again) + 1.5 * gathered_s + n * token_s) for n in _TOKENS],
+            [
+                (n, forward(n, _TRAINING, again) + 1.5 * gathered_s + n * token_s)
+                for n in _TOKENS
+            ],
             ACCELERATOR,
         )
-        yield "learn/step", [(0, 16 * weights / ranks / (rates.memory_bytes * _MEMORY))], ACCELERATOR
-        yield "push_weights/rest", [(0, _BF16 * weights / ranks / rates.link_bytes)], ACCELERATOR
+        yield (
+            "learn/step",
+            [(0, 16 * weights / ranks / (rates.memory_bytes * _MEMORY))],
+            ACCELERATOR,
+        )
+        yield (
+            "push_weights/rest",
+            [(0, _BF16 * weights / ranks / rates.link_bytes)],
+            ACCELERATOR,
+        )
 
 
-def _moves(ledger: MemoryLedger, component: str, rates: Rates) -> Iterator[tuple[str, Curve]]:
+def _moves(
+    ledger: MemoryLedger, component: str, rates: Rates
+) -> Iterator[tuple[str, Curve]]:
     """Give what it takes to bring a component's bytes on and off an accelerator."""
     held = {residency: ledger.bytes(component, residency) for residency in Residency}
     for residency in Residency:
         moved = max(abs(held[residency] - other) for other in held.values())
-        yield f"move_{residency.word}/rest", _curve([(0, moved / (rates.host_bytes * _LINK))], ACCELERATOR)
+        yield (
+            f"move_{residency.word}/rest",
+            _curve([(0, moved / (rates.host_bytes * _LINK))], ACCELERATOR),
+        )
 
 
 def _curve(points: Sequence[tuple[float, float]], on: str) -> Curve:
-    made = (Point(size=size, laps=1, cpu_s=seconds, least_cpu_s=seconds, blocked_s=0.0) for size, seconds in points)
+    made = (
+        Point(size=size, laps=1, cpu_s=seconds, least_cpu_s=seconds, blocked_s=0.0)
+        for size, seconds in points
+    )
     return Curve(points=tuple(made), source=ASSUMED, on=on)
 
 
 def _refused(why: str, got: str | None) -> ConfigError:
-    what, fix = "no seconds can be told from published rates", "profile=last"
+    what = "no seconds can be told from published rates"
+    fix = "profile=last"
     return ConfigError.of("nothing-published", "profile", what, got, why, fix)

@@ -17,18 +17,36 @@ from typing import Any, cast
 
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
-from rlplace.foresight.world import WANTED, Barrier, Channel, Cores, Event, Sleep, Work, World
+from rlplace.foresight.world import (
+    WANTED,
+    Barrier,
+    Channel,
+    Cores,
+    Event,
+    Sleep,
+    Work,
+    World,
+)
 from rlplace.metrics import Metrics
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import OFF_S, CallRecord, Stopwatch
 from rlplace.workers.launch.clock import Clock
-from rlplace.workers.launch.group import Call, Pending, Settle, WorkerGroup, WorkerHandle, wait_all
+from rlplace.workers.launch.group import (
+    Call,
+    Pending,
+    Settle,
+    WorkerGroup,
+    WorkerHandle,
+    wait_all,
+)
 from rlplace.workers.launch.host import Done, GroupSpec, Request
 from rlplace.workers.worker import MoveReport, Worker
 
-Body = Generator[Any, Any, Any]  # of a method: yields what it waits for, returns what the method does
+Body = Generator[
+    Any, Any, Any
+]  # of a method: yields what it waits for, returns what the method does
 _DRIVER = "driver"
 _UNBOUNDED = 1 << 60
 
@@ -58,7 +76,9 @@ class LogicalClock(Clock):
         ended = list[Future[Any]]()
         for call in calls:
             call.add_done_callback(ended.append)
-        return self._world.run(lambda: len(ended) >= enough, self._world.now + timeout_s)
+        return self._world.run(
+            lambda: len(ended) >= enough, self._world.now + timeout_s
+        )
 
 
 class Site:
@@ -66,16 +86,24 @@ class Site:
 
     def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
         """`cores`: of each node."""
-        self.config, self.plan, self.costs, self.world = config, plan, costs, World()
+        self.config = config
+        self.plan = plan
+        self.costs = costs
+        self.world = World()
         self.clock = LogicalClock(self.world)
-        self.cores = {node.rank: Cores(self.world, cores, WANTED) for node in plan.topology.nodes}
-        self.channels = {c.name: Channel(self.world, c.capacity_items) for c in plan.channels}
+        self.cores = {
+            node.rank: Cores(self.world, cores, WANTED) for node in plan.topology.nodes
+        }
+        self.channels = {
+            c.name: Channel(self.world, c.capacity_items) for c in plan.channels
+        }
         self.launcher = config.cluster.launcher
         self._barriers: dict[str, Barrier] = {}
         self._lent: dict[int, Channel] = {}
         self._devices: dict[int, Cores] = {}
         self._pushed: dict[tuple[str, int], tuple[list[int], Event]] = {}
-        self._asked, self._answers = Channel(self.world, _UNBOUNDED), Channel(self.world, _UNBOUNDED)
+        self._asked = Channel(self.world, _UNBOUNDED)
+        self._answers = Channel(self.world, _UNBOUNDED)
         for queue in (self._asked, self._answers):
             self.world.spawn(self._drive(queue))
 
@@ -108,7 +136,9 @@ class Site:
             raise AssertionError("a channel without bounds has room")
 
     def _drive(self, queue: Channel) -> Body:
-        each = self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2  # a message is sent, and its results taken
+        each = (
+            self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2
+        )  # a message is sent, and its results taken
         while True:
             act = yield from queue.get()
             yield Work(self.cores[0], _DRIVER, each)
@@ -119,13 +149,27 @@ class Rank:
     """One rank. A subclass has the methods of its worker, as generators."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
-        self.site, self.slot, self.world = site, slot, site.world
-        self.costs, self.job, self.plan = site.costs, site.config, site.plan
+        self.site = site
+        self.slot = slot
+        self.world = site.world
+        self.costs = site.costs
+        self.job = site.config
+        self.plan = site.plan
         self.mailbox = Channel(site.world, _UNBOUNDED)
         inline = site.launcher == "inline"
-        self._process = _DRIVER if inline else f"{slot.process} {slot.rank}" if slot.process else slot.owner
-        self._cores, self._watches = site.cores[slot.node], list[Stopwatch]()
-        self._ended, self._off = 0.0, True  # when the last lap did, and whether others had the processor in it
+        self._process = (
+            _DRIVER
+            if inline
+            else f"{slot.process} {slot.rank}"
+            if slot.process
+            else slot.owner
+        )
+        self._cores = site.cores[slot.node]
+        self._watches = list[Stopwatch]()
+        self._ended = 0.0
+        self._off = (
+            True  # when the last lap did, and whether others had the processor in it
+        )
         site.world.spawn(self._serve())
 
     @property
@@ -133,13 +177,18 @@ class Rank:
         return self.slot.component
 
     def _serve(self) -> Body:
-        around = Cost(0.0) if self.site.launcher == "inline" else self.costs.of(f"{self.component}/ray_call")
+        around = (
+            Cost(0.0)
+            if self.site.launcher == "inline"
+            else self.costs.of(f"{self.component}/ray_call")
+        )
         while True:
             settle, requests = yield from self.mailbox.get()
             yield from self.spend(around)
             outcomes = list[Done]()
             for method, args, _ in requests:
-                began, self._watches = self.world.now, []
+                began = self.world.now
+                self._watches = []
                 value = yield from getattr(self, method)(*args)
                 record = CallRecord(
                     method=method,
@@ -157,7 +206,9 @@ class Rank:
     def spend(self, cost: Cost) -> Body:
         """Compute, and wait for what no processor would shorten."""
         if cost.on_accelerator and self.slot.accelerators:
-            yield Work(self.site.device(self.slot.accelerators[0]), self.slot.owner, cost.cpu_s)
+            yield Work(
+                self.site.device(self.slot.accelerators[0]), self.slot.owner, cost.cpu_s
+            )
         else:
             yield Work(self._cores, self._process, cost.cpu_s)
         if cost.blocked_s > 0.0:
@@ -171,7 +222,8 @@ class Rank:
 
     def lasting(self, cost: Cost) -> Body:
         """Spend what a lap takes, with the wait before it."""
-        waited, began = self.world.now > self._ended, self.world.now
+        waited = self.world.now > self._ended
+        began = self.world.now
         yield from self.spend(cost)
         self._ended = self.world.now
         self._off = waited or self._ended - began > cost.seconds + OFF_S
@@ -237,7 +289,13 @@ def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, Worker
     groups = {}
     for component, kind in kinds.items():
         slots = tuple(site.plan.placement.slots(component))
-        worker = cast(type[Worker], kind)  # a group asks its class for the names of methods alone
-        spec = GroupSpec(name=component, worker=worker, config=None, slots=slots, channels={})
-        groups[component] = WorkerGroup(spec, [_Handle(kind(site, slot)) for slot in slots])
+        worker = cast(
+            type[Worker], kind
+        )  # a group asks its class for the names of methods alone
+        spec = GroupSpec(
+            name=component, worker=worker, config=None, slots=slots, channels={}
+        )
+        groups[component] = WorkerGroup(
+            spec, [_Handle(kind(site, slot)) for slot in slots]
+        )
     return groups

@@ -36,7 +36,8 @@ from rlplace.placement.schedule import Schedule
 
 OBJECTIVES = ("seconds", "accelerator_seconds")
 _MORE = 24  # plans that are predicted after the best is proven, to know those behind it
-_DIVE, _FAR = 25, 0.02  # every so many branches, while the best may be improved by such a share
+_DIVE = 25
+_FAR = 0.02  # every so many branches, while the best may be improved by such a share
 _SAME = 1e-9  # relative: bounds and predictions are sums in another order
 
 
@@ -74,20 +75,28 @@ class Answer:
     bound: float  # no plan of the space is below it
     counts: Mapping[str, int]
     refused: Mapping[str, int]  # why plans do not hold -> how many
-    nearest: tuple[Space, Layout] | None  # of the plans that do not fit in memory, that which lacks least
+    nearest: (
+        tuple[Space, Layout] | None
+    )  # of the plans that do not fit in memory, that which lacks least
     lacks_bytes: int  # that it lacks, on an accelerator
-    lacking: Mapping[str, int]  # cost that the profile lacks -> plans that were left out for it
+    lacking: Mapping[
+        str, int
+    ]  # cost that the profile lacks -> plans that were left out for it
     proven: bool
 
     @property
     def best(self) -> Found | None:
-        return self.found[0] if self.found else None
+        if self.found:
+            return self.found[0]
+        return None
 
     @property
     def gap(self) -> float:
         """Return by which share of its value the best could be improved at most; 0 where it is proven."""
         best = self.best
-        return 0.0 if best is None or self.proven else max(0.0, 1.0 - self.bound / best.value)
+        if best is None or self.proven:
+            return 0.0
+        return max(0.0, 1.0 - self.bound / best.value)
 
 
 def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
@@ -132,21 +141,32 @@ class _Leaf(NamedTuple):
 
 
 _Node = _Sizes | _Places | _Leaf
-_DEPTH: Mapping[type, int] = {_Sizes: 0, _Places: 1, _Leaf: 2}  # of equal bounds the deepest goes first
+_DEPTH: Mapping[type, int] = {
+    _Sizes: 0,
+    _Places: 1,
+    _Leaf: 2,
+}  # of equal bounds the deepest goes first
 _DIRECT = ("env.run/direct_wait", "env.run/direct_put")
-_CHANNELS = ("env.run/wait", "env.run/put", "rollout.generate/wait", "rollout.generate/put")
+_CHANNELS = (
+    "env.run/wait",
+    "env.run/put",
+    "rollout.generate/wait",
+    "rollout.generate/put",
+)
 
 
 class Search:
     """Searches a space. What it has predicted is kept, so that a second search of a part of it costs little."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
-        self.space, self.profile = space, profile
+        self.space = space
+        self.profile = profile
         self.predicted: dict[tuple[object, ...], Prediction] = {}
         self._measured = {name.replace(COLD, "") for name in profile.costs}
         self._known: dict[object, float] = {}  # seconds of stages that were predicted
         self._least: dict[object, float] = {}  # bounds of stages
-        self._alike, self._generation = Alike(space, profile), Generation(space, profile)
+        self._alike = Alike(space, profile)
+        self._generation = Generation(space, profile)
         self.bounds = Bounds(space.config, space.plan, Costs(profile))
 
     def run(
@@ -164,19 +184,32 @@ class Search:
         """
         return _Run(self, objective, most or self.space.most, keep, rivals, over).go()
 
-    def least(self, layout: Layout, schedule: Schedule, keys: Sequence[object]) -> tuple[float, ...]:
+    def least(
+        self, layout: Layout, schedule: Schedule, keys: Sequence[object]
+    ) -> tuple[float, ...]:
         """Return a bound for each of the `keys`."""
         if not all(key in self._least for key in keys):
-            found = self.bounds.of_stages(schedule, layout.mode, layout.sizes, self.space.spread(layout))
-            self._least.update(zip(keys, [sum(found)] if schedule.needs.ahead else found, strict=True))
+            found = self.bounds.of_stages(
+                schedule, layout.mode, layout.sizes, self.space.spread(layout)
+            )
+            self._least.update(
+                zip(keys, [sum(found)] if schedule.needs.ahead else found, strict=True)
+            )
         stages = [self._least[key] for key in keys]
         if schedule.needs.ahead:
             return tuple(stages)
         if self._generation.holds:
             at = schedule.stages.index("rollout")
             acquired = schedule.between(schedule.stages[at - 1], "rollout").acquires
-            moved = frozenset(move.component for move in acquired if move.component in PAIR)
-            stages[at] = max(stages[at], self._generation.known(layout.sizes["env"], layout.sizes["rollout"], [moved]))
+            moved = frozenset(
+                move.component for move in acquired if move.component in PAIR
+            )
+            stages[at] = max(
+                stages[at],
+                self._generation.known(
+                    layout.sizes["env"], layout.sizes["rollout"], [moved]
+                ),
+            )
         return tuple(stages)
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
@@ -185,35 +218,60 @@ class Search:
 
     def at_least(self, keys: Sequence[object], least: Sequence[float]) -> float:
         """Return the sum of stages: of those that were predicted in other plans their seconds, else their bounds."""
-        return sum(self._known.get(key, bound) for key, bound in zip(keys, least, strict=True))
+        return sum(
+            self._known.get(key, bound) for key, bound in zip(keys, least, strict=True)
+        )
 
     def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
         """Return a bound for all plans with sizes of these."""
-        known = {"rollout": self._generates(mode, options)[0]} if self._generation.holds else {}
+        known = (
+            {"rollout": self._generates(mode, options)[0]}
+            if self._generation.holds
+            else {}
+        )
         return self.bounds.of_sizes(mode, options, known)
 
     def sharpen(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> bool:
         """Find out more of the sizes that a bound is of; return whether there was anything."""
-        return self._generation.holds and self._generation.sharpen(*self._generates(mode, options)[1])
+        return self._generation.holds and self._generation.sharpen(
+            *self._generates(mode, options)[1]
+        )
 
-    def _generates(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> tuple[float, tuple[Size, Size]]:
+    def _generates(
+        self, mode: Mode, options: Mapping[str, Sequence[Size]]
+    ) -> tuple[float, tuple[Size, Size]]:
         """Return the least seconds of rollout, and the sizes of env and engines that have them."""
 
         def least(pair: tuple[Size, Size]) -> float:
             one = {"env": pair[:1], "rollout": pair[1:]}
-            return max(self.bounds.of_stage("rollout", mode, one), self._generation.known(*pair))
+            return max(
+                self.bounds.of_stage("rollout", mode, one),
+                self._generation.known(*pair),
+            )
 
-        return min((least(pair), pair) for pair in itertools.product(options["env"], options["rollout"]))
+        return min(
+            (least(pair), pair)
+            for pair in itertools.product(options["env"], options["rollout"])
+        )
 
     def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
         """Return the costs that a plan needs, unlike others, and that the profile lacks."""
-        moves = [m for entry in schedule.entries.values() for m in (*entry.releases, *entry.acquires)]
+        moves = [
+            m
+            for entry in schedule.entries.values()
+            for m in (*entry.releases, *entry.acquires)
+        ]
         talk: tuple[str, ...] = ()
         if self.space.config.kind == "mlp":
             talk = _DIRECT if mode.shared else _CHANNELS
-        return sorted({*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk} - self._measured)
+        return sorted(
+            {*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk}
+            - self._measured
+        )
 
-    def predict(self, config: Config, plan: Plan, case: MemoryCase, layout: Layout) -> Prediction:
+    def predict(
+        self, config: Config, plan: Plan, case: MemoryCase, layout: Layout
+    ) -> Prediction:
         """Predict a plan, once for all that take as long."""
         keys = self.keys(layout, plan.schedule)
         if keys not in self.predicted:
@@ -235,32 +293,50 @@ class _Run:
         rivals: Sequence[Found],
         over: Callable[[], bool],
     ) -> None:
-        self.search, self.space, self.over = search, search.space, over
-        self.objective, self.most, self.keep = objective, most, keep
+        self.search = search
+        self.space = search.space
+        self.over = over
+        self.objective = objective
+        self.most = most
+        self.keep = keep
         self.rivals = {id(found.prediction): found.value for found in rivals}
         self.heap: list[tuple[float, int, int, _Node]] = []
         self.order = itertools.count()
-        self.found: dict[tuple[object, int], Found] = {}  # by what is predicted of it, and its accelerators
+        self.found: dict[
+            tuple[object, int], Found
+        ] = {}  # by what is predicted of it, and its accelerators
         self.fewest: dict[object, int] = {}  # accelerators of a plan that takes as long
         self.current: Found | None = None
-        self.nearest: tuple[tuple[bool, int], Layout] | None = None  # with what it lacks in bytes
-        self.counts, self.refused, self.lacking = Counter[str](), Counter[str](), Counter[str]()
+        self.nearest: tuple[tuple[bool, int], Layout] | None = (
+            None  # with what it lacks in bytes
+        )
+        self.counts = Counter[str]()
+        self.refused = Counter[str]()
+        self.lacking = Counter[str]()
 
     def go(self) -> Answer:
-        self.current = self._check(self.space.current())  # what the config has is predicted, whatever its bound
+        self.current = self._check(
+            self.space.current()
+        )  # what the config has is predicted, whatever its bound
         for mode in self.space.modes:
             left = self.space.sizes(mode)
             if all(left.values()):
                 self._push(self.search.of_sizes(mode, left), _Sizes(mode, left))
         proven_at = math.inf
-        while self.heap and self.heap[0][0] < self._limit(self.keep) * (1 - _SAME) and not self.over():
+        while (
+            self.heap
+            and self.heap[0][0] < self._limit(self.keep) * (1 - _SAME)
+            and not self.over()
+        ):
             if self.heap[0][0] >= self._limit(1) * (1 - _SAME):
                 proven_at = min(proven_at, self.counts["predicted"])
             if self.counts["predicted"] >= proven_at + _MORE:
                 break
             bound, _, _, node = heapq.heappop(self.heap)
             self.counts["branches"] += 1
-            if self.counts["branches"] % _DIVE == 1 and bound < self._limit(1) * (1 - _FAR):
+            if self.counts["branches"] % _DIVE == 1 and bound < self._limit(1) * (
+                1 - _FAR
+            ):
                 self._dive(node, bound)
             else:
                 self._expand(node, bound)
@@ -269,7 +345,9 @@ class _Run:
         self.counts["left out by bound"] += len(self.heap)
         found = sorted(self.found.values(), key=_rank)
         bound = self._limit(1) if proven else least
-        first = {id(f.prediction): f for f in reversed(found)}  # of those that take as long
+        first = {
+            id(f.prediction): f for f in reversed(found)
+        }  # of those that take as long
         return Answer(
             objective=self.objective,
             current=self.current,
@@ -301,22 +379,37 @@ class _Run:
     def _bound(self, node: _Node, bound: float) -> float:
         """Return what is known by now."""
         if isinstance(node, _Leaf):
-            return max(bound, self._worth(self.search.at_least(node.keys, node.least), node.used))
+            return max(
+                bound,
+                self._worth(self.search.at_least(node.keys, node.least), node.used),
+            )
         if isinstance(node, _Sizes):
-            sizes, used = node.left, max(min(s.accelerators for s in sizes) for sizes in node.left.values())
+            sizes, used = (
+                node.left,
+                max(min(s.accelerators for s in sizes) for sizes in node.left.values()),
+            )
         else:
-            sizes, used = {c: (size,) for c, size in node.sizes.items()}, self.space.used(node.cells)
+            sizes = {c: (size,) for c, size in node.sizes.items()}
+            used = self.space.used(node.cells)
         known = bound
         while True:
-            known = max(bound, self._worth(self.search.of_sizes(node.mode, sizes), used))
-            if known > bound * (1 + _SAME) or self.over() or not self.search.sharpen(node.mode, sizes):
+            known = max(
+                bound, self._worth(self.search.of_sizes(node.mode, sizes), used)
+            )
+            if (
+                known > bound * (1 + _SAME)
+                or self.over()
+                or not self.search.sharpen(node.mode, sizes)
+            ):
                 return known
 
     def _dive(self, node: _Node, bound: float) -> None:
         """Go down to a plan by the least bound each time: the sooner a good one is known, the more is left out."""
-        others, at = self.heap, (bound, 0, 0, node)
+        others = self.heap
+        at = (bound, 0, 0, node)
         while True:
-            self.heap, found = [], len(self.found)
+            self.heap = []
+            found = len(self.found)
             self._expand(at[3], at[0])
             if not self.heap or len(self.found) > found or self.over():
                 break
@@ -327,19 +420,25 @@ class _Run:
         heapq.heapify(self.heap)
 
     def _may_use(self, accelerators: int) -> bool:
-        return accelerators <= self.most and (not self.space.counts or accelerators in self.space.counts)
+        return accelerators <= self.most and (
+            not self.space.counts or accelerators in self.space.counts
+        )
 
     def _limit(self, number: int) -> float:
         """Return the value of the plan of this number among the best; infinite before so many are found."""
         own = {id(found.prediction): found.value for found in self.found.values()}
         values = sorted((self.rivals | own).values())
-        return values[number - 1] if len(values) >= number else math.inf
+        if len(values) >= number:
+            return values[number - 1]
+        return math.inf
 
     def _push(self, bound: float, node: _Node) -> None:
         heapq.heappush(self.heap, (bound, -_DEPTH[type(node)], next(self.order), node))
 
     def _worth(self, seconds: float, used: int) -> float:
-        return seconds * used if self.objective == "accelerator_seconds" else seconds
+        if self.objective == "accelerator_seconds":
+            return seconds * used
+        return seconds
 
     def _size(self, node: _Sizes) -> None:
         """Choose the size of one component more, of the one that has most to choose from."""
@@ -348,7 +447,10 @@ class _Run:
             sizes = {c: only for c, (only,) in node.left.items()}
             bound = self.search.of_sizes(node.mode, node.left)
             starts = _Places(node.mode, sizes, {}, self.space.empty)
-            self._push(self._worth(bound, max(size.accelerators for size in sizes.values())), starts)
+            self._push(
+                self._worth(bound, max(size.accelerators for size in sizes.values())),
+                starts,
+            )
             return
         component = max(open_, key=lambda c: len(node.left[c]))
         for size in node.left[component]:
@@ -358,7 +460,10 @@ class _Run:
                 if len({left[c] for c in PAIR}) > 1:
                     continue
             least = max(min(s.accelerators for s in sizes) for sizes in left.values())
-            self._push(self._worth(self.search.of_sizes(node.mode, left), least), _Sizes(node.mode, left))
+            self._push(
+                self._worth(self.search.of_sizes(node.mode, left), least),
+                _Sizes(node.mode, left),
+            )
 
     def _place(self, node: _Places, bound: float) -> None:
         """Place one component more, the largest that is left; with all placed, choose who stays."""
@@ -369,38 +474,65 @@ class _Run:
                 self._leaves(node, used, bound)
             return
         component = max(left, key=lambda c: node.sizes[c].accelerators)
-        if node.mode.shared and component in PAIR and (other := _other(component)) in node.starts:
+        if (
+            node.mode.shared
+            and component in PAIR
+            and (other := _other(component)) in node.starts
+        ):
             places = self.space.again(node.cells, component, other)
-            self._push(bound, node._replace(starts={**node.starts, component: node.starts[other]}, cells=places))
+            self._push(
+                bound,
+                node._replace(
+                    starts={**node.starts, component: node.starts[other]}, cells=places
+                ),
+            )
             return
-        seconds = self.search.of_sizes(node.mode, {c: (size,) for c, size in node.sizes.items()})
-        for start, cells in self.space.places(node.cells, component, node.sizes[component].accelerators):
+        seconds = self.search.of_sizes(
+            node.mode, {c: (size,) for c, size in node.sizes.items()}
+        )
+        for start, cells in self.space.places(
+            node.cells, component, node.sizes[component].accelerators
+        ):
             used = self.space.used(cells)
             if used <= self.most:
                 starts = {**node.starts, component: start}
-                self._push(max(bound, self._worth(seconds, used)), node._replace(starts=starts, cells=cells))
+                self._push(
+                    max(bound, self._worth(seconds, used)),
+                    node._replace(starts=starts, cells=cells),
+                )
 
     def _leaves(self, node: _Places, used: int, bound: float) -> None:
         """Open the plans with these places: who shares accelerators stays, or leaves where others need them.
 
         Who leaves has more to move, and may have its turn in another stage than if it stayed: no plan bounds another.
         """
-        sharing, seen = self.space.sharing(node.cells), set[object]()
+        sharing = self.space.sharing(node.cells)
+        seen = set[object]()
         for number in range(len(sharing), -1, -1):
             for stays in itertools.combinations(sharing, number):
-                layout = Layout(mode=node.mode, sizes=node.sizes, starts=node.starts, stays=stays)
+                layout = Layout(
+                    mode=node.mode, sizes=node.sizes, starts=node.starts, stays=stays
+                )
                 schedule = self.space.schedule(node.cells, stays)
                 keys = self.search.keys(layout, schedule)
                 if keys not in seen:
                     seen.add(keys)
                     self._leaf(
-                        _Leaf(layout, node.cells, keys, self.search.least(layout, schedule, keys), used),
+                        _Leaf(
+                            layout,
+                            node.cells,
+                            keys,
+                            self.search.least(layout, schedule, keys),
+                            used,
+                        ),
                         schedule,
                         bound,
                     )
 
     def _leaf(self, leaf: _Leaf, schedule: Schedule, bound: float) -> None:
-        bound = max(bound, self._worth(self.search.at_least(leaf.keys, leaf.least), leaf.used))
+        bound = max(
+            bound, self._worth(self.search.at_least(leaf.keys, leaf.least), leaf.used)
+        )
         if lacking := self.search.lacks(schedule, leaf.layout.mode):
             self.lacking.update(lacking)
             self.counts["without costs"] += 1
@@ -417,7 +549,10 @@ class _Run:
         needed = layout.stays  # without those that need not move in any case
         for component in layout.stays:
             fewer = tuple(c for c in needed if c != component)
-            if self.search.keys(layout, self.space.schedule(node.cells, fewer)) == node.keys:
+            if (
+                self.search.keys(layout, self.space.schedule(node.cells, fewer))
+                == node.keys
+            ):
                 needed = fewer
         self._check(dataclasses.replace(layout, stays=needed))
 
@@ -435,7 +570,9 @@ class _Run:
         ledger = case.ledger()
         if not ledger.fits:
             self.counts["refused by memory"] += 1
-            lacks = -min((account.margin_bytes or 0 for account in ledger.accounts), default=0)
+            lacks = -min(
+                (account.margin_bytes or 0 for account in ledger.accounts), default=0
+            )
             rank = not self._may_use(len(plan.placement.used)), lacks
             if self.nearest is None or rank < self.nearest[0]:
                 self.nearest = rank, layout
@@ -447,7 +584,8 @@ class _Run:
         before = len(self.search.predicted)
         prediction = self.search.predict(config, plan, case, layout)
         self.counts["predicted"] += len(self.search.predicted) - before
-        used, tightest = len(plan.placement.used), ledger.tightest
+        used = len(plan.placement.used)
+        tightest = ledger.tightest
         found = Found(
             space=self.space,
             layout=layout,
@@ -461,14 +599,21 @@ class _Run:
         key = self.search.keys(layout, plan.schedule)
         if self._may_use(used):
             self.fewest[key] = min(used, self.fewest.get(key, used))
-            if (key, used) not in self.found or _rank(found) < _rank(self.found[key, used]):
+            if (key, used) not in self.found or _rank(found) < _rank(
+                self.found[key, used]
+            ):
                 self.found[key, used] = found
         return found
 
 
 def _rank(found: Found) -> tuple[float, int, int, int]:
     """Order plans: by value, then the fewer accelerators, the fewer keys that are varied, the more memory is left."""
-    return _rounded(found.value), found.used, len(found.space.varied), -(found.margin_bytes or 0)
+    return (
+        _rounded(found.value),
+        found.used,
+        len(found.space.varied),
+        -(found.margin_bytes or 0),
+    )
 
 
 def _rounded(value: float) -> float:

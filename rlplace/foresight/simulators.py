@@ -23,7 +23,9 @@ class SimulatorRank(Rank):
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
-        self.direct = "observations" not in site.channels  # looking at all routes takes long
+        self.direct = (
+            "observations" not in site.channels
+        )  # looking at all routes takes long
 
 
 class EnvRank(SimulatorRank):
@@ -43,7 +45,11 @@ class EnvRank(SimulatorRank):
                 yield from self.lap("run", "sim", rows)
                 watch.lap("sim")
                 if step + 1 < self.steps:
-                    yield from self.lap("run", "direct_put") if self.direct else self._ask(shares, group)
+                    yield from (
+                        self.lap("run", "direct_put")
+                        if self.direct
+                        else self._ask(shares, group)
+                    )
                     watch.lap("put")
         stepped = rows * self.steps * self.stage_groups
         yield from self.lap("run", "rest", stepped)
@@ -58,19 +64,28 @@ class EnvRank(SimulatorRank):
 
     def _decision(self, rows: int) -> Cost:
         """Return what a decision in this thread takes."""
-        return self.costs.of(self.costs.known("rollout.generate", "policy", cold=False), rows)
+        return self.costs.of(
+            self.costs.known("rollout.generate", "policy", cold=False), rows
+        )
 
     def _ask(self, shares: tuple[Share, ...], group: int) -> Body:
         for share in shares:
             yield from self.lap("run", "put")
             size = share.stop - share.start
-            yield from self.site.channels["observations"].put((self.slot.rank, group, size), str(share.target))
+            yield from self.site.channels["observations"].put(
+                (self.slot.rank, group, size), str(share.target)
+            )
 
     def _answer(self, shares: tuple[Share, ...], group: int, rows: int) -> Body:
-        if self.direct:  # the decision runs in this thread, and its part is counted in this wait
-            decided, waited = self._decision(rows), self.costs.of("env.run/direct_wait")
+        if (
+            self.direct
+        ):  # the decision runs in this thread, and its part is counted in this wait
+            decided = self._decision(rows)
+            waited = self.costs.of("env.run/direct_wait")
             yield from self.lasting(decided)
-            yield from self.lasting(waited._replace(cpu_s=max(0.0, waited.cpu_s - decided.cpu_s)))
+            yield from self.lasting(
+                waited._replace(cpu_s=max(0.0, waited.cpu_s - decided.cpu_s))
+            )
             return
         for _ in shares:
             yield from self.site.channels["actions"].get(f"{self.slot.rank}/{group}")
@@ -85,12 +100,19 @@ class RolloutRank(SimulatorRank):
         if self.direct:
             watch.seconds["policy"] = yield from self.site.lent(self.slot.rank).get()
             return watch.metrics("rollout")
-        due = sum(s.stop - s.start for s in self.plan.row_routes.observations.receives(self.slot.rank))
+        due = sum(
+            s.stop - s.start
+            for s in self.plan.row_routes.observations.receives(self.slot.rank)
+        )
         due *= self.steps * self.stage_groups
-        observations, key = self.site.channels["observations"], str(self.slot.rank)
+        observations = self.site.channels["observations"]
+        key = str(self.slot.rank)
         while due:
             arrived = [(yield from observations.get(key))]
-            while self.job.torch_rollout.merge_requests and (more := observations.get_nowait(key)) is not None:
+            while (
+                self.job.torch_rollout.merge_requests
+                and (more := observations.get_nowait(key)) is not None
+            ):
                 arrived.append(more)
             for _ in arrived:
                 yield from self.lap("generate", "wait")
@@ -112,7 +134,8 @@ class PolicyActorRank(SimulatorRank):
 
     def learn(self, iteration: int, version: int) -> Body:
         watch, inner = self.watch("wait", "learn"), self.watch()
-        route, algorithm = self.plan.row_routes.trajectories, self.job.algorithm
+        route = self.plan.row_routes.trajectories
+        algorithm = self.job.algorithm
         shares = route.receives(self.slot.rank)
         for _ in shares:
             yield from self.site.channels["trajectories"].get(str(self.slot.rank))
@@ -123,8 +146,12 @@ class PolicyActorRank(SimulatorRank):
         inner.lap("estimate")
         yield from self._exchange(inner)
         planned = algorithm.epochs * algorithm.num_minibatches
-        for _ in range(round(planned * self.costs.count("actor.learn/steps_share", 1.0))):
-            yield from self.lap("learn", "minibatch", samples / algorithm.num_minibatches)
+        for _ in range(
+            round(planned * self.costs.count("actor.learn/steps_share", 1.0))
+        ):
+            yield from self.lap(
+                "learn", "minibatch", samples / algorithm.num_minibatches
+            )
             inner.lap("minibatch")
             yield from self._exchange(inner)
             yield from self.lap("learn", "step")
@@ -134,6 +161,8 @@ class PolicyActorRank(SimulatorRank):
         return {**watch.metrics("actor"), "actor/samples": Metric(samples, "sum")}
 
     def _exchange(self, watch: Stopwatch) -> Body:
-        yield from self.lap("learn", "exchange", self.plan.placement.world_size("actor"))
+        yield from self.lap(
+            "learn", "exchange", self.plan.placement.world_size("actor")
+        )
         yield from self.site.barrier("actor").meet()
         watch.lap("exchange")

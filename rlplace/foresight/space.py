@@ -30,7 +30,9 @@ from rlplace.placement.schedule import Schedule, schedule_of
 
 GROUPS = (1, 2, 4)  # stage groups
 _SLICES = (1, 2, 4, 8)  # accelerators of an engine
-Cells = tuple[tuple[int, ...], ...]  # node -> accelerator -> the components there, as bits
+Cells = tuple[
+    tuple[int, ...], ...
+]  # node -> accelerator -> the components there, as bits
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,9 @@ class Layout:
     mode: Mode
     sizes: Sizes  # of every component
     starts: Mapping[str, int]  # free component -> its first accelerator
-    stays: tuple[str, ...] = ()  # free components that stay on accelerators which others need
+    stays: tuple[
+        str, ...
+    ] = ()  # free components that stay on accelerators which others need
 
 
 class _Shared(NamedTuple):
@@ -80,24 +84,48 @@ class Space:
             if name not in placement.components:
                 near = did_you_mean(name, placement.components)
                 why = "components are " + ", ".join(placement.components)
-                raise ConfigError.of("bad-option", "fix", "no such component", name, why, f"fix={near or 'actor'}")
+                raise ConfigError.of(
+                    "bad-option",
+                    "fix",
+                    "no such component",
+                    name,
+                    why,
+                    f"fix={near or 'actor'}",
+                )
         for count in accelerators:
             if not 0 < count <= plan.topology.num_accelerators:
-                why, fix = (
-                    f"the cluster has {plan.topology.describe()}",
-                    f"accelerators={plan.topology.num_accelerators}",
+                why = f"the cluster has {plan.topology.describe()}"
+                fix = f"accelerators={plan.topology.num_accelerators}"
+                raise ConfigError.of(
+                    "bad-option",
+                    "accelerators",
+                    "there are not so many",
+                    str(count),
+                    why,
+                    fix,
                 )
-                raise ConfigError.of("bad-option", "accelerators", "there are not so many", str(count), why, fix)
-        self.config, self.plan, self.counts = config, plan, frozenset(accelerators)
-        self.varied, self._written = dict(varied or {}), written or config
+        self.config = config
+        self.plan = plan
+        self.counts = frozenset(accelerators)
+        self.varied = dict(varied or {})
+        self._written = written or config
         self.most = max(self.counts, default=plan.topology.num_accelerators)
-        self.free = tuple(c for c in placement.components if c not in fixed and _movable(placement, c))
+        self.free = tuple(
+            c for c in placement.components if c not in fixed and _movable(placement, c)
+        )
         self.nodes = plan.topology.nodes
         self._schedules: dict[object, Schedule] = {}
-        self._spread: tuple[object, Spread] = (None, {})  # of the layout that was asked for last
+        self._spread: tuple[object, Spread] = (
+            None,
+            {},
+        )  # of the layout that was asked for last
         self._bits = {c: 1 << at for at, c in enumerate(placement.components)}
         simulated = config.kind == "mlp"
-        self.now = Mode(plan.stage_groups, plan.row_routes.direct) if simulated else Mode(0, False)
+        self.now = (
+            Mode(plan.stage_groups, plan.row_routes.direct)
+            if simulated
+            else Mode(0, False)
+        )
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
@@ -126,7 +154,9 @@ class Space:
             if mode == self.now and now.accelerators <= self.most:
                 fitting.append(now.accelerators)
             found[component] = tuple(Size(n, n) for n in sorted({*fitting}))
-        if rows % mode.groups or rows % (mode.groups * min(size.ranks for size in found["env"])):
+        if rows % mode.groups or rows % (
+            mode.groups * min(size.ranks for size in found["env"])
+        ):
             return dict.fromkeys(found, ())
         return found
 
@@ -135,15 +165,31 @@ class Space:
         now = self._size_now(component)
         if component not in self.free:
             return (now,)
-        algorithm, node = self.config.algorithm, max(node.accelerators for node in self.nodes)
-        even = [n for n in self._lengths if node % n == 0 or (n % node == 0 and len(self.nodes) % (n // node) == 0)]
+        algorithm = self.config.algorithm
+        node = max(node.accelerators for node in self.nodes)
+        even = [
+            n
+            for n in self._lengths
+            if node % n == 0 or (n % node == 0 and len(self.nodes) % (n // node) == 0)
+        ]
         samples = (algorithm.prompts or 1) * algorithm.samples_per_prompt
         each: tuple[int, ...] = (1,)
         if component == "rollout" and self.config.text_rollout.engine == "vllm":
             heads = text_keys(self.config.model or {}).get("num_attention_heads")
-            each = tuple(n for n in _SLICES if n <= node and not (isinstance(heads, int) and heads % n))
-        found = {Size(n, n // e) for n in even for e in each if n % e == 0 and n // e <= samples}
-        return tuple(sorted(found | ({now} if now.accelerators <= self.most else set())))
+            each = tuple(
+                n
+                for n in _SLICES
+                if n <= node and not (isinstance(heads, int) and heads % n)
+            )
+        found = {
+            Size(n, n // e)
+            for n in even
+            for e in each
+            if n % e == 0 and n // e <= samples
+        }
+        return tuple(
+            sorted(found | ({now} if now.accelerators <= self.most else set()))
+        )
 
     @cached_property
     def _lengths(self) -> tuple[int, ...]:
@@ -155,7 +201,9 @@ class Space:
 
     def _size_now(self, component: str) -> Size:
         placement = self.plan.placement
-        return Size(len(placement.accelerators(component)), placement.world_size(component))
+        return Size(
+            len(placement.accelerators(component)), placement.world_size(component)
+        )
 
     @cached_property
     def empty(self) -> Cells:
@@ -168,14 +216,23 @@ class Space:
             )
             for number in self.plan.placement.topology.all
         }
-        return tuple(tuple(fixed[number] for number in node.numbers) for node in self.nodes)
+        return tuple(
+            tuple(fixed[number] for number in node.numbers) for node in self.nodes
+        )
 
-    def places(self, cells: Cells, component: str, length: int) -> Iterator[tuple[int, Cells]]:
+    def places(
+        self, cells: Cells, component: str, length: int
+    ) -> Iterator[tuple[int, Cells]]:
         """Return the first accelerator of each interval that differs from others, and the accelerators with it."""
-        bit, seen = self._bits[component], set[object]()
+        bit = self._bits[component]
+        seen = set[object]()
         for start, touched in self._intervals(length):
             covered = tuple(
-                (self._alike[node], tuple(sorted(Counter(cells[node][first:stop]).items())), tuple(sorted(cells[node])))
+                (
+                    self._alike[node],
+                    tuple(sorted(Counter(cells[node][first:stop]).items())),
+                    tuple(sorted(cells[node])),
+                )
                 for node, first, stop in touched
             )
             key = tuple(sorted(covered)) if len(covered) > 1 else covered
@@ -185,28 +242,40 @@ class Space:
             after = list(cells)
             for node, first, stop in touched:
                 row = cells[node]
-                after[node] = (*row[:first], *(here | bit for here in row[first:stop]), *row[stop:])
+                after[node] = (
+                    *row[:first],
+                    *(here | bit for here in row[first:stop]),
+                    *row[stop:],
+                )
             yield start, tuple(after)
 
     def again(self, cells: Cells, component: str, other: str) -> Cells:
         """Return the accelerators with `component` where the `other` is."""
-        bit, there = self._bits[component], self._bits[other]
-        return tuple(tuple(here | bit if here & there else here for here in row) for row in cells)
+        bit = self._bits[component]
+        there = self._bits[other]
+        return tuple(
+            tuple(here | bit if here & there else here for here in row) for row in cells
+        )
 
     def _intervals(self, length: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
         """Return the intervals of a length: first accelerator, and (node, begin, end) of each part."""
         each = max(node.accelerators for node in self.nodes)
         found: list[tuple[int, list[tuple[int, int, int]]]] = []
         if length > each:
-            count, full = length // each, [node for node in self.nodes if node.accelerators == each]
-            for at in dict.fromkeys([*range(0, len(full) - count + 1, count), len(full) - count]):
+            count = length // each
+            full = [node for node in self.nodes if node.accelerators == each]
+            for at in dict.fromkeys(
+                [*range(0, len(full) - count + 1, count), len(full) - count]
+            ):
                 run = full[at : at + count]
                 if run[-1].rank - run[0].rank == count - 1:
                     found.append((run[0].first, [(node.rank, 0, each) for node in run]))
             return found
         for node in self.nodes:
             last = node.accelerators - length
-            for at in dict.fromkeys([*range(0, last + 1, length), last]) if last >= 0 else ():
+            for at in (
+                dict.fromkeys([*range(0, last + 1, length), last]) if last >= 0 else ()
+            ):
                 found.append((node.first + at, [(node.rank, at, at + length)]))
         return found
 
@@ -215,7 +284,10 @@ class Space:
         """Return a number for each node; equal nodes have the same. The driver makes its node unlike the others."""
         kinds: dict[object, int] = {}
         return tuple(
-            kinds.setdefault((n.rank == 0, n.kind, n.alike, n.host_memory_bytes), len(kinds)) for n in self.nodes
+            kinds.setdefault(
+                (n.rank == 0, n.kind, n.alike, n.host_memory_bytes), len(kinds)
+            )
+            for n in self.nodes
         )
 
     def spread(self, layout: Layout) -> Spread:
@@ -229,27 +301,44 @@ class Space:
         found: dict[str, Mapping[int, int]] = {}
         for component, size in layout.sizes.items():
             if component not in layout.starts:
-                found[component] = Counter(self.plan.placement.locations(component).node)
+                found[component] = Counter(
+                    self.plan.placement.locations(component).node
+                )
                 continue
-            window = range(layout.starts[component], layout.starts[component] + size.accelerators)
+            window = range(
+                layout.starts[component], layout.starts[component] + size.accelerators
+            )
             parts = self.plan.topology.parts(window)
-            found[component] = {node.rank: len(part) // size.each for node, part in parts}
+            found[component] = {
+                node.rank: len(part) // size.each for node, part in parts
+            }
         return found
 
     def sharing(self, cells: Cells) -> tuple[str, ...]:
         """Return the free components that share accelerators: they may stay, or leave where others need these."""
         present = {here for row in cells for here in row}
-        return tuple(c for c in self.free if any(here & self._bits[c] and here != self._bits[c] for here in present))
+        return tuple(
+            c
+            for c in self.free
+            if any(here & self._bits[c] and here != self._bits[c] for here in present)
+        )
 
     def schedule(self, cells: Cells, stays: Collection[str]) -> Schedule:
         """Return what is resident when, and the moves, as a plan with these accelerators would have them."""
         pairs = frozenset(
             (a, b)
             for here in {here for row in cells for here in row}
-            for a, b in itertools.permutations((c for c, bit in self._bits.items() if here & bit), 2)
+            for a, b in itertools.permutations(
+                (c for c, bit in self._bits.items() if here & bit), 2
+            )
         )
         offload = tuple(
-            (c, c not in stays if c in self.free and any(c == a for a, _ in pairs) else leaves)
+            (
+                c,
+                c not in stays
+                if c in self.free and any(c == a for a, _ in pairs)
+                else leaves,
+            )
             for c, leaves in self.plan.offload.items()
         )
         key = (pairs, offload)
@@ -272,8 +361,11 @@ class Space:
 
     def changes(self, layout: Layout) -> dict[str, Any]:
         """Return the keys of the config that differ, with their values; None: the line goes."""
-        lines, written = self._lines(layout), self._written.cluster.component_placement
-        changed: dict[str, Any] = self.varied | {f"{PLACEMENT}.{name}": None for name in written if name not in lines}
+        lines = self._lines(layout)
+        written = self._written.cluster.component_placement
+        changed: dict[str, Any] = self.varied | {
+            f"{PLACEMENT}.{name}": None for name in written if name not in lines
+        }
         for component, line in lines.items():
             if written.get(component) != line:
                 changed[f"{PLACEMENT}.{component}"] = line
@@ -282,9 +374,15 @@ class Space:
         sharing = self._sharing(layout)
         for component in sharing:
             key = f"{self.config.key_of(component)}.enable_offload"
-            if self.config.block_of(component).enable_offload is (component in layout.stays):
+            if self.config.block_of(component).enable_offload is (
+                component in layout.stays
+            ):
                 changed[key] = component not in layout.stays
-        stays = [c for c in self.config.cluster.allow_resident if c not in sharing or c in layout.stays]
+        stays = [
+            c
+            for c in self.config.cluster.allow_resident
+            if c not in sharing or c in layout.stays
+        ]
         stays += [c for c in layout.stays if c not in stays]
         if stays != [*self.config.cluster.allow_resident]:
             changed["cluster.allow_resident"] = stays
@@ -293,32 +391,62 @@ class Space:
     def _sharing(self, layout: Layout) -> list[str]:
         """Return the free components that share accelerators with any other."""
         on = self._held(layout)
-        return [c for c in self.free if any(on[c] & on[other] for other in on if other != c)]
+        return [
+            c for c in self.free if any(on[c] & on[other] for other in on if other != c)
+        ]
 
     def _held(self, layout: Layout) -> dict[str, Ranges]:
         """Return the accelerators of each component."""
-        on = {c: self.plan.placement.accelerators(c) for c in self.plan.placement.components}
-        return on | {c: Ranges.of([range(at, at + layout.sizes[c].accelerators)]) for c, at in layout.starts.items()}
+        on = {
+            c: self.plan.placement.accelerators(c)
+            for c in self.plan.placement.components
+        }
+        return on | {
+            c: Ranges.of([range(at, at + layout.sizes[c].accelerators)])
+            for c, at in layout.starts.items()
+        }
 
-    def at_once(self, layout: Layout, groups: Iterable[Collection[str]]) -> tuple[tuple[str, str, int], ...]:
+    def at_once(
+        self, layout: Layout, groups: Iterable[Collection[str]]
+    ) -> tuple[tuple[str, str, int], ...]:
         """Return the pairs within a group that share accelerators, with how far apart they begin."""
         on = self._held(layout)
-        pairs = {pair for group in groups for pair in itertools.combinations(sorted(group), 2)}
-        return tuple((a, b, on[b].pieces[0].start - on[a].pieces[0].start) for a, b in sorted(pairs) if on[a] & on[b])
+        pairs = {
+            pair
+            for group in groups
+            for pair in itertools.combinations(sorted(group), 2)
+        }
+        return tuple(
+            (a, b, on[b].pieces[0].start - on[a].pieces[0].start)
+            for a, b in sorted(pairs)
+            if on[a] & on[b]
+        )
 
     def _lines(self, layout: Layout) -> dict[str, Any]:
         """Return the placement of all components; those that are not free keep their own line where it says as much."""
-        written, plain = self.config.cluster.component_placement, self.plan.placement.canonical()
+        written = self.config.cluster.component_placement
+        plain = self.plan.placement.canonical()
         # Lines that name numbers say the same whatever the others do.
-        kept = {c: line for c, line in written.items() if not isinstance(line, Mapping) and "rest" not in str(line)}
+        kept = {
+            c: line
+            for c, line in written.items()
+            if not isinstance(line, Mapping) and "rest" not in str(line)
+        }
         lines: dict[str, Any] = {}
         for component in self.plan.placement.components:
             if component not in layout.starts:
                 lines[component] = kept.get(component, plain[component])
                 continue
-            start, size = layout.starts[component], layout.sizes[component]
-            place = start if size.accelerators == 1 else show_range(range(start, start + size.accelerators))
-            own: dict[str, Any] = {"placement": place}  # in a block, `accelerators: 1` is a number of them
+            start = layout.starts[component]
+            size = layout.sizes[component]
+            place = (
+                start
+                if size.accelerators == 1
+                else show_range(range(start, start + size.accelerators))
+            )
+            own: dict[str, Any] = {
+                "placement": place
+            }  # in a block, `accelerators: 1` is a number of them
             if size.each > 1:
                 own["accelerators_per_rank"] = size.each
             if layout.mode.shared and component in ("env", "rollout"):
@@ -345,4 +473,6 @@ def _movable(placement: HybridComponentPlacement, component: str) -> bool:
     each = {segment.accelerators_per_rank for segment in spec.segments}
     plain = spec.parallel.ranks == 1 and spec.node_group == WHOLE_CLUSTER
     alone = all(segment.ranks_per_accelerator == 1 for segment in spec.segments)
-    return plain and alone and (each == {1} or (component == "rollout" and len(each) == 1))
+    return (
+        plain and alone and (each == {1} or (component == "rollout" and len(each) == 1))
+    )

@@ -27,7 +27,14 @@ from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.case import read_again
 from rlplace.placement.plan import Plan
 from rlplace.stopwatch import Stopwatch
-from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, WEIGHTS, WorkerArguments, samples_for
+from rlplace.workers.arguments import (
+    COMPLETIONS,
+    REQUESTS,
+    SAMPLES,
+    WEIGHTS,
+    WorkerArguments,
+    samples_for,
+)
 from rlplace.workers.roles.tails import Tails
 
 # Of an engine for a later turn of a conversation, or an end that does not wait, while it decodes to its next end of an
@@ -78,51 +85,89 @@ class Lengths:
     """
 
     def __init__(self, config: Config, costs: Costs) -> None:
-        self._costs, algorithm = costs, config.algorithm
-        self._prompts, self._each = algorithm.prompts or 1, algorithm.samples_per_prompt
-        self._longest_answer, self._longest = algorithm.max_new_tokens, algorithm.longest
-        self._longest_prompt, self._turns = algorithm.max_prompt_length, config.text_env.max_turns
+        self._costs = costs
+        algorithm = config.algorithm
+        self._prompts = algorithm.prompts or 1
+        self._each = algorithm.samples_per_prompt
+        self._longest_answer = algorithm.max_new_tokens
+        self._longest = algorithm.longest
+        self._longest_prompt = algorithm.max_prompt_length
+        self._turns = config.text_env.max_turns
 
     def prompt(self, iteration: int, group: int) -> int:
-        drawn = self._drawn("env.prompt_tokens", self._longest_prompt, self._prompts, iteration, 0)
+        drawn = self._drawn(
+            "env.prompt_tokens", self._longest_prompt, self._prompts, iteration, 0
+        )
         return min(drawn[group % len(drawn)], self._longest - 1)
 
     def turns(self, iteration: int, group: int, sample: int) -> int:
         """Return the answers of an episode."""
-        return (
-            min(self._turns, self._of("env.turns", self._turns, iteration, group, sample, 0)) if self._turns > 1 else 1
-        )
+        if self._turns > 1:
+            return min(
+                self._turns,
+                self._of("env.turns", self._turns, iteration, group, sample, 0),
+            )
+        return 1
 
     def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
         """Return the tokens that the task adds after an answer."""
-        return self._of("env.reply_tokens", self._longest_prompt, iteration, group, sample, turn)
+        return self._of(
+            "env.reply_tokens", self._longest_prompt, iteration, group, sample, turn
+        )
 
     def reward_s(self, iteration: int, group: int, sample: int) -> float:
         """Return the seconds from an episode's end to its reward."""
-        drawn = self._quantiles("env.reward_s", self._prompts * self._each, iteration, 0)
-        return drawn[(group * self._each + sample) % len(drawn)] if drawn else 0.0
+        drawn = self._quantiles(
+            "env.reward_s", self._prompts * self._each, iteration, 0
+        )
+        if drawn:
+            return drawn[(group * self._each + sample) % len(drawn)]
+        return 0.0
 
     def answer(self, request: Request, sample: int) -> int:
         drawn = self._of(
-            "rollout.answer_tokens", self._longest_answer, request.iteration, request.group, sample, request.turn
+            "rollout.answer_tokens",
+            self._longest_answer,
+            request.iteration,
+            request.group,
+            sample,
+            request.turn,
         )
         return max(1, min(drawn, self._longest_answer, self._longest - request.tokens))
 
-    def _of(self, name: str, unknown: int, iteration: int, group: int, sample: int, turn: int) -> int:
+    def _of(
+        self,
+        name: str,
+        unknown: int,
+        iteration: int,
+        group: int,
+        sample: int,
+        turn: int,
+    ) -> int:
         drawn = self._drawn(name, unknown, self._prompts * self._each, iteration, turn)
         return drawn[(group * self._each + sample) % len(drawn)]
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a prediction
-    def _drawn(self, name: str, unknown: int, count: int, iteration: int, turn: int) -> Sequence[int]:
-        drawn = [round(value) for value in self._quantiles(name, count, iteration, turn)]
+    def _drawn(
+        self, name: str, unknown: int, count: int, iteration: int, turn: int
+    ) -> Sequence[int]:
+        drawn = [
+            round(value) for value in self._quantiles(name, count, iteration, turn)
+        ]
         if not drawn:
             self._costs.missing.setdefault(name, unknown)
         return drawn or [unknown]
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  the same
-    def _quantiles(self, name: str, count: int, iteration: int, turn: int) -> Sequence[float]:
+    def _quantiles(
+        self, name: str, count: int, iteration: int, turn: int
+    ) -> Sequence[float]:
         measured = sorted(self._costs.profile.samples.get(name, ()))
-        drawn = [measured[int((place + 0.5) / count * len(measured))] for place in range(count) if measured]
+        drawn = [
+            measured[int((place + 0.5) / count * len(measured))]
+            for place in range(count)
+            if measured
+        ]
         random.Random(f"{name} {iteration} {turn}").shuffle(drawn)
         return drawn
 
@@ -134,9 +179,13 @@ class TextSite(Site):
         super().__init__(config, plan, costs, cores)
         placement = plan.placement
         ranks = {c: placement.world_size(c) for c in placement.components}
-        self.job = WorkerArguments(config=config, ranks=ranks, read_again=read_again(config))
+        self.job = WorkerArguments(
+            config=config, ranks=ranks, read_again=read_again(config)
+        )
         self.lengths = Lengths(config, costs)
-        self.drops = config.algorithm.short_rounds > 0  # engines, at an iteration's end, what is in flight
+        self.drops = (
+            config.algorithm.short_rounds > 0
+        )  # engines, at an iteration's end, what is in flight
         self.untaken = 0  # groups of the iteration that no engine has begun
         self.open = 0  # conversations that will ask for another turn
         self._given: dict[tuple[str, int], _Given] = {}
@@ -178,12 +227,20 @@ class TextRank(Rank):
 
     def cost(self, size: float, *names: str, laps: float = 1.0) -> Cost:
         """Return what laps take, by the first `<method>/<part>` of `names` that was measured."""
-        known = (name for name in names if f"{self.component}.{name}" in self.costs.profile.costs)
-        return self.costs.of(f"{self.component}.{next(known, names[0])}", size, laps=laps)
+        known = (
+            name
+            for name in names
+            if f"{self.component}.{name}" in self.costs.profile.costs
+        )
+        return self.costs.of(
+            f"{self.component}.{next(known, names[0])}", size, laps=laps
+        )
 
     def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
         """Spend a lap and count it."""
-        yield from self.spend(self.cost(size, *(f"{method}/{part}" for method in methods)))
+        yield from self.spend(
+            self.cost(size, *(f"{method}/{part}" for method in methods))
+        )
         watch.lap(part, size)
 
 
@@ -193,37 +250,62 @@ class TextEnvRank(TextRank):
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
         job = self.site.job
-        self._tails = Tails(job.config.algorithm.short_rounds, job.prompts, job.groups(slot.rank))
+        self._tails = Tails(
+            job.config.algorithm.short_rounds, job.prompts, job.groups(slot.rank)
+        )
 
     def run(self, iteration: int) -> Body:
-        prompts, samples = self.site.job.prompts, self.job.algorithm.samples_per_prompt
-        groups = [divmod(number, prompts) for number in self._tails.asked(iteration).values()]
+        prompts = self.site.job.prompts
+        samples = self.job.algorithm.samples_per_prompt
+        groups = [
+            divmod(number, prompts) for number in self._tails.asked(iteration).values()
+        ]
         readers = [SAMPLES, *map(samples_for, self.site.job.scorers)]
-        return (yield from self._play(iteration, groups, samples, readers, self._tails.more(iteration)))
+        return (
+            yield from self._play(
+                iteration, groups, samples, readers, self._tails.more(iteration)
+            )
+        )
 
     def evaluate(self, iteration: int) -> Body:
         each = self.site.job.config.runner.eval_samples
-        groups = [(iteration, group) for group in self.site.job.held_out(self.slot.rank)]
+        groups = [
+            (iteration, group) for group in self.site.job.held_out(self.slot.rank)
+        ]
         return (yield from self._play(iteration, groups, each, ()))
 
     def _play(
-        self, iteration: int, groups: Sequence[tuple[int, int]], samples: int, readers: Sequence[str], more: int = 0
+        self,
+        iteration: int,
+        groups: Sequence[tuple[int, int]],
+        samples: int,
+        readers: Sequence[str],
+        more: int = 0,
     ) -> Body:
         """Ask while there is room, take answers as they come, put whole groups; as `Pass.through`.
 
         `groups`: by the iteration that has them. `more`: of them it does not wait for.
         """
-        watch, lengths, rank = self.watch("sim", "reward", "wait", "put"), self.site.lengths, self.slot.rank
+        watch = self.watch("sim", "reward", "wait", "put")
+        lengths = self.site.lengths
+        rank = self.slot.rank
         requests = self.site.channels[REQUESTS]
-        left, whole = deque(groups), {group: list[int]() for group in groups}
-        to_ask, due, ended = deque[Request](), 0, 0
+        left = deque(groups)
+        whole = {group: list[int]() for group in groups}
+        to_ask = deque[Request]()
+        due = 0
+        ended = 0
         self.site.untaken += len(whole)
         while len(whole) > more:
             if left and not to_ask:
                 group = left.popleft()
                 prompt = lengths.prompt(*group)
-                to_ask.append(Request(iteration, group[0], rank, group[1], 0, samples, 0, prompt))
-                self.site.open += sum(lengths.turns(*group, sample) > 1 for sample in range(samples))
+                to_ask.append(
+                    Request(iteration, group[0], rank, group[1], 0, samples, 0, prompt)
+                )
+                self.site.open += sum(
+                    lengths.turns(*group, sample) > 1 for sample in range(samples)
+                )
                 yield from self.part(watch, "sim", 0, "run")
             if to_ask and not (due and requests.full):
                 yield from requests.put(to_ask[0])
@@ -257,7 +339,9 @@ class TextEnvRank(TextRank):
                     yield from self.site.channels[channel].put(put)
                 yield from self.part(watch, "put", 0, "run")
         if more:
-            self._tails.leave(iteration, [of * self.site.job.prompts + group for of, group in whole])
+            self._tails.leave(
+                iteration, [of * self.site.job.prompts + group for of, group in whole]
+            )
         yield from self._end(watch, ended)
         return self._metrics(watch)
 
@@ -269,20 +353,30 @@ class TextEnvRank(TextRank):
 
     def _following(self, answer: Answer) -> Request | None:
         """Return the request for the next turn; None where the episode is over."""
-        asked, sample, lengths = answer.request, answer.sample, self.site.lengths
+        asked = answer.request
+        sample = answer.sample
+        lengths = self.site.lengths
         if asked.turn + 1 >= lengths.turns(asked.iteration, asked.group, sample):
             return None
-        tokens = asked.tokens + answer.tokens + lengths.reply(asked.iteration, asked.group, sample, asked.turn)
+        tokens = (
+            asked.tokens
+            + answer.tokens
+            + lengths.reply(asked.iteration, asked.group, sample, asked.turn)
+        )
         if tokens >= self.job.algorithm.longest:
             self.site.open -= 1
             return None
-        return asked._replace(first=sample, samples=1, turn=asked.turn + 1, tokens=tokens)
+        return asked._replace(
+            first=sample, samples=1, turn=asked.turn + 1, tokens=tokens
+        )
 
     def _submit(self, answer: Answer) -> Graded | None:
         """Return the graded sample; None where another process grades it, which then hands it over."""
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)
-        seconds = self.site.lengths.reward_s(asked.iteration, asked.group, answer.sample)
+        seconds = self.site.lengths.reward_s(
+            asked.iteration, asked.group, answer.sample
+        )
         if seconds < _IN_TURN_S:
             return graded
         self.world.spawn(self._grade(graded, seconds))
@@ -318,12 +412,17 @@ class TextRolloutRank(TextRank):
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
-        self._active: list[tuple[int, int, Answer]] = []  # a heap: the step in which it ends, its number
+        self._active: list[
+            tuple[int, int, Answer]
+        ] = []  # a heap: the step in which it ends, its number
         self._waiting = deque[Answer]()  # begun by no step
         self._steps = self._begun = 0
         self._held = -1  # newest version of the weights
         algorithm = self.job.algorithm
-        answers = asked_at_once(self.site.job.prompts, algorithm.short_rounds) * algorithm.samples_per_prompt
+        answers = (
+            asked_at_once(self.site.job.prompts, algorithm.short_rounds)
+            * algorithm.samples_per_prompt
+        )
         self._share = math.ceil(answers / self.ranks)
 
     @property
@@ -353,20 +452,27 @@ class TextRolloutRank(TextRank):
 
     def _answer_all(self, watch: Stopwatch) -> Body:
         """Answer until the iteration ends; return how many tokens that were."""
-        tokens, asking = 0, True
+        tokens = 0
+        asking = True
         while asking or self.in_flight:
             if asking:
                 asking = yield from self._take(watch)
             if not self.in_flight:
                 continue
             yield from self._update(watch)
-            yield from (self._begin(watch) if self._waiting else self._decode(watch, asking))
+            yield from (
+                self._begin(watch) if self._waiting else self._decode(watch, asking)
+            )
             ended = []
             while self._active and self._active[0][0] <= self._steps:
                 ended.append(heapq.heappop(self._active)[2])
             for answer in ended:
-                yield from self.spend(self.cost(len(ended), "generate/put", laps=1 / len(ended)))
-                yield from self.site.channels[COMPLETIONS].put(answer, str(answer.request.env))
+                yield from self.spend(
+                    self.cost(len(ended), "generate/put", laps=1 / len(ended))
+                )
+                yield from self.site.channels[COMPLETIONS].put(
+                    answer, str(answer.request.env)
+                )
                 tokens += answer.tokens
             if ended:
                 watch.lap("put")
@@ -376,7 +482,9 @@ class TextRolloutRank(TextRank):
         """Begin requests while there is room; wait for one if none is in flight. False when the iteration ends."""
         requests = self.site.channels[REQUESTS]
         while self._room:
-            item = requests.get_nowait() if self.in_flight else (yield from requests.get())
+            item = (
+                requests.get_nowait() if self.in_flight else (yield from requests.get())
+            )
             if item is None:
                 break
             if not self.in_flight:
@@ -388,7 +496,9 @@ class TextRolloutRank(TextRank):
                 return False
             self._count(item)
             for sample in range(item.first, item.first + item.samples):
-                self._waiting.append(Answer(item, sample, self.site.lengths.answer(item, sample)))
+                self._waiting.append(
+                    Answer(item, sample, self.site.lengths.answer(item, sample))
+                )
         return True
 
     def _count(self, request: Request) -> None:
@@ -406,7 +516,8 @@ class TextRolloutRank(TextRank):
 
     def _begin(self, watch: Stopwatch) -> Body:
         """Make a step that reads prompts. vLLM decodes in the same pass, and reads many prompts in several."""
-        room, read = self.job.text_rollout.step_sequences - len(self._active), 0
+        room = self.job.text_rollout.step_sequences - len(self._active)
+        read = 0
         mixed = self.job.text_rollout.engine == "vllm"
         if self._active and not mixed:
             yield from self.part(watch, "decode", len(self._active), "generate")
@@ -419,8 +530,11 @@ class TextRolloutRank(TextRank):
                 read += before.tokens
                 if not mixed:
                     yield from self.part(watch, "prefill", before.tokens, "generate")
-            heapq.heappush(self._active, (self._steps + answer.tokens - 1, self._begun, answer))
-            self._begun, room = self._begun + 1, room - 1
+            heapq.heappush(
+                self._active, (self._steps + answer.tokens - 1, self._begun, answer)
+            )
+            self._begun = self._begun + 1
+            room = room - 1
         if mixed:
             whole, rest = divmod(read, most := self.job.text_rollout.step_tokens)
             if whole:
@@ -436,6 +550,8 @@ class TextRolloutRank(TextRank):
             steps = 1
         elif asking and self._room and (self.site.open or self.site.drops):
             steps = max(1, steps // _LOOKS)
-        yield from self.spend(self.cost(len(self._active), "generate/decode", laps=steps))
+        yield from self.spend(
+            self.cost(len(self._active), "generate/decode", laps=steps)
+        )
         watch.lap("decode", len(self._active))
         self._steps += steps

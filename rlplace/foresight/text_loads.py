@@ -17,14 +17,26 @@ from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.learners import pack, sizes_of
-from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages, least_of
+from rlplace.foresight.loads import (
+    Load,
+    Loads,
+    Mode,
+    Options,
+    Size,
+    Sizes,
+    Stages,
+    least_of,
+)
 from rlplace.foresight.text import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import read_again
 from rlplace.workers.arguments import SCORERS, asked_of
 
-_INDEXES = (1, 2)  # iterations of a prediction that are counted, where nothing is generated ahead
+_INDEXES = (
+    1,
+    2,
+)  # iterations of a prediction that are counted, where nothing is generated ahead
 
 
 class _Drawn(NamedTuple):
@@ -56,18 +68,29 @@ class _Passes(NamedTuple):
 class TextStages(Stages):
     """Of a job with language models. Of one that generates ahead, what learns."""
 
-    def __init__(self, config: Config, costs: Costs, together: Mapping[str, int]) -> None:
+    def __init__(
+        self, config: Config, costs: Costs, together: Mapping[str, int]
+    ) -> None:
         """`together`: how many ranks of each component compute the same samples."""
         super().__init__(config, costs)
         self._together, self._again = together, read_again(config)
         ahead = config.algorithm.max_staleness > 0
-        self.names = ("sync", "infer", "learn") if ahead else ("sync", "rollout", "infer", "learn")
-        self._ahead, self._algorithm = ahead, config.algorithm
+        self.names = (
+            ("sync", "infer", "learn")
+            if ahead
+            else ("sync", "rollout", "infer", "learn")
+        )
+        self._ahead = ahead
+        self._algorithm = config.algorithm
         self._groups = config.algorithm.prompts or 1
         self._samples = self._groups * config.algorithm.samples_per_prompt
         self._asked = asked_of(config)
         self._placed = config.placed
-        self.scoring = () if ahead else tuple(c for c in self._placed if role_of(c) in ("reference", "reward"))
+        self.scoring = (
+            ()
+            if ahead
+            else tuple(c for c in self._placed if role_of(c) in ("reference", "reward"))
+        )
         if any(role_of(component) in SCORERS for component in self._placed):
             self.names = (*self.names, "advantages")
 
@@ -81,41 +104,66 @@ class TextStages(Stages):
         }
         return tuple(c for c in self._placed if c in roles[stage])
 
-    def loads(self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes) -> tuple[Loads, float]:
+    def loads(
+        self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
+    ) -> tuple[Loads, float]:
         if stage == "sync":
             if not self._ahead:
                 return self._sync({c: sizes[c].ranks for c in ("actor", "rollout")})
-            return {"actor": self._load("actor", [self._of("actor.push_weights/rest")] * sizes["actor"].ranks)}, 0.0
+            return {
+                "actor": self._load(
+                    "actor",
+                    [self._of("actor.push_weights/rest")] * sizes["actor"].ranks,
+                )
+            }, 0.0
         if self._ahead and stage == "rollout":
             return {}, 0.0
         loads = {c: self._one(stage, c, sizes[c]) for c in active}
         both = stage == "rollout" and {"env", "rollout"} <= {*active}
-        return loads, self._tail(sizes["env"].ranks, sizes["rollout"].ranks) if both else 0.0
+        return loads, self._tail(
+            sizes["env"].ranks, sizes["rollout"].ranks
+        ) if both else 0.0
 
-    def options(self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]) -> Iterator[Options]:
+    def options(
+        self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
+    ) -> Iterator[Options]:
         """Give one: of each component the least that any of its sizes has."""
         components = self.depends(stage)
         found: dict[str, Load] = {}
         for component in components:
             several = [self._alone(stage, component, size) for size in sizes[component]]
-            ranks, calls, longest_s, cpu_s, least_s, meets = (min(values) for values in zip(*several, strict=True))
-            found[component] = Load(int(ranks), int(calls), longest_s, cpu_s, least_s, bool(meets))
+            ranks, calls, longest_s, cpu_s, least_s, meets = (
+                min(values) for values in zip(*several, strict=True)
+            )
+            found[component] = Load(
+                int(ranks), int(calls), longest_s, cpu_s, least_s, bool(meets)
+            )
         chain_s = 0.0
         if stage == "rollout" and len(components) == 2:
-            ranks = itertools.product(*({size.ranks for size in sizes[c]} for c in ("env", "rollout")))
+            ranks = itertools.product(
+                *({size.ranks for size in sizes[c]} for c in ("env", "rollout"))
+            )
             chain_s = min(self._tail(*pair) for pair in ranks)
-        yield Options(found, chain_s, {c: max(size.accelerators for size in sizes[c]) for c in components})
+        yield Options(
+            found,
+            chain_s,
+            {c: max(size.accelerators for size in sizes[c]) for c in components},
+        )
 
     def _alone(self, stage: str, component: str, size: Size) -> Load:
         if stage == "sync":
             method = "push_weights" if component == "actor" else "pull_weights"
-            return self._load(component, [self._of(f"{component}.{method}/rest")] * size.ranks)
+            return self._load(
+                component, [self._of(f"{component}.{method}/rest")] * size.ranks
+            )
         return self._one(stage, component, size)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _one(self, stage: str, component: str, size: Size) -> Load:
         ranks = size.ranks
-        if self._algorithm.short_rounds:  # which prompts a round learns follows from time: nothing is known
+        if (
+            self._algorithm.short_rounds
+        ):  # which prompts a round learns follows from time: nothing is known
             return self._load(component, [Cost(0.0)] * ranks)
         match role_of(component), stage:
             case "env", _:
@@ -142,27 +190,40 @@ class TextStages(Stages):
     def _joined(self, component: str, passes: _Passes, rest: Cost) -> Load:
         """Return a load of ranks that wait for each other in every micro-batch. `rest`: of each, besides."""
         one = self._load(component, [rest] * passes.ranks)
-        longest_s, cpu_s = one.longest_s + passes.longest_s, one.cpu_s + passes.cpu_s
+        longest_s = one.longest_s + passes.longest_s
+        cpu_s = one.cpu_s + passes.cpu_s
         return one._replace(longest_s=longest_s, cpu_s=cpu_s, least_s=0.0, meets=True)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
     def _wholes(self, again: float | None) -> Sequence[SampleSizes]:
         """Return the sizes of all samples of each iteration; of episodes of several turns, nothing."""
         several = self._config.text_env.max_turns > 1
-        return () if several else [self._sizes(samples, again) for samples in self._lengths]
+        if several:
+            return ()
+        return [self._sizes(samples, again) for samples in self._lengths]
 
-    def _sizes(self, samples: Sequence[tuple[int, int]], again: float | None) -> SampleSizes:
+    def _sizes(
+        self, samples: Sequence[tuple[int, int]], again: float | None
+    ) -> SampleSizes:
         each = self._algorithm.samples_per_prompt
-        groups = (samples[first : first + each] for first in range(0, len(samples), each))
+        groups = (
+            samples[first : first + each] for first in range(0, len(samples), each)
+        )
         return sizes_of(((g[0][0], [*map(sum, g)]) for g in groups), again=again)
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
         """Return the tokens of prompt and first answer of each sample of each iteration, group by group."""
-        lengths, each = Lengths(self._config, self._costs), self._algorithm.samples_per_prompt
+        lengths = Lengths(self._config, self._costs)
+        each = self._algorithm.samples_per_prompt
         return [
             [
-                (prompt, lengths.answer(Request(index, index, 0, group, 0, each, 0, prompt), sample))
+                (
+                    prompt,
+                    lengths.answer(
+                        Request(index, index, 0, group, 0, each, 0, prompt), sample
+                    ),
+                )
                 for group in range(self._groups)
                 for prompt in (lengths.prompt(index, group),)
                 for sample in range(each)
@@ -174,27 +235,49 @@ class TextStages(Stages):
     def _drawn(self, again: float | None = None) -> _Drawn:
         found = []
         for samples in self._lengths:
-            answers, sizes = [answer for _, answer in samples], self._sizes(samples, again)
-            units = sizes.units(range(len(samples)), len(samples), sum(sizes.tokens))  # whole groups
+            answers = [answer for _, answer in samples]
+            sizes = self._sizes(samples, again)
+            units = sizes.units(
+                range(len(samples)), len(samples), sum(sizes.tokens)
+            )  # whole groups
             found.append(
-                (sum(answers), sum(sizes.tokens), sum(map(sizes.size, units)), max(answers), min(sizes.tokens))
+                (
+                    sum(answers),
+                    sum(sizes.tokens),
+                    sum(map(sizes.size, units)),
+                    max(answers),
+                    min(sizes.tokens),
+                )
             )
         return _Drawn(*(min(values) for values in zip(*found, strict=True)))
 
     @functools.cached_property
     def _read(self) -> Cost:
         """Return what it takes to read all prompts, each by itself."""
-        prompts = (prompt for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt])
-        return Cost(0.0).plus(*(self._of("rollout.generate/prefill", prompt) for prompt in prompts))
+        prompts = (
+            prompt
+            for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt]
+        )
+        return Cost(0.0).plus(
+            *(self._of("rollout.generate/prefill", prompt) for prompt in prompts)
+        )
 
     def _env(self, component: str, ranks: int) -> Load:
-        run, each = "env.run/", self._algorithm.samples_per_prompt
-        sim, reward, put, wait = (self._of(run + part) for part in ("sim", "reward", "put", "wait"))
-        edges, work = block_edges(self._groups, ranks), list[Cost]()
+        run = "env.run/"
+        each = self._algorithm.samples_per_prompt
+        sim, reward, put, wait = (
+            self._of(run + part) for part in ("sim", "reward", "put", "wait")
+        )
+        edges = block_edges(self._groups, ranks)
+        work = list[Cost]()
         for first, stop in itertools.pairwise(edges):
             groups = stop - first
-            asked = sim.times(groups * (1 + each)).plus(put.times(2 * groups), self._of(run + "rest"))
-            work.append(asked.plus(reward.times(2 * groups * each), wait.times(groups * each)))
+            asked = sim.times(groups * (1 + each)).plus(
+                put.times(2 * groups), self._of(run + "rest")
+            )
+            work.append(
+                asked.plus(reward.times(2 * groups * each), wait.times(groups * each))
+            )
         return self._load(component, work)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
@@ -205,31 +288,45 @@ class TextStages(Stages):
         """
         if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0
-        each, found = self._algorithm.samples_per_prompt, list[float]()
-        run, generate = "env.run/", "rollout.generate/"
+        each = self._algorithm.samples_per_prompt
+        found = list[float]()
+        run = "env.run/"
+        generate = "rollout.generate/"
 
         def of(name: str, size: float = 0.0) -> float:
             return self._of(name, size).seconds
 
         step_s = self._decode(self._at_once(engines)).seconds
         vllm = self._config.text_rollout.engine == "vllm"
-        asked_s = self._around("env").seconds + of(run + "sim") + of(run + "put") + of(generate + "wait")
-        judged_s, over_s = of(run + "wait") + of(run + "sim") + 2 * of(run + "reward"), of(run + "rest")
+        asked_s = (
+            self._around("env").seconds
+            + of(run + "sim")
+            + of(run + "put")
+            + of(generate + "wait")
+        )
+        judged_s = of(run + "wait") + of(run + "sim") + 2 * of(run + "reward")
+        over_s = of(run + "rest")
         for samples in self._lengths:
             longest_s = 0.0
             for first, stop in itertools.pairwise(block_edges(self._groups, envs)):
                 ends = [
-                    (step_s if vllm else of(generate + "prefill", prompt)) + (tokens - 1) * step_s
+                    (step_s if vllm else of(generate + "prefill", prompt))
+                    + (tokens - 1) * step_s
                     for prompt, tokens in samples[first * each : stop * each]
                 ]
-                left = ((end + at * judged_s) for at, end in enumerate(sorted(ends, reverse=True), 1))
+                left = (
+                    (end + at * judged_s)
+                    for at, end in enumerate(sorted(ends, reverse=True), 1)
+                )
                 longest_s = max(longest_s, max(left, default=0.0))
             found.append(longest_s)
         return asked_s + statistics.fmean(found) + over_s
 
     def _at_once(self, ranks: int) -> int:
         """Return how many answers an engine can have in flight."""
-        taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt  # of a group all are taken at once
+        taken = (
+            -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
+        )  # of a group all are taken at once
         return min(taken, self._config.text_rollout.step_sequences)
 
     def _decode(self, at_once: int) -> Cost:
@@ -238,15 +335,25 @@ class TextStages(Stages):
         if self._config.text_rollout.engine != "vllm":
             return decode
         return least_of(
-            [decode, self._least("rollout.generate/prefill", 1, max(2, self._config.text_rollout.step_tokens))]
+            [
+                decode,
+                self._least(
+                    "rollout.generate/prefill",
+                    1,
+                    max(2, self._config.text_rollout.step_tokens),
+                ),
+            ]
         )
 
     def _generate(self, ranks: int) -> Cost:
         """Return the work of an engine that has its share; some engine has as much."""
-        generate, block, at_once = "rollout.generate/", self._config.text_rollout, self._at_once(ranks)
+        generate = "rollout.generate/"
+        block = self._config.text_rollout
+        at_once = self._at_once(ranks)
         decode = self._decode(at_once)
         token = self._least(generate + "decode", 1, at_once, each=True)
-        drawn, read = self._drawn(), Cost(0.0)
+        drawn = self._drawn()
+        read = Cost(0.0)
         steps = drawn.longest - 1
         if block.engine == "vllm":
             reading = self._least(generate + "prefill", 1, max(2, block.step_tokens))
@@ -256,9 +363,19 @@ class TextStages(Stages):
         decoded = token.times((drawn.answers - self._samples) / ranks)
         work = decoded.plus(read)
         longest_s = max(work.seconds, steps * decode.seconds)
-        return Cost(work.cpu_s, longest_s - work.cpu_s).plus(self._of(generate + "rest"))
+        return Cost(work.cpu_s, longest_s - work.cpu_s).plus(
+            self._of(generate + "rest")
+        )
 
-    def _passes(self, cost: str, budget: float, ranks: int, *, steps: int = 1, whole: bool = True) -> _Passes:
+    def _passes(
+        self,
+        cost: str,
+        budget: float,
+        ranks: int,
+        *,
+        steps: int = 1,
+        whole: bool = True,
+    ) -> _Passes:
         """Return a pass of all ranks over all samples, in so many optimizer steps.
 
         `whole`: all samples are packed at once. Else a micro-batch takes at least a line from its least cost on; each
@@ -268,22 +385,42 @@ class TextStages(Stages):
         again = self._again.get(component)
         if whole and (wholes := self._wholes(again)):
             each = self._together[component]
-            found = [self._packed(cost, pack(sizes, ranks // each, int(budget)), sizes) for sizes in wholes]
-            longest_s, cpu_s = (statistics.fmean(values) for values in zip(*found, strict=True))
+            found = [
+                self._packed(cost, pack(sizes, ranks // each, int(budget)), sizes)
+                for sizes in wholes
+            ]
+            longest_s, cpu_s = (
+                statistics.fmean(values) for values in zip(*found, strict=True)
+            )
             return _Passes(ranks, longest_s, cpu_s * each)
         drawn = self._drawn(again)
-        most, tokens = max(budget, self._algorithm.longest, drawn.shortest + 1), drawn.together / ranks
-        sizes = [0.0, 1e-6, most, *(size for size in self._costs.sizes(cost) if size < most)]
-        costs, number, seconds = [self._of(cost, size) for size in sizes], max(steps, tokens / most), list[float]()
+        most = max(budget, self._algorithm.longest, drawn.shortest + 1)
+        tokens = drawn.together / ranks
+        sizes = [
+            0.0,
+            1e-6,
+            most,
+            *(size for size in self._costs.sizes(cost) if size < most),
+        ]
+        costs = [self._of(cost, size) for size in sizes]
+        number = max(steps, tokens / most)
+        seconds = list[float]()
         for values in ([c.cpu_s for c in costs], [c.seconds for c in costs]):
             base = min(values)
-            slope = min((value - base) / size for size, value in zip(sizes, values, strict=True) if size >= 1.0)
+            slope = min(
+                (value - base) / size
+                for size, value in zip(sizes, values, strict=True)
+                if size >= 1.0
+            )
             seconds.append(number * base + slope * tokens)
         return _Passes(ranks, max(seconds), seconds[0] * ranks)
 
-    def _packed(self, cost: str, packing: Packing, sizes: SampleSizes) -> tuple[float, float]:
+    def _packed(
+        self, cost: str, packing: Packing, sizes: SampleSizes
+    ) -> tuple[float, float]:
         """Return the seconds of micro-batches in which ranks wait for each other, and those of processors."""
-        longest_s, cpu_s = 0.0, 0.0
+        longest_s = 0.0
+        cpu_s = 0.0
         for together in zip(*packing.ranks, strict=True):
             costs = [self._of(cost, sizes.size(picks)) for picks in together]
             longest_s += max(c.seconds for c in costs)
@@ -296,44 +433,71 @@ class TextStages(Stages):
         cost = f"{component}.infer/infer"
         model = not isinstance(block, RewardConfig) or block.kind == "model"
         rest = self._of(f"{component}.infer/rest")
-        if model and stage == "infer" and (block.sharded or self._together[component] > 1 or ranks == 1):
+        if (
+            model
+            and stage == "infer"
+            and (block.sharded or self._together[component] > 1 or ranks == 1)
+        ):
             rest = rest.plus(self._of(f"{component}.infer/wait"))
-            return self._joined(component, self._passes(cost, block.token_budget, ranks), rest)
+            return self._joined(
+                component, self._passes(cost, block.token_budget, ranks), rest
+            )
         budget = block.token_budget if model else self._drawn().tokens
         passes = self._passes(cost, budget, ranks, whole=False)
         return self._shared(component, passes.of_each.plus(rest), ranks)
 
     def _infer(self, component: str, ranks: int) -> Load:
-        count = 1 if component == "critic" else ("reference" in self._asked) + bool(self._asked - {"reference"})
+        count = (
+            1
+            if component == "critic"
+            else ("reference" in self._asked) + bool(self._asked - {"reference"})
+        )
         infer = f"{component}.infer/"
         if not count:
             return self._load(component, [Cost(0.0)] * ranks)
-        passes = self._passes(self._forward(component, "score", ranks, "infer"), self._budget(component), ranks)
+        passes = self._passes(
+            self._forward(component, "score", ranks, "infer"),
+            self._budget(component),
+            ranks,
+        )
         rest = (
-            self._exchange(component, ranks).times(count).plus(self._of(infer + "infer_wait"), self._of(infer + "rest"))
+            self._exchange(component, ranks)
+            .times(count)
+            .plus(self._of(infer + "infer_wait"), self._of(infer + "rest"))
         )
         return self._joined(component, passes.times(count), rest)
 
     def _learn(self, component: str, ranks: int) -> Load:
-        algorithm, learn = self._algorithm, f"{component}.learn/"
-        each = -(-self._samples // (algorithm.train_batch or self._samples))  # steps of an epoch
+        algorithm = self._algorithm
+        learn = f"{component}.learn/"
+        each = -(
+            -self._samples // (algorithm.train_batch or self._samples)
+        )  # steps of an epoch
         step = self._of(learn + "exchange", ranks).plus(self._of(learn + "step"))
-        rest = step.times(algorithm.epochs * each).plus(self._of(learn + "wait"), self._of(learn + "rest", ranks))
+        rest = step.times(algorithm.epochs * each).plus(
+            self._of(learn + "wait"), self._of(learn + "rest", ranks)
+        )
         passes = _Passes(ranks, 0.0, 0.0)
         if not algorithm.accumulate_early:
             cost = self._forward(component, "micro_batch", ranks, "learn", "accumulate")
-            passes = self._passes(cost, self._budget(component), ranks, steps=each, whole=each == 1)
+            passes = self._passes(
+                cost, self._budget(component), ranks, steps=each, whole=each == 1
+            )
         return self._joined(component, passes.times(algorithm.epochs), rest)
 
     def _forward(self, component: str, part: str, ranks: int, *methods: str) -> str:
         """Return the cost of a pass of the model, as `JoinedRank.forward` names it."""
         parts = (f"sharded_{part}", part) if ranks > 1 else (part, f"sharded_{part}")
         names = [f"{component}.{method}/{name}" for name in parts for method in methods]
-        return next((name for name in names if name in self._costs.profile.costs), names[0])
+        return next(
+            (name for name in names if name in self._costs.profile.costs), names[0]
+        )
 
     def _exchange(self, component: str, ranks: int) -> Cost:
         own = f"{component}.infer/exchange"
-        known = own if own in self._costs.profile.costs else f"{component}.learn/exchange"
+        known = (
+            own if own in self._costs.profile.costs else f"{component}.learn/exchange"
+        )
         return self._of(known, ranks)
 
     def _budget(self, component: str) -> int:

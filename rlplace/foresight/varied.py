@@ -39,10 +39,22 @@ def varied(
     known = _known(config)
     for key in keys:
         if key not in known:
-            near, may = did_you_mean(key, known), ", ".join(known) or "none of a job with simulators"
+            near = did_you_mean(key, known)
+            may = ", ".join(known) or "none of a job with simulators"
             why = f"these can be varied: {may}"
-            fix = f"vary={near or next(iter(known))}" if known else f"leave out vary={','.join(keys)}"
-            raise ConfigError.of("bad-option", "vary", "cannot be varied" + suggestion(near), key, why, fix)
+            fix = (
+                f"vary={near or next(iter(known))}"
+                if known
+                else f"leave out vary={','.join(keys)}"
+            )
+            raise ConfigError.of(
+                "bad-option",
+                "vary",
+                "cannot be varied" + suggestion(near),
+                key,
+                why,
+                fix,
+            )
     spaces = [Space(config, plan, fixed=fixed, accelerators=accelerators)]
     now = tuple(_value(config, key) for key in keys)
     for values in itertools.product(*(_values(config, key) for key in keys)):
@@ -51,14 +63,27 @@ def varied(
         other = config
         for key, value in zip(keys, values, strict=True):
             other = replaced(other, key.split("."), value)
-        changed = {key: value for key, value, old in zip(keys, values, now, strict=True) if value != old}
+        changed = {
+            key: value
+            for key, value, old in zip(keys, values, now, strict=True)
+            if value != old
+        }
         try:
             holds, base = _plan(other, spaces[0])
         except ProblemsError as error:
             told = ", ".join(f"{key} {value}" for key, value in changed.items())
             tell(f"left out: {told}: {error.problems[0].what}")
             continue
-        spaces.append(Space(holds, base, fixed=fixed, accelerators=accelerators, varied=changed, written=config))
+        spaces.append(
+            Space(
+                holds,
+                base,
+                fixed=fixed,
+                accelerators=accelerators,
+                varied=changed,
+                written=config,
+            )
+        )
     return spaces
 
 
@@ -89,8 +114,12 @@ def _values(config: Config, key: str) -> list[int]:
     now = _value(config, key)
     if key == STALENESS:
         return sorted({now, *_AHEAD})
-    others = [now * times for times in _TIMES] + [now // times for times in _TIMES if now % times == 0]
-    return sorted({now, *(value for value in others if value >= config.algorithm.longest)})
+    others = [now * times for times in _TIMES] + [
+        now // times for times in _TIMES if now % times == 0
+    ]
+    return sorted(
+        {now, *(value for value in others if value >= config.algorithm.longest)}
+    )
 
 
 def _plan(config: Config, space: Space) -> tuple[Config, Plan]:
@@ -100,15 +129,23 @@ def _plan(config: Config, space: Space) -> tuple[Config, Plan]:
         return config, make_plan(config, topology)
     except ProblemsError:
         placement = space.plan.placement
-        held = {c: {*placement.accelerators(c)} for c in placement.components if c not in space.free}
+        held = {
+            c: {*placement.accelerators(c)}
+            for c in placement.components
+            if c not in space.free
+        }
         others = {n for c in held if c not in PAIR for n in held[c]}
-        last = next((n for n in sorted(topology.all, reverse=True) if n not in others), 0)
+        last = next(
+            (n for n in sorted(topology.all, reverse=True) if n not in others), 0
+        )
         generating = {last, *(n for c in held if c in PAIR for n in held[c])}
         first = next((n for n in topology.all if n not in generating), 0)
         starts = {c: last if c in PAIR else first for c in space.free}
         sizes = {**space.current().sizes, **dict.fromkeys(starts, Size(1, 1))}
         layout = Layout(mode=space.now, sizes=sizes, starts=starts)
-        apart = Space(config, space.plan, fixed=[c for c in sizes if c not in starts]).config_of(layout)
+        apart = Space(
+            config, space.plan, fixed=[c for c in sizes if c not in starts]
+        ).config_of(layout)
         return apart, make_plan(apart, topology)
 
 

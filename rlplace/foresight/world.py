@@ -46,7 +46,8 @@ class Event:
     """Happens once. Who waits for it goes on then, at once if it has happened."""
 
     def __init__(self, world: World) -> None:
-        self._world, self.happened = world, False
+        self._world = world
+        self.happened = False
         self._waiting: list[Process] = []
 
     def set(self) -> None:
@@ -113,16 +114,30 @@ class World:
             case Event():
                 wish.wait(process)
             case _:
-                raise AssertionError(f"a process yields Work, Sleep or Event, not {wish!r}")
+                raise AssertionError(
+                    f"a process yields Work, Sleep or Event, not {wish!r}"
+                )
 
 
 class _Thread:
     """A thread that computes or waits for a processor."""
 
-    __slots__ = ("began", "ending", "left_s", "process", "rate", "since", "thread", "turn", "turn_s")
+    __slots__ = (
+        "began",
+        "ending",
+        "left_s",
+        "process",
+        "rate",
+        "since",
+        "thread",
+        "turn",
+        "turn_s",
+    )
 
     def __init__(self, thread: Process, process: Hashable, seconds: float) -> None:
-        self.thread, self.process, self.left_s = thread, process, seconds
+        self.thread = thread
+        self.process = process
+        self.left_s = seconds
         self.turn_s = max(TURN_S, seconds / _MOST_TURNS)
         self.began = self.since = 0.0  # when its turn, and the work in it, began
         self.rate = 1.0  # seconds of work in a second
@@ -139,7 +154,9 @@ class Cores:
 
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
         """`wanted`: the share of the time in which several are at work if more processes want one than there are."""
-        self._world, self._free, self._rate = world, count, wanted if count > 1 else 1.0
+        self._world = world
+        self._free = count
+        self._rate = wanted if count > 1 else 1.0
         self._waiting: deque[_Thread] = deque()
         self._running: dict[Hashable, _Thread] = {}
         self.busy_s = 0.0  # of all processors
@@ -160,10 +177,19 @@ class Cores:
         self._begin()
 
     def _compute(self, thread: _Thread, seconds: float) -> None:
-        thread.left_s, thread.since, thread.turn = seconds, self._world.now, thread.turn + 1
+        thread.left_s = seconds
+        thread.since = self._world.now
+        thread.turn = thread.turn + 1
         thread.ending = False
-        thread.rate = self._rate if any(t.process not in self._running for t in self._waiting) else 1.0
-        self._world.at(self._world.now + seconds / thread.rate, partial(self._end, thread, thread.turn))
+        thread.rate = (
+            self._rate
+            if any(t.process not in self._running for t in self._waiting)
+            else 1.0
+        )
+        self._world.at(
+            self._world.now + seconds / thread.rate,
+            partial(self._end, thread, thread.turn),
+        )
 
     def _free_from(self, thread: _Thread) -> None:
         del self._running[thread.process]
@@ -171,7 +197,11 @@ class Cores:
 
     def _begin(self) -> None:
         """Give free processors to those who wait, and those who have one an end of their turn where others wait."""
-        while self._free and (chosen := next((t for t in self._waiting if t.process not in self._running), None)):
+        while self._free and (
+            chosen := next(
+                (t for t in self._waiting if t.process not in self._running), None
+            )
+        ):
             self._waiting.remove(chosen)
             self._free -= 1
             self._running[chosen.process] = chosen
@@ -180,7 +210,10 @@ class Cores:
         if self._waiting:
             for thread in self._running.values():
                 ends = max(self._world.now, thread.began + thread.turn_s)
-                if not thread.ending and ends < thread.since + thread.left_s / thread.rate:
+                if (
+                    not thread.ending
+                    and ends < thread.since + thread.left_s / thread.rate
+                ):
                     thread.ending = True
                     self._world.at(ends, partial(self._end, thread, thread.turn))
 
@@ -194,7 +227,8 @@ class Cores:
         if left_s > _LEAST_S and not self._waiting:
             self._compute(thread, left_s)
             return
-        thread.left_s, thread.turn = left_s, thread.turn + 1
+        thread.left_s = left_s
+        thread.turn = thread.turn + 1
         if left_s > _LEAST_S:
             self._free_from(thread)
             self._waiting.append(thread)
@@ -213,14 +247,18 @@ class Barrier:
     """Where `parties` processes wait for each other, again and again."""
 
     def __init__(self, world: World, parties: int) -> None:
-        self._world, self._parties = world, parties
-        self._here, self._all = 0, Event(world)
+        self._world = world
+        self._parties = parties
+        self._here = 0
+        self._all = Event(world)
 
     def meet(self) -> Generator[Event, None, None]:
         """Wait until all have come."""
         self._here += 1
         if self._here == self._parties:
-            every, self._here, self._all = self._all, 0, Event(self._world)
+            every = self._all
+            self._here = 0
+            self._all = Event(self._world)
             every.set()
             return
         yield self._all
@@ -230,7 +268,8 @@ class Channel:
     """A bounded queue with keys. Items of a key are taken in the order in which they were put."""
 
     def __init__(self, world: World, capacity: int) -> None:
-        self._world, self._capacity = world, capacity
+        self._world = world
+        self._capacity = capacity
         self._items: dict[str, deque[Any]] = {}
         self._takers: dict[str, deque[Event]] = {}
         self._putters: deque[Event] = deque()
@@ -258,7 +297,9 @@ class Channel:
     def get_nowait(self, key: str = "") -> Any:
         """Take an item; None where there is none."""
         items = self._items.get(key)
-        return self._take(items) if items else None
+        if items:
+            return self._take(items)
+        return None
 
     @property
     def full(self) -> bool:

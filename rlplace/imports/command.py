@@ -20,13 +20,21 @@ from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
 from rlplace.imports.importer import Draft, Imported, MappingResult, Outcome
 from rlplace.imports.libraries import LIBRARIES, kind_of
 from rlplace.imports.rules import read_rules
-from rlplace.imports.settings import Setting, leaves_of, read_flags, read_overrides, read_yaml, resolved
+from rlplace.imports.settings import (
+    Setting,
+    leaves_of,
+    read_flags,
+    read_overrides,
+    read_yaml,
+    resolved,
+)
 from rlplace.imports.tiny import shrink
 
 USAGE = Path(__file__).with_name("usage.txt")
 
 _NO_MEMORY = (
-    "Its settings do not say how large an accelerator is: plan with cluster.accelerator.memory=80GiB or the like."
+    "Its settings do not say how large an accelerator is: plan with "
+    "cluster.accelerator.memory=80GiB or the like."
 )
 _COLUMN = 52  # where the second column begins at the latest
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are counted
@@ -41,23 +49,41 @@ _SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are coun
 def run_import(words: list[str]) -> int:
     """Run the words after `import` and return the exit code."""
     if not words or "--help" in words[:1] or "-h" in words[:1]:
-        sys.stdout.write(USAGE.read_text(encoding="utf-8").format(program=typed("plan")))
-        return 0 if words else 2
+        sys.stdout.write(
+            USAGE.read_text(encoding="utf-8").format(program=typed("plan"))
+        )
+        if words:
+            return 0
+        return 2
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--out", "--accelerators-per-node"):
         parser.add_argument(option, nargs="?", const="")
     parser.add_argument("--tiny", action="store_true")
     try:
         options, words = parser.parse_known_args(words)
-        for option, value in (("--out", options.out), ("--accelerators-per-node", options.accelerators_per_node)):
+        for option, value in (
+            ("--out", options.out),
+            ("--accelerators-per-node", options.accelerators_per_node),
+        ):
             if value == "":
-                what, why = "its value is missing", "nothing follows it"
-                raise ConfigError.of("import-flag-value", "import", what, option, why, f"{option} VALUE")
-        out, width = options.out, options.accelerators_per_node
+                what = "its value is missing"
+                why = "nothing follows it"
+                raise ConfigError.of(
+                    "import-flag-value", "import", what, option, why, f"{option} VALUE"
+                )
+        out = options.out
+        width = options.accelerators_per_node
         if width is not None and not (width.isdecimal() and int(width) >= 1):
             why = "it is how many accelerators each machine has"
             fix = "--accelerators-per-node 8"
-            raise ConfigError.of("import-value", "import", "expected a whole number of at least 1", width, why, fix)
+            raise ConfigError.of(
+                "import-value",
+                "import",
+                "expected a whole number of at least 1",
+                width,
+                why,
+                fix,
+            )
         library, *sources = words or [""]
         imported = import_words(library, sources, int(width or 0))
         imported = shrink(imported) if options.tiny else imported
@@ -67,7 +93,9 @@ def run_import(words: list[str]) -> int:
         try:
             Path(out).write_text(render_yaml(imported), encoding="utf-8")
         except OSError as error:
-            raise OutputError.of(Path(out), error, "--out", "a file in a folder") from error
+            raise OutputError.of(
+                Path(out), error, "--out", "a file in a folder"
+            ) from error
         sys.stdout.write(render_report(imported))
     except (ProblemsError, OutputError) as error:
         sys.stderr.write(f"{error}\n")
@@ -81,20 +109,34 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
         near = did_you_mean(library.lower(), LIBRARIES)
         why = f"there are importers for {', '.join(LIBRARIES)}"
         raise ConfigError.of(
-            "import-library", "import", "no such library", library, why, f"import {near or 'openrlhf'} ..."
+            "import-library",
+            "import",
+            "no such library",
+            library,
+            why,
+            f"import {near or 'openrlhf'} ...",
         )
     if not sources:
         why = "it reads a file, or the flags or overrides themselves"
         raise ConfigError.of(
-            "import-source", "import", "nothing to import", f"import {library}", why, f"import {library} FILE"
+            "import-source",
+            "import",
+            "nothing to import",
+            f"import {library}",
+            why,
+            f"import {library} FILE",
         )
     return import_settings(library, _settings(library, sources), per_node)
 
 
-def import_settings(library: str, settings: Sequence[Setting], per_node: int = 0) -> Imported:
+def import_settings(
+    library: str, settings: Sequence[Setting], per_node: int = 0
+) -> Imported:
     """Import settings that have been read. Raises ConfigError for values that cannot be read."""
     kind = kind_of(settings) if library == "rlinf" else "causal_lm"
-    return LIBRARIES[library](Draft(settings, read_rules(library, kind), kind), per_node)
+    return LIBRARIES[library](
+        Draft(settings, read_rules(library, kind), kind), per_node
+    )
 
 
 def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
@@ -106,8 +148,19 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     settings: list[Setting] = []
     for word in filter(_is_path, sources):
         text = _read(Path(word))
-        settings += read_overrides(text, word) if word.endswith(".sh") else _with_defaults(Path(word), text)
-    return resolved([*settings, *read_overrides(_joined([word for word in sources if not _is_path(word)]), "")])
+        settings += (
+            read_overrides(text, word)
+            if word.endswith(".sh")
+            else _with_defaults(Path(word), text)
+        )
+    return resolved(
+        [
+            *settings,
+            *read_overrides(
+                _joined([word for word in sources if not _is_path(word)]), ""
+            ),
+        ]
+    )
 
 
 def _with_defaults(file: Path, text: str) -> list[Setting]:
@@ -116,12 +169,16 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
     if not any(setting.key.startswith("defaults") for setting in written):
         return written
     composed = with_defaults(file)
-    return written if composed is None else leaves_of(composed.mapping, composed.sources)
+    if composed is None:
+        return written
+    return leaves_of(composed.mapping, composed.sources)
 
 
 def _joined(words: Sequence[str]) -> str:
     """Join words that the shell has split; one word alone is a command typed in quotes."""
-    return words[0] if len(words) == 1 else shlex.join(words)
+    if len(words) == 1:
+        return words[0]
+    return shlex.join(words)
 
 
 def _is_path(word: str) -> bool:
@@ -140,10 +197,17 @@ def _read(path: Path) -> str:
         what = (error.strerror or "cannot be read").lower()
         fix = str(path.with_name(near)) if near else None
         raise ConfigError.of(
-            "import-source", "import", what, str(path), "a word without = or -- is a file", fix
+            "import-source",
+            "import",
+            what,
+            str(path),
+            "a word without = or -- is a file",
+            fix,
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError.of("import-source", "import", "is not text", str(path), str(error), None) from error
+        raise ConfigError.of(
+            "import-source", "import", "is not text", str(path), str(error), None
+        ) from error
 
 
 # ── the result as text ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +215,13 @@ def _read(path: Path) -> str:
 
 def render_yaml(imported: Imported) -> str:
     """The config, between its summary and the mapping results; all but the config are comments."""
-    return _comment(_head(imported)) + "\n" + to_yaml(imported.config) + "\n" + _comment(_body(imported))
+    return (
+        _comment(_head(imported))
+        + "\n"
+        + to_yaml(imported.config)
+        + "\n"
+        + _comment(_body(imported))
+    )
 
 
 def render_report(imported: Imported) -> str:
@@ -161,15 +231,24 @@ def render_report(imported: Imported) -> str:
 
 def _head(imported: Imported) -> list[str]:
     outcomes = [result.outcome for result in imported.results]
-    counted = ", ".join(f"{outcomes.count(o)} {words}" for o, (_, words) in _SECTIONS.items() if o in outcomes)
-    count = f"{len(outcomes)} setting{'s' * (len(outcomes) != 1)}" + (f"; {counted}" if counted else "")
+    counted = ", ".join(
+        f"{outcomes.count(o)} {words}"
+        for o, (_, words) in _SECTIONS.items()
+        if o in outcomes
+    )
+    count = f"{len(outcomes)} setting{'s' * (len(outcomes) != 1)}" + (
+        f"; {counted}" if counted else ""
+    )
     where = f"On {imported.topology.describe()}"
     if imported.layout is not None:
-        placement, savings = imported.layout.placement, imported.layout.savings
+        placement = imported.layout.placement
+        savings = imported.layout.savings
         instead = f" instead of {savings.dedicated}" if savings.saved else ""
         where += f"; {placement.mode}, uses {savings.used}{instead} ({savings.sizes})"
     head = [f"Imported from {imported.library}: {count}.", f"{where}."]
-    return head if imported.topology.nodes[0].kind == "emulated" else [*head, _NO_MEMORY]
+    if imported.topology.nodes[0].kind == "emulated":
+        return head
+    return [*head, _NO_MEMORY]
 
 
 def _body(imported: Imported) -> list[str]:
@@ -178,12 +257,24 @@ def _body(imported: Imported) -> list[str]:
     if imported.findings:
         lines.append("Does not hold:\n")
         for problem in imported.findings:
-            lines += [*(f"  {line}" if line else "" for line in problem.render().split("\n")), ""]
-    sections = {title: [_row(r) for r in imported.results if r.outcome == o] for o, (title, _) in _SECTIONS.items()}
-    sections["Written out, though the original does not have it:"] = list(imported.assumed)
+            lines += [
+                *(f"  {line}" if line else "" for line in problem.render().split("\n")),
+                "",
+            ]
+    sections = {
+        title: [_row(r) for r in imported.results if r.outcome == o]
+        for o, (title, _) in _SECTIONS.items()
+    }
+    sections["Written out, though the original does not have it:"] = list(
+        imported.assumed
+    )
     for title, rows in sections.items():
         width = min(_COLUMN, max((len(left) for left, _ in rows), default=0))
-        lines += [title, *(f"  {left:<{width}}  {right}" for left, right in rows), ""] if rows else []
+        lines += (
+            [title, *(f"  {left:<{width}}  {right}" for left, right in rows), ""]
+            if rows
+            else []
+        )
     if imported.missing:
         lines.append("Still to be written before a run: " + ", ".join(imported.missing))
     return "\n".join(lines).rstrip("\n").split("\n")
@@ -196,8 +287,13 @@ def _row(result: MappingResult) -> tuple[str, str]:
         return setting, result.text
     where = f"     ({source})" if source is not None and source.line is not None else ""
     known = f"did you mean {'--' * setting.startswith('--')}{result.text}?"
-    return setting + where, known if result.text else "no setting of that name is known here"
+    return (
+        setting + where,
+        known if result.text else "no setting of that name is known here",
+    )
 
 
 def _comment(lines: Sequence[str]) -> str:
-    return "".join(f"# {line}".rstrip() + "\n" for text in lines for line in text.split("\n"))
+    return "".join(
+        f"# {line}".rstrip() + "\n" for text in lines for line in text.split("\n")
+    )

@@ -32,17 +32,31 @@ from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
 Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
-_MACHINES = ("num_nodes", "accelerators_per_node")  # are written before what is placed on them
+_MACHINES = (
+    "num_nodes",
+    "accelerators_per_node",
+)  # are written before what is placed on them
 _ESTIMATORS = {  # algorithm of ours -> their estimators of the same advantages
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "group_norm"),
     "dr_grpo": ("dr_grpo",),
     "rloo": ("rloo",),
     "reinforce_pp": ("reinforce", "reinforce++", "reinforce_plus_plus"),
-    "reinforce_pp_baseline": ("reinforce_baseline", "reinforce++_baseline", "reinforce_plus_plus_baseline"),
+    "reinforce_pp_baseline": (
+        "reinforce_baseline",
+        "reinforce++_baseline",
+        "reinforce_plus_plus_baseline",
+    ),
 }
 _OF_VALUES = {"algorithm.gamma", "algorithm.gae_lambda", "algorithm.value_clip"}
-_KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_KL_ESTIMATORS = {
+    "kl": "k1",
+    "k1": "k1",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +79,42 @@ class Imported:
     kind: ModelKind = "causal_lm"  # of the actor's model
     results: tuple[MappingResult, ...]  # one per setting of the original, in its order
     findings: tuple[Problem, ...]  # what does not hold in the original, or not here
-    assumed: tuple[tuple[str, str], ...]  # what no setting asks for and is written out now, and why
+    assumed: tuple[
+        tuple[str, str], ...
+    ]  # what no setting asks for and is written out now, and why
     missing: tuple[str, ...]  # keys a run still needs
     topology: Topology
-    layout: Plan | None  # None where the placement does not hold; `findings` have the reasons
+    layout: (
+        Plan | None
+    )  # None where the placement does not hold; `findings` have the reasons
 
 
 class Draft:
     """A config of ours while it is being worked out. Owns its mapping, the results, and the findings."""
 
-    def __init__(self, settings: Sequence[Setting], rules: Rules, kind: ModelKind = "causal_lm") -> None:
+    def __init__(
+        self, settings: Sequence[Setting], rules: Rules, kind: ModelKind = "causal_lm"
+    ) -> None:
         self.settings = settings
         self.rules = rules
         self.kind: ModelKind = kind
         self.config: dict[str, object] = {}
-        self.given = {s.key: s for s in settings}  # the last one wins, as on a command line
+        self.given = {
+            s.key: s for s in settings
+        }  # the last one wins, as on a command line
         self.findings: list[Problem] = []
         self.assumed: list[tuple[str, str]] = []
-        self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}  # text or our keys; no rule is applied
+        self._decided: dict[
+            str, tuple[Outcome, str | tuple[str, ...]]
+        ] = {}  # text or our keys; no rule is applied
         self._wrong: dict[str, Problem] = {}  # values that cannot be read at all
 
     # ── what the original has ────────────────────────────────────────────────────────────────────────────────────────
 
     def value(self, key: str, default: object = None) -> object:
-        return self.given[key].value if key in self.given else default
+        if key in self.given:
+            return self.given[key].value
+        return default
 
     def has(self, key: str) -> bool:
         """Whether a switch is on, or a value given that is more than nothing."""
@@ -98,7 +124,11 @@ class Draft:
         """A whole number of at least `least`; anything else is a problem, and `default` stands in for it."""
         value = self.value(key, default)
         value = int(value) if isinstance(value, float) and value.is_integer() else value
-        if isinstance(value, int) and not isinstance(value, bool) and (key not in self.given or value >= least):
+        if (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and (key not in self.given or value >= least)
+        ):
             return value
         if value is not None:
             why = "it counts machines, accelerators or samples"
@@ -119,16 +149,49 @@ class Draft:
         if isinstance(setting.value, str) and "$" in setting.value:
             why = "a variable or reference that is set nowhere in what was given; write its value"
         self._wrong[key] = Problem(
-            code="import-value", key=key, what=what, got=str(setting), source=setting.source, why=why, fix=fix
+            code="import-value",
+            key=key,
+            what=what,
+            got=str(setting),
+            source=setting.source,
+            why=why,
+            fix=fix,
         )
 
-    def find(self, code: str, what: str, *keys: str, why: str, fix: str | Mapping[str, object] | None = None) -> None:
+    def find(
+        self,
+        code: str,
+        what: str,
+        *keys: str,
+        why: str,
+        fix: str | Mapping[str, object] | None = None,
+    ) -> None:
         """Record what does not hold in the original, about the settings `keys`; a `fix` by keys is put in its words."""
         if isinstance(fix, Mapping):
-            fix = " ".join(f"--{k} {v}" if self.rules.words_after else f"{k}={v}" for k, v in fix.items())
-        got = " ".join(str(s) for s in self.settings if s.key in keys and self.given[s.key] is s) or None
+            fix = " ".join(
+                f"--{k} {v}" if self.rules.words_after else f"{k}={v}"
+                for k, v in fix.items()
+            )
+        got = (
+            " ".join(
+                str(s)
+                for s in self.settings
+                if s.key in keys and self.given[s.key] is s
+            )
+            or None
+        )
         source = self.given[keys[0]].source if keys[0] in self.given else None
-        self.findings.append(Problem(code=code, key=keys[0], what=what, got=got, source=source, why=why, fix=fix))
+        self.findings.append(
+            Problem(
+                code=code,
+                key=keys[0],
+                what=what,
+                got=got,
+                source=source,
+                why=why,
+                fix=fix,
+            )
+        )
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,10 +201,15 @@ class Draft:
 
     def leave_uncorrected(self) -> None:
         self.set("algorithm.tis_cap", None)
-        self.assume("algorithm.tis_cap: null", "the engine's rounding is not corrected there unless it is asked for")
+        self.assume(
+            "algorithm.tis_cap: null",
+            "the engine's rounding is not corrected there unless it is asked for",
+        )
 
     def set(self, key: str, value: object) -> None:
-        assert self.has_key(PLACEMENT if key.startswith(f"{PLACEMENT}.") else key), f"{key}: no such key"
+        assert self.has_key(PLACEMENT if key.startswith(f"{PLACEMENT}.") else key), (
+            f"{key}: no such key"
+        )
         *blocks, leaf = key.split(".", 2)
         block = self.config
         for name in blocks:
@@ -172,7 +240,10 @@ class Draft:
             for key in keys:
                 self.becomes(key, ours)
             if not given:
-                self.assume(f"{ours}: {quote(value)}", f"by the defaults of {' and '.join(keys)} there")
+                self.assume(
+                    f"{ours}: {quote(value)}",
+                    f"by the defaults of {' and '.join(keys)} there",
+                )
 
     def becomes(self, key: str, *ours: str) -> None:
         """`key` is in our config, at or within `ours`; may be called before they are complete."""
@@ -191,7 +262,9 @@ class Draft:
     def placed(self) -> tuple[str, ...]:
         """The components that have a line by now."""
         block = self.at(PLACEMENT)
-        return tuple(n.strip() for leaf in block for n in str(leaf).split(",")) if isinstance(block, Mapping) else ()
+        if isinstance(block, Mapping):
+            return tuple(n.strip() for leaf in block for n in str(leaf).split(","))
+        return ()
 
     def has_key(self, key: str) -> bool:
         """Whether our config has the dotted key; a block counts as one."""
@@ -201,8 +274,14 @@ class Draft:
         """The value of our key where nothing is written; None where something must be, or where it is nothing."""
         found = self._field(key)
         assert found is not None, key
-        default = found[0].metadata.get("mlp", found[0].default) if self.kind == "mlp" else found[0].default
-        return None if default is dataclasses.MISSING else default
+        default = (
+            found[0].metadata.get("mlp", found[0].default)
+            if self.kind == "mlp"
+            else found[0].default
+        )
+        if default is dataclasses.MISSING:
+            return None
+        return default
 
     def _field(self, key: str) -> Field | None:
         block: type | None = Config
@@ -214,7 +293,9 @@ class Draft:
 
     def _used(self, key: str) -> bool:
         block = key.partition(".")[0]
-        return self.has_key(key) and (block not in ROLES or block in map(role_of, self.placed))
+        return self.has_key(key) and (
+            block not in ROLES or block in map(role_of, self.placed)
+        )
 
     # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,19 +304,33 @@ class Draft:
         if self.rules.algorithm is not None:
             self._set_algorithm(*self.rules.algorithm)
         for ours in ("actor.model", "reward.model", "critic.model"):
-            if keys := [key for key, rule in self.rules.rules.items() if rule.keys == (ours,)]:
+            if keys := [
+                key for key, rule in self.rules.rules.items() if rule.keys == (ours,)
+            ]:
                 self.set_model(ours, *keys)
         self._set_kl()
         for ours, product in self.rules.products.items():
-            total = math.prod(self.count(key, usual, 1) for key, usual in product.of.items())
-            parts = math.prod(self.count(key, usual, 1) for key, usual in product.over.items())
+            total = math.prod(
+                self.count(key, usual, 1) for key, usual in product.of.items()
+            )
+            parts = math.prod(
+                self.count(key, usual, 1) for key, usual in product.over.items()
+            )
             if total and parts:
-                self.derive(ours, total // parts if product.round == "down" else -(-total // parts), product.maps)
+                self.derive(
+                    ours,
+                    total // parts if product.round == "down" else -(-total // parts),
+                    product.maps,
+                )
         for key, rule in self.rules.rules.items():
             if key in self._decided or rule.action != "set":
                 continue
             value = self.value(key, rule.theirs)
-            if rule.least is not None and isinstance(value, int | float) and value < rule.least:
+            if (
+                rule.least is not None
+                and isinstance(value, int | float)
+                and value < rule.least
+            ):
                 self.implied("off, as it is here unless it is asked for", key)
             elif targets := [target for target in rule.keys if self._used(target)]:
                 self._apply(key, rule, targets, value)
@@ -244,17 +339,26 @@ class Draft:
         """Write the algorithm. An estimator without a name here becomes ppo beside a critic, else grpo."""
         critic = "critic" in self.placed
         estimator = self.value(key, usual or ("gae" if critic else "grpo"))
-        name = next((ours for ours, theirs in _ESTIMATORS.items() if estimator in theirs), None)
+        name = next(
+            (ours for ours, theirs in _ESTIMATORS.items() if estimator in theirs), None
+        )
         name = None if name == "ppo" and not critic else name
         self.set("algorithm.name", name or ("ppo" if critic else "grpo"))
         if not critic:
             of_values = [
-                k for k, rule in self.rules.rules.items() if rule.action == "set" and _OF_VALUES & {*rule.keys}
+                k
+                for k, rule in self.rules.rules.items()
+                if rule.action == "set" and _OF_VALUES & {*rule.keys}
             ]
             self.implied("there is no critic", *of_values)
         if name is None:
-            known = ", ".join(name for theirs in _ESTIMATORS.values() for name in theirs)
-            self.unmapped(f"no algorithm here learns from {estimator} with these components; there are {known}", key)
+            known = ", ".join(
+                name for theirs in _ESTIMATORS.values() for name in theirs
+            )
+            self.unmapped(
+                f"no algorithm here learns from {estimator} with these components; there are {known}",
+                key,
+            )
             return
         self.becomes(key, "algorithm.name")
         if key not in self.given and name != "ppo":
@@ -266,20 +370,31 @@ class Draft:
         name = self.value(key)
         if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
             return
-        folder = os.path.isfile(Path(name) / "config.json")  # whose keys the plan reads itself
+        folder = os.path.isfile(
+            Path(name) / "config.json"
+        )  # whose keys the plan reads itself
         shape = {} if folder else shape_of(name)
         if shape is not None:
             self.set(ours, {"path": name, **shape})
         if shape:
-            self.assume(f"{ours}: keys of config.json", f"by its name, {name}; path must become a folder before a run")
+            self.assume(
+                f"{ours}: keys of config.json",
+                f"by its name, {name}; path must become a folder before a run",
+            )
         if key == keys[0] and shape is not None:
             self.becomes(key, f"{ours}.path")
         elif key == keys[0]:
-            self.unmapped(f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys", key)
+            self.unmapped(
+                f"no model of a known name: write {ours}: {{path: <its folder>}}, or config.json's keys",
+                key,
+            )
 
     def _set_kl(self) -> None:
         """Write place, weight and estimator of the first KL term that is on."""
-        kl = next((kl for kl in self.rules.kl if self.value(kl.when or kl.switch, kl.on)), None)
+        kl = next(
+            (kl for kl in self.rules.kl if self.value(kl.when or kl.switch, kl.on)),
+            None,
+        )
         if kl is None or "reference" not in self.placed:
             return
         self.derive("algorithm.kl_in", kl.place, kl.switch)
@@ -289,20 +404,32 @@ class Draft:
             self.derive("algorithm.kl_estimator", _KL_ESTIMATORS[word], kl.estimator)
         elif kl.estimator in self.given:
             known = ", ".join(_KL_ESTIMATORS)
-            self.unmapped(f"algorithm.kl_estimator has no word for it; there are words for {known}", kl.estimator)
+            self.unmapped(
+                f"algorithm.kl_estimator has no word for it; there are words for {known}",
+                kl.estimator,
+            )
 
-    def _apply(self, key: str, rule: Rule, targets: Sequence[str], value: object) -> None:
+    def _apply(
+        self, key: str, rule: Rule, targets: Sequence[str], value: object
+    ) -> None:
         given = key in self.given
         if value is None:
             return
         if given and isinstance(value, str) and "${" in value:
-            self.unmapped(f"what it refers to is not among what was given; {targets[0]} keeps its default", key)
+            self.unmapped(
+                f"what it refers to is not among what was given; {targets[0]} keeps its default",
+                key,
+            )
             return
         if rule.words is not None:
             if quote(value) not in rule.words:
-                ours, known = quote(self.default_of(targets[0])), ", ".join(rule.words)
+                ours = quote(self.default_of(targets[0]))
+                known = ", ".join(rule.words)
                 if given:
-                    self.unmapped(f"{targets[0]} has no word for {quote(value)}; there are words for {known}", key)
+                    self.unmapped(
+                        f"{targets[0]} has no word for {quote(value)}; there are words for {known}",
+                        key,
+                    )
                 else:
                     why = f"our default; that of {key} there, {quote(value)}, has no word here"
                     self.assume(f"{targets[0]}: {ours}", why)
@@ -312,7 +439,9 @@ class Draft:
             if given or (self.at(target) is None and value != self.default_of(target)):
                 self.set(target, value)
                 if not given:
-                    self.assume(f"{target}: {quote(value)}", f"the default of {key} there")
+                    self.assume(
+                        f"{target}: {quote(value)}", f"the default of {key} there"
+                    )
         if given:
             self._decided[key] = ("differs" if rule.note else "equal", tuple(targets))
 
@@ -322,7 +451,11 @@ class Draft:
         """One per setting, in the order they were written. Raises ConfigError for values that cannot be read."""
         if self._wrong:
             raise ConfigError([*self._wrong.values()])
-        return tuple(MappingResult(setting=s, outcome=o, text=t) for s in self.settings for o, t in [self._result(s)])
+        return tuple(
+            MappingResult(setting=s, outcome=o, text=t)
+            for s in self.settings
+            for o, t in [self._result(s)]
+        )
 
     def _result(self, setting: Setting) -> tuple[Outcome, str]:
         key = setting.key
@@ -330,12 +463,17 @@ class Draft:
             return "unmapped", "written again further on; the last one holds"
         if key in self._decided:
             outcome, text = self._decided[key]
-            return (outcome, text) if isinstance(text, str) else self._complete(key, outcome, text)
+            if isinstance(text, str):
+                return (outcome, text)
+            return self._complete(key, outcome, text)
         if key.startswith("$"):
             return "unmapped", "filled in by the shell when the script runs"
-        rule, near = self.rules.find(key), self._misspelt(key)
+        rule = self.rules.find(key)
+        near = self._misspelt(key)
         if near or rule is None:
-            return "unknown", near or did_you_mean(key, [*self.rules.rules, *self.rules.spellings]) or ""
+            return "unknown", near or did_you_mean(
+                key, [*self.rules.rules, *self.rules.spellings]
+            ) or ""
         match rule.action:
             case "part":
                 return self._complete(key, "equal", rule.keys)
@@ -344,7 +482,9 @@ class Draft:
             case "set" if not any(map(self.has_key, rule.keys)):
                 return "unmapped", f"no key {rule.keys[0]} in such a job"
             case "set" if not any(map(self._used, rule.keys)):
-                blocks = " and no ".join(dict.fromkeys(target.partition(".")[0] for target in rule.keys))
+                blocks = " and no ".join(
+                    dict.fromkeys(target.partition(".")[0] for target in rule.keys)
+                )
                 return "unmapped", f"the job has no {blocks}"
             case "set":
                 return "unmapped", f"has no value: {rule.keys[0]} keeps its default"
@@ -355,19 +495,42 @@ class Draft:
         block, _, leaf = key.rpartition(".")
         if key in self.rules.rules or not block:
             return None
-        beside = {k.rpartition(".")[2]: k for k in self.rules.rules if k.rpartition(".")[0] == block}
-        near = difflib.get_close_matches(leaf, [n for n, k in beside.items() if k not in self.given], n=1, cutoff=0.85)
-        return beside[near[0]] if near else None
+        beside = {
+            k.rpartition(".")[2]: k
+            for k in self.rules.rules
+            if k.rpartition(".")[0] == block
+        }
+        near = difflib.get_close_matches(
+            leaf,
+            [n for n, k in beside.items() if k not in self.given],
+            n=1,
+            cutoff=0.85,
+        )
+        if near:
+            return beside[near[0]]
+        return None
 
-    def _complete(self, key: str, outcome: Outcome, ours: Sequence[str]) -> tuple[Outcome, str]:
+    def _complete(
+        self, key: str, outcome: Outcome, ours: Sequence[str]
+    ) -> tuple[Outcome, str]:
         """The result of a mapped setting, with the values that our keys have in the end."""
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
-            return "unmapped", f"not enough to decide {ours[0]}, which keeps its default"
-        bare = {name for name, value in values.items() if value is None or name == PLACEMENT}
-        text = ", ".join(name if name in bare else f"{name}: {quote(value)}" for name, value in values.items())
+            return (
+                "unmapped",
+                f"not enough to decide {ours[0]}, which keeps its default",
+            )
+        bare = {
+            name for name, value in values.items() if value is None or name == PLACEMENT
+        }
+        text = ", ".join(
+            name if name in bare else f"{name}: {quote(value)}"
+            for name, value in values.items()
+        )
         rule = self.rules.find(key)
-        return outcome, text + (f"; {rule.note}" if rule is not None and outcome == "differs" else "")
+        return outcome, text + (
+            f"; {rule.note}" if rule is not None and outcome == "differs" else ""
+        )
 
 
 def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imported:
@@ -382,25 +545,43 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
             draft.set(key, True)
     if draft.kind == "causal_lm":
         model = draft.at("actor.model")
-        draft.set("actor.model", {"kind": "causal_lm"} | (model if isinstance(model, dict) else {}))
+        draft.set(
+            "actor.model",
+            {"kind": "causal_lm"} | (model if isinstance(model, dict) else {}),
+        )
     results = draft.results()
     if not draft.at(PLACEMENT):
         why = f"the settings that do so in {draft.rules.name} are not among those that were given"
         fix = "import the whole file or command, the composed one where it includes others"
-        raise ConfigError.of("import-empty", PLACEMENT, "no setting places a component", None, why, fix)
+        raise ConfigError.of(
+            "import-empty", PLACEMENT, "no setting places a component", None, why, fix
+        )
     layout, problems = _lay_out(draft, topology, offload)
-    if staying := [p.key.removesuffix(".enable_offload") for p in problems if p.code == "residents-clash"]:
+    if staying := [
+        p.key.removesuffix(".enable_offload")
+        for p in problems
+        if p.code == "residents-clash"
+    ]:
         draft.set("cluster.allow_resident", staying)
-        draft.assume(f"cluster.allow_resident: {quote(staying)}", "they stay on accelerators that others use, as there")
+        draft.assume(
+            f"cluster.allow_resident: {quote(staying)}",
+            "they stay on accelerators that others use, as there",
+        )
         layout, problems = _lay_out(draft, topology, offload)
     config, wrong = try_config(draft.config)
-    missing = [p.key for p in wrong if p.code == "missing-key"] + list(config.missing if config is not None else ())
+    missing = [p.key for p in wrong if p.code == "missing-key"] + list(
+        config.missing if config is not None else ()
+    )
     return Imported(
         library=draft.rules.name,
         config=ordered(draft.config, draft.kind),
         kind=draft.kind,
         results=results,
-        findings=(*draft.findings, *problems, *(p for p in wrong if p.code != "missing-key")),
+        findings=(
+            *draft.findings,
+            *problems,
+            *(p for p in wrong if p.code != "missing-key"),
+        ),
         assumed=tuple(draft.assumed),
         missing=tuple(dict.fromkeys(missing)),
         topology=topology,
@@ -408,18 +589,29 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
     )
 
 
-def ordered(mapping: Mapping[str, object], kind: ModelKind, root: type = Config) -> dict[str, object]:
+def ordered(
+    mapping: Mapping[str, object], kind: ModelKind, root: type = Config
+) -> dict[str, object]:
     """The same with its blocks and keys in the order in which configs are written."""
-    fields = sorted(fields_of(root, kind).items(), key=lambda item: item[0] not in _MACHINES)
+    fields = sorted(
+        fields_of(root, kind).items(), key=lambda item: item[0] not in _MACHINES
+    )
     found: dict[str, object] = {}
     for name, (_, hint) in fields:
         if name in mapping:
-            value, block = mapping[name], block_in(hint)
-            found[name] = ordered(value, kind, block) if block is not None and isinstance(value, Mapping) else value
+            value = mapping[name]
+            block = block_in(hint)
+            found[name] = (
+                ordered(value, kind, block)
+                if block is not None and isinstance(value, Mapping)
+                else value
+            )
     return found
 
 
-def _lay_out(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> tuple[Plan | None, Sequence[Problem]]:
+def _lay_out(
+    draft: Draft, topology: Topology, offload: Mapping[str, bool]
+) -> tuple[Plan | None, Sequence[Problem]]:
     """The layout and its problems; without regard to batches where only they are wrong."""
     problems: Sequence[Problem] = ()
     if draft.kind == "causal_lm":

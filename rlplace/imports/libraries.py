@@ -25,30 +25,56 @@ from rlplace.placement.machines.topology import Ranges
 
 _RLINF_WIDTH = 8  # accelerators of a machine, where nothing gives another number
 _RLINF_SINKS = ("console", "jsonl", "tensorboard")
-_RLINF_TASKS = ("reasoning", "math", "agent", "coding")  # their engines always sleep while others work
+_RLINF_TASKS = (
+    "reasoning",
+    "math",
+    "agent",
+    "coding",
+)  # their engines always sleep while others work
 _RLINF_SIMULATED = ("actor", "env", "rollout")  # components beside simulators
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
 def kind_of(settings: Sequence[Setting]) -> ModelKind:
     """A job that places simulators trains an MLP here."""
-    simulated = any("env" in _rlinf_names(s.key) for s in settings if s.key.startswith(f"{PLACEMENT}."))
-    return "mlp" if simulated else "causal_lm"
+    simulated = any(
+        "env" in _rlinf_names(s.key)
+        for s in settings
+        if s.key.startswith(f"{PLACEMENT}.")
+    )
+    if simulated:
+        return "mlp"
+    return "causal_lm"
 
 
 def import_rlinf(draft: Draft, per_node: int) -> Imported:
-    nodes, tensor = draft.count("cluster.num_nodes", 1, 1), draft.count(_RLINF_TENSOR, 1, 1)
-    lines = [setting for setting in draft.given.values() if setting.key.startswith(f"{PLACEMENT}.")]
-    width = per_node or draft.count("cluster.num_gpus_per_node", 0) or _rlinf_width(draft, lines, nodes)
+    nodes = draft.count("cluster.num_nodes", 1, 1)
+    tensor = draft.count(_RLINF_TENSOR, 1, 1)
+    lines = [
+        setting
+        for setting in draft.given.values()
+        if setting.key.startswith(f"{PLACEMENT}.")
+    ]
+    width = (
+        per_node
+        or draft.count("cluster.num_gpus_per_node", 0)
+        or _rlinf_width(draft, lines, nodes)
+    )
     draft.set("cluster.num_nodes", nodes)
     draft.set("cluster.accelerators_per_node", width)
     if "cluster.num_gpus_per_node" not in draft.given:
-        draft.assume(f"cluster.accelerators_per_node: {width}", "there, machines are counted at the start")
+        draft.assume(
+            f"cluster.accelerators_per_node: {width}",
+            "there, machines are counted at the start",
+        )
     draft.set(PLACEMENT, {})
     for setting in lines:
         _rlinf_place(draft, setting, tensor)
     if _RLINF_TENSOR in draft.given and tensor == 1:
-        draft.implied("an engine has one accelerator unless its line has another number", _RLINF_TENSOR)
+        draft.implied(
+            "an engine has one accelerator unless its line has another number",
+            _RLINF_TENSOR,
+        )
     groups = draft.value("cluster.node_groups")
     if isinstance(groups, list) and all(isinstance(g, Mapping) for g in groups):
         draft.set("cluster.node_groups", groups)
@@ -73,17 +99,35 @@ def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
     sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0
     for setting in lines:
-        block = setting.value if isinstance(setting.value, Mapping) else {"placement": setting.value}
+        block = (
+            setting.value
+            if isinstance(setting.value, Mapping)
+            else {"placement": setting.value}
+        )
         joined = block.get("node_group", "cluster")
         labels = ",".join(map(str, joined)) if isinstance(joined, list) else str(joined)
         counts = [sizes.get(label.strip(), 0) for label in labels.split(",")]
-        pieces = [piece.partition(":")[0] for piece in str(block.get("placement", "")).split(",")]
-        numbers = [int(number) for piece in pieces for number in re.findall(r"[0-9]{1,6}", piece)]
+        pieces = [
+            piece.partition(":")[0]
+            for piece in str(block.get("placement", "")).split(",")
+        ]
+        numbers = [
+            int(number)
+            for piece in pieces
+            for number in re.findall(r"[0-9]{1,6}", piece)
+        ]
         if all(counts) and numbers:
             width = max(width, -(-(max(numbers) + 1) // sum(counts)))
     if not width and draft.kind == "mlp" and (envs := _rlinf_envs(draft)):
         groups = nodes * draft.count("rollout.pipeline_stage_num", 1, 1)
-        return next((width for width in range(_RLINF_WIDTH, 0, -1) if envs % (width * groups) == 0), _RLINF_WIDTH)
+        return next(
+            (
+                width
+                for width in range(_RLINF_WIDTH, 0, -1)
+                if envs % (width * groups) == 0
+            ),
+            _RLINF_WIDTH,
+        )
     return max(_RLINF_WIDTH, width)
 
 
@@ -93,8 +137,12 @@ def _rlinf_groups(draft: Draft) -> dict[str, int]:
     groups = draft.value("cluster.node_groups")
     for group in groups if isinstance(groups, list) else []:
         if isinstance(group, Mapping) and "hardware" not in group:
-            pieces = re.findall(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", str(group.get("node_ranks", "")))
-            found[str(group.get("label"))] = sum(max(0, int(last or first) - int(first)) + 1 for first, last in pieces)
+            pieces = re.findall(
+                r"([0-9]{1,6})(?:-([0-9]{1,6}))?", str(group.get("node_ranks", ""))
+            )
+            found[str(group.get("label"))] = sum(
+                max(0, int(last or first) - int(first)) + 1 for first, last in pieces
+            )
     return found
 
 
@@ -104,17 +152,24 @@ def _rlinf_envs(draft: Draft) -> int:
 
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     """Write a line as it is, without the components that do not exist here; engines have a line of their own."""
-    names, value = _rlinf_names(setting.key), setting.value
+    names = _rlinf_names(setting.key)
+    value = setting.value
     by_rule = draft.value("reward.use_reward_model") is False
     roles = _RLINF_SIMULATED if draft.kind == "mlp" else ROLES
-    ours = [name for name in names if role_of(name) in roles and not (by_rule and role_of(name) == "reward")]
+    ours = [
+        name
+        for name in names
+        if role_of(name) in roles and not (by_rule and role_of(name) == "reward")
+    ]
     others = [name for name in names if name not in ours]
     whole = setting.key.removeprefix(f"{PLACEMENT}.")
     lines = {",".join(ours) if others else whole: value} if ours else {}
     if tensor > 1 and "rollout" in ours:
         rest = ",".join(name for name in ours if name != "rollout")
         block = dict(value) if isinstance(value, Mapping) else {"placement": value}
-        spread = ":" in str(block.get("placement", ""))  # the ranks are given, so that engines cannot be
+        spread = ":" in str(
+            block.get("placement", "")
+        )  # the ranks are given, so that engines cannot be
         key = "tensor_parallel_size" if spread else "accelerators_per_rank"
         lines = ({rest: value} if rest else {}) | {"rollout": block | {key: tensor}}
         draft.becomes(_RLINF_TENSOR, f"{PLACEMENT}.rollout")
@@ -123,7 +178,9 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     if lines:
         draft.becomes(setting.key, *(f"{PLACEMENT}.{name}" for name in lines))
     for other in others:
-        why = f"no component is called {other} here" + suggestion(did_you_mean(other, ROLES))
+        why = f"no component is called {other} here" + suggestion(
+            did_you_mean(other, ROLES)
+        )
         if role_of(other) in ROLES:
             why = f"a job with simulators has {', '.join(_RLINF_SIMULATED)} here"
         if by_rule and role_of(other) == "reward":
@@ -139,12 +196,14 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 def _rlinf_set_rollout(draft: Draft) -> None:
     """Steps of an iteration and its optimizer steps, where the file has enough for each."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
-    chunk, chunk_key = draft.count("actor.model.num_action_chunks", 1, 1), "actor.model.num_action_chunks"
+    chunk = draft.count("actor.model.num_action_chunks", 1, 1)
+    chunk_key = "actor.model.num_action_chunks"
     if chunk > 1:
         draft.derive("rollout.action_chunk", chunk, chunk_key)
     steps = draft.count("env.train.max_steps_per_rollout_epoch", 0)
     envs = _rlinf_envs(draft)
-    batch, key = draft.count("actor.global_batch_size", 0), "actor.global_batch_size"
+    batch = draft.count("actor.global_batch_size", 0)
+    key = "actor.global_batch_size"
     total = steps // chunk * passes
     samples = envs * total
     if steps:
@@ -165,23 +224,41 @@ def _rlinf_set_sinks(draft: Draft) -> None:
     key = "runner.logger.logger_backends"
     backends = draft.value(key)
     if isinstance(backends, list):
-        draft.set("runner.sinks", [sink for sink in _RLINF_SINKS if sink != "tensorboard" or sink in backends])
+        draft.set(
+            "runner.sinks",
+            [
+                sink
+                for sink in _RLINF_SINKS
+                if sink != "tensorboard" or sink in backends
+            ],
+        )
         if others := [str(b) for b in backends if b not in _RLINF_SINKS]:
-            draft.unmapped(f"no sink {' and '.join(others)}; there are {', '.join(_RLINF_SINKS)}", key)
+            draft.unmapped(
+                f"no sink {' and '.join(others)}; there are {', '.join(_RLINF_SINKS)}",
+                key,
+            )
 
 
 def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
     """By `enable_offload`, by the three parts of a Megatron actor, or because engines of that kind always do."""
     leaves = {c: draft.has(f"{c}.enable_offload") for c in draft.placed}
     for component in ("actor", "critic"):
-        parts = [f"{component}.offload_{part}" for part in ("weight", "optimizer", "grad")]
+        parts = [
+            f"{component}.offload_{part}" for part in ("weight", "optimizer", "grad")
+        ]
         moved = [draft.has(part) for part in parts]
         leaves[component] = leaves.get(component, False) or all(moved)
         if any(moved) and not all(moved):
-            draft.unmapped(f"{component}.enable_offload moves weights, gradients and optimizer state together", *parts)
+            draft.unmapped(
+                f"{component}.enable_offload moves weights, gradients and optimizer state together",
+                *parts,
+            )
     task = draft.value("runner.task_type")
     if task in _RLINF_TASKS and not leaves.get("rollout"):
-        draft.assume("rollout.enable_offload: true", f"in a {task} job the engines sleep by themselves there")
+        draft.assume(
+            "rollout.enable_offload: true",
+            f"in a {task} job the engines sleep by themselves there",
+        )
         leaves["rollout"] = True
     return {c: leaves[c] for c in draft.placed}
 
@@ -198,10 +275,13 @@ _VERL_TENSOR = f"{_VERL}rollout.tensor_model_parallel_size"
 def import_verl(draft: Draft, per_node: int) -> Imported:
     width = per_node or draft.count("trainer.n_gpus_per_node", 8, 1)
     total = width * draft.count("trainer.nnodes", 1, 1)
-    kl_in_loss, kl_in_reward = draft.has(f"{_VERL}actor.use_kl_loss"), draft.has("algorithm.use_kl_in_reward")
+    kl_in_loss = draft.has(f"{_VERL}actor.use_kl_loss")
+    kl_in_reward = draft.has("algorithm.use_kl_in_reward")
     critic = draft.value("critic.enable")
     exists = {
-        "critic": draft.value("algorithm.adv_estimator", "gae") == "gae" if critic is None else critic is True,
+        "critic": draft.value("algorithm.adv_estimator", "gae") == "gae"
+        if critic is None
+        else critic is True,
         "reference": kl_in_loss or kl_in_reward,
         "reward": draft.has("reward_model.enable"),
         "rollout": True,
@@ -226,17 +306,34 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         pool.divide_tokens(component, *keys)
     topology = pool.write()
     if _VERL_TENSOR not in draft.given:
-        draft.assume(f"rollout in engines of {tensor}", f"the default of {_VERL_TENSOR} there")
-    if kl_in_reward and not kl_in_loss and draft.value("algorithm.kl_ctrl.type") == "adaptive":
-        for ours, key in (("kl_target", "algorithm.kl_ctrl.target_kl"), ("kl_horizon", "algorithm.kl_ctrl.horizon")):
-            value = draft.number(key, 0.1) if ours == "kl_target" else draft.count(key, 10000, 1)
+        draft.assume(
+            f"rollout in engines of {tensor}", f"the default of {_VERL_TENSOR} there"
+        )
+    if (
+        kl_in_reward
+        and not kl_in_loss
+        and draft.value("algorithm.kl_ctrl.type") == "adaptive"
+    ):
+        for ours, key in (
+            ("kl_target", "algorithm.kl_ctrl.target_kl"),
+            ("kl_horizon", "algorithm.kl_ctrl.horizon"),
+        ):
+            value = (
+                draft.number(key, 0.1)
+                if ours == "kl_target"
+                else draft.count(key, 10000, 1)
+            )
             draft.derive(f"algorithm.{ours}", value, key)
     if draft.value(_VERL_MODE) == "gspo":
-        draft.implied("there, the loss of gspo has no dual clip", f"{_VERL}actor.clip_ratio_c")
+        draft.implied(
+            "there, the loss of gspo has no dual clip", f"{_VERL}actor.clip_ratio_c"
+        )
     elif draft.value(_VERL_MODE) == "cispo":
         draft.set("algorithm.surrogate", "cispo")
         draft.becomes(_VERL_MODE, "algorithm.surrogate")
-        draft.implied("there, the loss of cispo has no dual clip", f"{_VERL}actor.clip_ratio_c")
+        draft.implied(
+            "there, the loss of cispo has no dual clip", f"{_VERL}actor.clip_ratio_c"
+        )
     _set_verl_prompts(draft)
     _set_verl_correction(draft)
     draft.apply_rules()
@@ -251,13 +348,18 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
         "reward": draft.has("reward_model.model.fsdp_config.param_offload"),
         "rollout": sleeps,
     }
-    return finish(draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where})
+    return finish(
+        draft, topology, {c: leaves for c, leaves in offload.items() if c in pool.where}
+    )
 
 
 def _set_verl_correction(draft: Draft) -> None:
     if draft.value("algorithm.rollout_correction.rollout_is"):
         return
-    draft.implied("without rollout_is, nothing is weighed", "algorithm.rollout_correction.rollout_is_threshold")
+    draft.implied(
+        "without rollout_is, nothing is weighed",
+        "algorithm.rollout_correction.rollout_is_threshold",
+    )
     if draft.number(f"{_VERL}actor.tis_imp_ratio_cap", 0.0) <= 0:
         draft.leave_uncorrected()
 
@@ -265,35 +367,67 @@ def _set_verl_correction(draft: Draft) -> None:
 def _set_verl_prompts(draft: Draft) -> None:
     """The files become a task of one turn on the CPU, whose passes are counted in tokens."""
     paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
-    files = {k: [*v] if isinstance(v, tuple | list) else v for k, v in paths.items() if v and "$" not in str(v)}
+    files = {
+        k: [*v] if isinstance(v, tuple | list) else v
+        for k, v in paths.items()
+        if v and "$" not in str(v)
+    }
     if "train" not in files:
         return
     draft.set(f"{PLACEMENT}.env", "cpu")
-    draft.assume(f"{PLACEMENT}.env: cpu", "a process that asks the prompts; it holds no accelerator")
-    asked = {"prompt": draft.value("data.prompt_key", "prompt"), "answer": "reward_model.ground_truth"}
-    draft.set("env", {"kind": "text", "task": "prompts", "kwargs": {"path": files["train"], **asked}})
-    draft.assume("env.kwargs.answer: reward_model.ground_truth", "where its data sets have what is right")
+    draft.assume(
+        f"{PLACEMENT}.env: cpu",
+        "a process that asks the prompts; it holds no accelerator",
+    )
+    asked = {
+        "prompt": draft.value("data.prompt_key", "prompt"),
+        "answer": "reward_model.ground_truth",
+    }
+    draft.set(
+        "env",
+        {
+            "kind": "text",
+            "task": "prompts",
+            "kwargs": {"path": files["train"], **asked},
+        },
+    )
+    draft.assume(
+        "env.kwargs.answer: reward_model.ground_truth",
+        "where its data sets have what is right",
+    )
     draft.becomes("data.train_files", "env.kwargs")
     draft.becomes("data.prompt_key", "env.kwargs")
     if "val" in files:
         draft.set("env.eval_kwargs", {"path": files["val"]})
         draft.becomes("data.val_files", "env.eval_kwargs")
     modelled = any(c.partition(".")[0] == "reward" for c in draft.placed)
-    rewards: list[dict[str, object]] = [{"name": "unscored" if modelled else "math_answer"}]
-    why = "the reward model scores" if modelled else "stands for the function of each data_source there"
+    rewards: list[dict[str, object]] = [
+        {"name": "unscored" if modelled else "math_answer"}
+    ]
+    why = (
+        "the reward model scores"
+        if modelled
+        else "stands for the function of each data_source there"
+    )
     draft.assume(f"env.rewards: {rewards[0]['name']}", why)
     buffer = "reward_model.overlong_buffer."
     if draft.has(f"{buffer}enable"):
         longest = draft.count("data.max_response_length", 512, 1)
-        limits = {"free_tokens": max(0, longest - draft.count(f"{buffer}len", 0)), "longest_tokens": longest}
+        limits = {
+            "free_tokens": max(0, longest - draft.count(f"{buffer}len", 0)),
+            "longest_tokens": longest,
+        }
         weight = draft.number(f"{buffer}penalty_factor", 1.0)
         rewards.append({"name": "length_penalty", "weight": weight, "kwargs": limits})
         for key in ("enable", "len", "penalty_factor"):
             draft.becomes(buffer + key, "env.rewards")
     draft.set("env.rewards", rewards)
-    switch, tokens = f"{_VERL}actor.use_dynamic_bsz", f"{_VERL}actor.ppo_max_token_len_per_gpu"
+    switch = f"{_VERL}actor.use_dynamic_bsz"
+    tokens = f"{_VERL}actor.ppo_max_token_len_per_gpu"
     if draft.has(switch):
-        ranks = max(draft.count(key, 1, 1) for key in _ulysses(f"{_VERL}actor."))  # that have a pass between them
+        ranks = max(
+            draft.count(key, 1, 1) for key in _ulysses(f"{_VERL}actor.")
+        )  # that have a pass between them
         for model in (m for m in ("actor", "reference") if m in draft.placed):
             draft.set(f"{model}.token_budget", draft.count(tokens, 16384, 1) * ranks)
         draft.becomes(switch, "actor.token_budget")
@@ -301,7 +435,10 @@ def _set_verl_prompts(draft: Draft) -> None:
 
 
 def _ulysses(block: str) -> tuple[str, ...]:
-    return tuple(f"{block}{at}ulysses_sequence_parallel_size" for at in ("", "fsdp_config.", "model.fsdp_config."))
+    return tuple(
+        f"{block}{at}ulysses_sequence_parallel_size"
+        for at in ("", "fsdp_config.", "model.fsdp_config.")
+    )
 
 
 def _both_offload(draft: Draft, block: str, component: str) -> bool:
@@ -312,7 +449,10 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
         draft.becomes(key, f"{component}.enable_offload")
     if any(moved) and not all(moved):
         draft.unset(f"{component}.enable_offload")
-        draft.unmapped(f"{component}.enable_offload moves parameters and optimizer state together, or neither", *keys)
+        draft.unmapped(
+            f"{component}.enable_offload moves parameters and optimizer state together, or neither",
+            *keys,
+        )
     return all(moved)
 
 
@@ -329,53 +469,88 @@ def _set_verl_loss(draft: Draft) -> None:
         draft.set("algorithm.loss", "sequence")
         return
     written = str(draft.value(key, "token-mean"))
-    means = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
+    means = {
+        "token-mean": "token",
+        "seq-mean-token-mean": "sequence",
+        "seq-mean-token-sum-norm": "constant",
+    }
     if written in means:
         draft.derive("algorithm.loss", means[written], key)
     else:
-        draft.unmapped("algorithm.loss has no such mean; algorithm.variant takes your own loss", key)
+        draft.unmapped(
+            "algorithm.loss has no such mean; algorithm.variant takes your own loss",
+            key,
+        )
 
 
 def import_slime(draft: Draft, per_node: int) -> Imported:
     each = draft.count("actor-num-gpus-per-node", 8, 1)
     width = per_node or draft.count("num-gpus-per-node", each, 1)
     size = each * draft.count("actor-num-nodes", 1, 1)
-    together, critic = draft.has("colocate"), draft.value("advantage-estimator", "grpo") == "ppo"
+    together = draft.has("colocate")
+    critic = draft.value("advantage-estimator", "grpo") == "ppo"
     pool = Allocation(draft, width)
     pool.take("actor", size)
     if critic and together:
         pool.share("critic", "actor", size)
     elif critic:
         pool.take("critic", size)
-    if draft.number("kl-coef", 0) or draft.has("use-kl-loss") or draft.number("kl-loss-coef", 0):
+    if (
+        draft.number("kl-coef", 0)
+        or draft.has("use-kl-loss")
+        or draft.number("kl-loss-coef", 0)
+    ):
         pool.share("reference", "actor", size)
-    engine, engines = draft.count("rollout-num-gpus-per-engine", 1, 1), draft.count("rollout-num-gpus", size, 1)
+    engine = draft.count("rollout-num-gpus-per-engine", 1, 1)
+    engines = draft.count("rollout-num-gpus", size, 1)
     pool.check_engines("rollout-num-gpus-per-engine", engine, engines)
     whole = engines - engines % engine  # 0 where there are too few for one engine
     pool.take("rollout", whole or engines, engine if whole else 1, anew=together)
-    pool.copies |= dict.fromkeys(("actor", "critic"), draft.count("tensor-model-parallel-size", 1, 1))
+    pool.copies |= dict.fromkeys(
+        ("actor", "critic"), draft.count("tensor-model-parallel-size", 1, 1)
+    )
     for component in ("actor", "critic", "reference"):
         pool.divide_tokens(component, "context-parallel-size")
     topology = pool.write()
     draft.apply_rules()
     if not draft.has("use-tis"):
         draft.leave_uncorrected()
-    draft.set("algorithm.loss", "token" if draft.has("calculate-per-token-loss") else "sequence")
+    draft.set(
+        "algorithm.loss",
+        "token" if draft.has("calculate-per-token-loss") else "sequence",
+    )
     draft.becomes("calculate-per-token-loss", "algorithm.loss")
     everything = together or draft.has("offload")  # both, unless one is switched off
-    train = (everything or draft.has("offload-train") or critic) and not draft.has("no-offload-train")
-    engines_sleep = (everything or draft.has("offload-rollout")) and not draft.has("no-offload-rollout")
+    train = (everything or draft.has("offload-train") or critic) and not draft.has(
+        "no-offload-train"
+    )
+    engines_sleep = (everything or draft.has("offload-rollout")) and not draft.has(
+        "no-offload-rollout"
+    )
     for component, leaves in (("actor", train), ("rollout", engines_sleep)):
         draft.set(f"{component}.enable_offload", leaves)
-    return finish(draft, topology, {c: {"rollout": engines_sleep, "reference": True}.get(c, train) for c in pool.where})
+    return finish(
+        draft,
+        topology,
+        {
+            c: {"rollout": engines_sleep, "reference": True}.get(c, train)
+            for c in pool.where
+        },
+    )
 
 
 # ── SkyRL ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # `colocate_all` puts policy, critic, reference, reward and the engines on the policy's accelerators; policy and critic
 # then leave them in turn, and the engines sleep. Else `colocate_policy_ref` and `colocate_critic_reward` pair two each.
 
-_SKYRL_ROLES = {"actor": "policy", "critic": "critic", "reference": "ref", "reward": "reward"}
-_SKYRL_ENGINES, _SKYRL_TENSOR = "generator.num_inference_engines", "generator.inference_engine_tensor_parallel_size"
+_SKYRL_ROLES = {
+    "actor": "policy",
+    "critic": "critic",
+    "reference": "ref",
+    "reward": "reward",
+}
+_SKYRL_ENGINES = "generator.num_inference_engines"
+_SKYRL_TENSOR = "generator.inference_engine_tensor_parallel_size"
 _SKYRL_PAIRS = (  # which shares with which, by which switch, and its default
     ("reference", "actor", "colocate_policy_ref", True),
     ("reward", "critic", "colocate_critic_reward", False),
@@ -392,7 +567,10 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
     }
     asks: dict[str, tuple[str, str]] = {}
     for component, theirs in _SKYRL_ROLES.items():
-        keys = f"trainer.placement.{theirs}_num_nodes", f"trainer.placement.{theirs}_num_gpus_per_node"
+        keys = (
+            f"trainer.placement.{theirs}_num_nodes",
+            f"trainer.placement.{theirs}_num_gpus_per_node",
+        )
         if exists[component]:
             asks[component] = keys
         else:
@@ -404,7 +582,8 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         if not together and draft.value(f"trainer.placement.{switch}", usual)
     }
     pool = place_by_size(draft, asks, 4, per_node, partners, together=together)
-    engines, tensor = draft.count(_SKYRL_ENGINES, 1, 1), draft.count(_SKYRL_TENSOR, 4, 1)
+    engines = draft.count(_SKYRL_ENGINES, 1, 1)
+    tensor = draft.count(_SKYRL_TENSOR, 4, 1)
     pool.take_engines(_SKYRL_ENGINES, engines, _SKYRL_TENSOR, tensor, together=together)
     for component in ("actor", "critic", "reference"):
         block = f"trainer.{_SKYRL_ROLES[component]}"
@@ -416,9 +595,15 @@ def import_skyrl(draft: Draft, per_node: int) -> Imported:
         draft.leave_uncorrected()
     scorers = [c for c in ("reference", "reward") if c in pool.where]
     offload = dict.fromkeys(pool.where, together)
-    offload |= {c: draft.has(f"trainer.{_SKYRL_ROLES[c]}.fsdp_config.cpu_offload") for c in scorers}
+    offload |= {
+        c: draft.has(f"trainer.{_SKYRL_ROLES[c]}.fsdp_config.cpu_offload")
+        for c in scorers
+    }
     if together:
-        draft.assume("enable_offload: true of actor and rollout", "under colocate_all they leave in turn there")
+        draft.assume(
+            "enable_offload: true of actor and rollout",
+            "under colocate_all they leave in turn there",
+        )
     return finish(draft, topology, offload)
 
 
@@ -433,7 +618,10 @@ _ROLL_ROLES = {
     "reward": "reward",
     "actor_infer": "rollout",
 }
-_ROLL_CONTEXT = ("strategy_args.strategy_config.context_parallel_size", "model_args.ulysses_size")  # Megatron, others
+_ROLL_CONTEXT = (
+    "strategy_args.strategy_config.context_parallel_size",
+    "model_args.ulysses_size",
+)  # Megatron, others
 _ROLL_BATCH = "actor_train.training_args.per_device_train_batch_size"
 _ROLL_STEPS = "actor_train.training_args.gradient_accumulation_steps"
 
@@ -444,19 +632,29 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
     pool.where |= _roll_devices(draft)
     parallel = "strategy_args.strategy_config.tensor"
     engine = max(
-        draft.count("actor_infer.num_gpus_per_worker", 1, 1), draft.count(f"actor_infer.{parallel}_parallel_size", 1, 1)
+        draft.count("actor_infer.num_gpus_per_worker", 1, 1),
+        draft.count(f"actor_infer.{parallel}_parallel_size", 1, 1),
     )
     tensor = draft.count(f"actor_train.{parallel}_model_parallel_size", 1, 1)
     pool.copies |= {"rollout": engine, "actor": tensor}
-    pool.check_engines("actor_infer.num_gpus_per_worker", engine, len(pool.where.get("rollout", ())))
+    pool.check_engines(
+        "actor_infer.num_gpus_per_worker", engine, len(pool.where.get("rollout", ()))
+    )
     for theirs, component in _ROLL_ROLES.items():
         pool.divide_tokens(component, *(f"{theirs}.{key}" for key in _ROLL_CONTEXT))
     topology = pool.write()
     copies = len(pool.where.get("actor", ())) // (tensor * pool.tokens.get("actor", 1))
-    if _ROLL_BATCH in draft.given and copies:  # a step takes what each copy of the model accumulates
+    if (
+        _ROLL_BATCH in draft.given and copies
+    ):  # a step takes what each copy of the model accumulates
         batch = draft.count(_ROLL_BATCH, 1, 1)
         draft.set("actor.micro_batch", batch)
-        draft.derive("algorithm.train_batch", batch * draft.count(_ROLL_STEPS, 1, 1) * copies, _ROLL_BATCH, _ROLL_STEPS)
+        draft.derive(
+            "algorithm.train_batch",
+            batch * draft.count(_ROLL_STEPS, 1, 1) * copies,
+            _ROLL_BATCH,
+            _ROLL_STEPS,
+        )
         draft.becomes(_ROLL_BATCH, "actor.micro_batch", "algorithm.train_batch")
     draft.apply_rules()
     draft.assume("enable_offload: true of all", "states leave after every step there")
@@ -466,17 +664,29 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
 def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
     """Yield each component with its devices; each entry of `rewards` is a `reward.NAME`."""
     keys = {f"{theirs}.device_mapping": ours for theirs, ours in _ROLL_ROLES.items()}
-    keys |= {key: f"reward.{key.split('.')[1]}" for key in draft.given if key.startswith("rewards.")}
+    keys |= {
+        key: f"reward.{key.split('.')[1]}"
+        for key in draft.given
+        if key.startswith("rewards.")
+    }
     for key, ours in keys.items():
         if key.endswith(".world_size"):
-            draft.unmapped(f"{ours} runs on CPUs there; only what has accelerators is placed here", key)
+            draft.unmapped(
+                f"{ours} runs on CPUs there; only what has accelerators is placed here",
+                key,
+            )
         if not key.endswith(".device_mapping") or (value := draft.value(key)) is None:
             continue
         try:
             numbers = _device_numbers(ast.parse(str(value), mode="eval").body)
         except (SyntaxError, ValueError):
             fix = f'{key}: "list(range(0,8))"'
-            draft.refuse(key, "expected a list of device numbers", "lists, ranges and their sums are read", fix)
+            draft.refuse(
+                key,
+                "expected a list of device numbers",
+                "lists, ranges and their sums are read",
+                fix,
+            )
             continue
         if numbers:
             draft.becomes(key, f"{PLACEMENT}.{ours}")
@@ -494,8 +704,12 @@ def _device_numbers(node: ast.expr) -> list[int]:
             return _device_numbers(left) + _device_numbers(right)
         case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
             return _device_numbers(inner)
-        case ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]) if 1 <= len(bounds) <= 3:
-            window = range(*(number for bound in bounds for number in _device_numbers(bound)))
+        case ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]) if (
+            1 <= len(bounds) <= 3
+        ):
+            window = range(
+                *(number for bound in bounds for number in _device_numbers(bound))
+            )
             if len(window) > 10**6:
                 raise ValueError("more devices than any cluster has")
             return list(window)
@@ -512,18 +726,28 @@ def _device_numbers(node: ast.expr) -> list[int]:
 # Letters are sizes: d data, t tensor, p pipeline, c context; e (experts) lies within the others. A critic or reference
 # with `scheduling_strategy: {type: colocation, target: actor}` is where the actor is.
 
-_AREAL_PART = re.compile(r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][1-9][0-9]*)+)(?:\|ffn:[^)]*)?\)?")
+_AREAL_PART = re.compile(
+    r"(?:([a-z]+)(?:\[(\w+)\])?:)?\(?(?:attn:)?((?:[dptce][1-9][0-9]*)+)(?:\|ffn:[^)]*)?\)?"
+)
 _AREAL_BESIDE = r"(?![^()]*\))"  # not inside brackets
 
 
 def import_areal(draft: Draft, per_node: int) -> Imported:
     width = per_node or draft.count("cluster.n_gpus_per_node", 8, 1)
-    pool, mode = Allocation(draft, width), "allocation_mode"
+    pool = Allocation(draft, width)
+    mode = "allocation_mode"
     if draft.has(mode):
-        words = [(mode, part, "") for part in re.split(rf"\+{_AREAL_BESIDE}", str(draft.value(mode)))]
+        words = [
+            (mode, part, "")
+            for part in re.split(rf"\+{_AREAL_BESIDE}", str(draft.value(mode)))
+        ]
     else:
         backends = {f"{c}.backend": c for c in ("rollout", "actor")}
-        words = [(key, str(draft.value(key)), c) for key, c in backends.items() if draft.has(key)]
+        words = [
+            (key, str(draft.value(key)), c)
+            for key, c in backends.items()
+            if draft.has(key)
+        ]
     for key, word, component in words:
         leader = ""
         for text in re.split(rf"\|{_AREAL_BESIDE}", word) if key == mode else [word]:
@@ -532,14 +756,20 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
                 why = "it is BACKEND:SIZES, sizes being letters d, t, p, c, e with a number of at least 1 each"
                 draft.refuse(key, f"cannot read {text!r}", why, "sglang:d4t1+fsdp:d4")
                 break
-            sizes = {letter: int(number) for letter, number in re.findall(r"([dptce])([0-9]+)", match[3])}
+            sizes = {
+                letter: int(number)
+                for letter, number in re.findall(r"([dptce])([0-9]+)", match[3])
+            }
             count = math.prod(size for letter, size in sizes.items() if letter != "e")
-            name = component or _areal_component(match[1], match[2], "actor" in pool.where)
+            name = component or _areal_component(
+                match[1], match[2], "actor" in pool.where
+            )
             if leader:
                 pool.share(name, leader, count)
             else:
                 pool.take(name, count, sizes.get("t", 1))
-            leader, pool.copies[name] = leader or name, sizes.get("t", 1)
+            leader = leader or name
+            pool.copies[name] = sizes.get("t", 1)
             pool.tokens |= {name: sizes.get("c", 1)} if name != "rollout" else {}
     for component, key in (("critic", "critic"), ("reference", "ref")):
         written = any(s.key.startswith(f"{key}.") for s in draft.settings)
@@ -555,13 +785,24 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
     if "cluster.n_nodes" in draft.given and nodes * width < used:
         what = f"the sizes need {used} accelerators, and there are {nodes * width}"
         why = "models that do not share need accelerators of their own"
-        draft.find("import-counts", what, "cluster.n_nodes", why=why, fix={"cluster.n_nodes": used // width})
+        draft.find(
+            "import-counts",
+            what,
+            "cluster.n_nodes",
+            why=why,
+            fix={"cluster.n_nodes": used // width},
+        )
     draft.apply_rules()
     if not draft.has("actor.use_decoupled_loss"):
         draft.leave_uncorrected()
     draft.set("algorithm.loss", "token")
-    draft.assume("algorithm.loss: token", "the mean that its losses are there, whatever the estimator")
-    return finish(draft, topology, dict.fromkeys(pool.where, draft.has("enable_offload")))
+    draft.assume(
+        "algorithm.loss: token",
+        "the mean that its losses are there, whatever the estimator",
+    )
+    return finish(
+        draft, topology, dict.fromkeys(pool.where, draft.has("enable_offload"))
+    )
 
 
 def _areal_component(backend: str | None, name: str | None, actor_placed: bool) -> str:
@@ -569,7 +810,9 @@ def _areal_component(backend: str | None, name: str | None, actor_placed: bool) 
     if name:
         return {"ref": "reference", "gen": "rollout"}.get(name, name)
     generates = backend in ("sglang", "vllm") or (backend is None and actor_placed)
-    return "rollout" if generates else "actor"
+    if generates:
+        return "rollout"
+    return "actor"
 
 
 LIBRARIES: Mapping[str, Callable[[Draft, int], Imported]] = {

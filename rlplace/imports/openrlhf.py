@@ -14,18 +14,30 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.imports.importer import Draft, Imported, finish
 from rlplace.imports.placing import Allocation, place_by_size
 
-_FLAGS_OF = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
+_FLAGS_OF = {
+    "actor": "actor",
+    "critic": "critic",
+    "reference": "ref",
+    "reward": "reward",
+}
 _SCHEDULE = "cosine_with_min_lr"  # the default of both models that learn
 _EVALUATED = (  # of an evaluation: our key, the default there, and its name there
     ("eval_samples", 4, "n_samples_per_prompt"),
     ("eval_temperature", 0.6, "temperature"),
 )
-_COMPARING = ("rloo", "reinforce_baseline", "group_norm")  # estimators that want several answers to each prompt
+_COMPARING = (
+    "rloo",
+    "reinforce_baseline",
+    "group_norm",
+)  # estimators that want several answers to each prompt
 
 
 def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     """`per_node` 0: the most that any model asks of one node."""
-    asks = {c: (f"{flags}.num_nodes", f"{flags}.num_gpus_per_node") for c, flags in _FLAGS_OF.items()}
+    asks = {
+        c: (f"{flags}.num_nodes", f"{flags}.num_gpus_per_node")
+        for c, flags in _FLAGS_OF.items()
+    }
     for component, why in _absent(draft).items():
         draft.unmapped(why, *asks.pop(component))
     pool = _place(draft, asks, per_node)
@@ -42,25 +54,40 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     reward = "reward.model_name_or_path"
     draft.set_model("actor.model", "actor.model_name_or_path")
     draft.set_model("reward.model", reward)
-    draft.set_model("critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path")  # begins as it
+    draft.set_model(
+        "critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path"
+    )  # begins as it
     _set_passes(draft)
     draft.apply_rules()
     for model in (m for m in ("actor", "critic") if m in draft.placed):
         if draft.at(f"{model}.optimizer.schedule") == "cosine":
-            own = draft.value(f"{model}.lr_scheduler", draft.value("actor.lr_scheduler", _SCHEDULE))
-            least = draft.number(f"{model}.min_lr_ratio", 0.1) if own == _SCHEDULE else 0.0
-            draft.derive(f"{model}.optimizer.min_lr_ratio", least, f"{model}.min_lr_ratio")
+            own = draft.value(
+                f"{model}.lr_scheduler", draft.value("actor.lr_scheduler", _SCHEDULE)
+            )
+            least = (
+                draft.number(f"{model}.min_lr_ratio", 0.1) if own == _SCHEDULE else 0.0
+            )
+            draft.derive(
+                f"{model}.optimizer.min_lr_ratio", least, f"{model}.min_lr_ratio"
+            )
     for ours, usual, theirs in _EVALUATED:
         if draft.at("runner.eval_every") and draft.at(f"runner.{ours}") is None:
             draft.set(f"runner.{ours}", usual)
-            draft.assume(f"runner.{ours}: {usual}", f"the default of eval.{theirs} there")
+            draft.assume(
+                f"runner.{ours}: {usual}", f"the default of eval.{theirs} there"
+            )
     gspo = draft.value("actor.policy_loss_type") == "gspo"
     draft.set("algorithm.loss", "sequence" if gspo else "token")
     draft.assume(
-        f"algorithm.loss: {draft.at('algorithm.loss')}", "the mean that its losses are there, whatever the estimator"
+        f"algorithm.loss: {draft.at('algorithm.loss')}",
+        "the mean that its losses are there, whatever the estimator",
     )
     _check_samples(draft, len(pool.where["actor"]))
-    return finish(draft, topology, {c: leaves for c, leaves in _offloads(draft).items() if c in pool.where})
+    return finish(
+        draft,
+        topology,
+        {c: leaves for c, leaves in _offloads(draft).items() if c in pool.where},
+    )
 
 
 def _absent(draft: Draft) -> dict[str, str]:
@@ -68,9 +95,13 @@ def _absent(draft: Draft) -> dict[str, str]:
     absent: dict[str, str] = {}
     estimator = draft.value("algo.advantage.estimator", "gae")
     if estimator != "gae":
-        absent["critic"] = f"there is no critic: the estimator {estimator} needs no values"
+        absent["critic"] = (
+            f"there is no critic: the estimator {estimator} needs no values"
+        )
     if draft.number("algo.kl.init_coef", 0.01) <= 0:
-        absent["reference"] = "there is no reference: nothing is compared with it while init_kl_coef is 0"
+        absent["reference"] = (
+            "there is no reference: nothing is compared with it while init_kl_coef is 0"
+        )
     if draft.has("train.agent_func_path"):
         absent["reward"] = "there is no reward: the agent scores"
     elif draft.has("reward.remote_url"):
@@ -81,59 +112,105 @@ def _absent(draft: Draft) -> dict[str, str]:
 # ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _place(draft: Draft, asks: Mapping[str, tuple[str, str]], per_node: int) -> Allocation:
+def _place(
+    draft: Draft, asks: Mapping[str, tuple[str, str]], per_node: int
+) -> Allocation:
     """Place the models by their sizes, and the engines."""
-    together, key = draft.has("train.colocate_all"), "ds.tensor_parallel_size"
-    pairs = (("reference", "actor", "colocate_actor_ref"), ("reward", "critic", "colocate_critic_reward"))
-    partners = {c: leader for c, leader, switch in pairs if draft.has(f"train.{switch}")}
+    together = draft.has("train.colocate_all")
+    key = "ds.tensor_parallel_size"
+    pairs = (
+        ("reference", "actor", "colocate_actor_ref"),
+        ("reward", "critic", "colocate_critic_reward"),
+    )
+    partners = {
+        c: leader for c, leader, switch in pairs if draft.has(f"train.{switch}")
+    }
     partners |= {"reference": "actor"} if together else {}
     copy = draft.count(key, 1, 1)
-    pool = place_by_size(draft, asks, 8, per_node, partners, together=together, copy=copy)
+    pool = place_by_size(
+        draft, asks, 8, per_node, partners, together=together, copy=copy
+    )
     for component, numbers in pool.where.items():
         size = len(numbers)
         if size % copy:
             what = f"{size} accelerators of {component} do not divide into copies of {copy}"
             fix = {key: next(n for n in range(copy, 0, -1) if size % n == 0)}
-            draft.find("import-counts", what, key, why="a copy of the model takes that many accelerators", fix=fix)
-    number, size_key = "vllm.num_engines", "vllm.tensor_parallel_size"
+            draft.find(
+                "import-counts",
+                what,
+                key,
+                why="a copy of the model takes that many accelerators",
+                fix=fix,
+            )
+    number = "vllm.num_engines"
+    size_key = "vllm.tensor_parallel_size"
     if engines := draft.count(number, 0):
         alone = not together or draft.has("train.async_enable")
-        pool.take_engines(number, engines, size_key, draft.count(size_key, 1, 1), together=not alone)
+        pool.take_engines(
+            number, engines, size_key, draft.count(size_key, 1, 1), together=not alone
+        )
     else:
         pool.share("rollout", "actor", len(pool.where["actor"]))
-        draft.assume(f"{PLACEMENT}.rollout: {pool.where['actor']}", "without engines the actor itself generates there")
+        draft.assume(
+            f"{PLACEMENT}.rollout: {pool.where['actor']}",
+            "without engines the actor itself generates there",
+        )
     return pool
 
 
 def _check_samples(draft: Draft, actor: int) -> None:
     """Each process of the actor needs a micro-batch of samples; there, fewer are refused at the start."""
-    keys = ("rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size")
-    prompts, answers, micro = (draft.count(key, usual, 1) for key, usual in zip(keys, (1024, 1, 1), strict=True))
-    copy = draft.count("ds.tensor_parallel_size", 1, 1) * draft.count("ds.ring_attn_size", 1, 1)
-    samples, processes = prompts * answers, actor // copy
+    keys = (
+        "rollout.batch_size",
+        "rollout.n_samples_per_prompt",
+        "rollout.micro_batch_size",
+    )
+    prompts, answers, micro = (
+        draft.count(key, usual, 1)
+        for key, usual in zip(keys, (1024, 1, 1), strict=True)
+    )
+    copy = draft.count("ds.tensor_parallel_size", 1, 1) * draft.count(
+        "ds.ring_attn_size", 1, 1
+    )
+    samples = prompts * answers
+    processes = actor // copy
     if samples // micro < processes:
         what = f"{samples} samples in micro-batches of {micro} are {samples // micro} for {processes} actor processes"
         why = "there, every process must get at least one micro-batch"
-        draft.find("import-batches", what, *keys, why=why, fix={keys[2]: max(1, samples // processes)})
+        draft.find(
+            "import-batches",
+            what,
+            *keys,
+            why=why,
+            fix={keys[2]: max(1, samples // processes)},
+        )
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
     """Engines sleep only where all models share, never while sampling goes on."""
     key = "vllm.enable_sleep"
-    sleep, together, ahead = (draft.has(k) for k in (key, "train.colocate_all", "train.async_enable"))
+    sleep, together, ahead = (
+        draft.has(k) for k in (key, "train.colocate_all", "train.async_enable")
+    )
     if sleep and together and not ahead:
         draft.set("rollout.sleep_level", 1)
         draft.becomes(key, "rollout.enable_offload", "rollout.sleep_level")
     elif sleep:
-        what, why = "has no effect without colocate_all", "it is switched off there where engines share no accelerators"
+        what = "has no effect without colocate_all"
+        why = "it is switched off there where engines share no accelerators"
         fix = "add --train.colocate_all, or leave it out"
         if ahead:
-            what, why = "engines cannot sleep while they sample on", "asynchronous training there refuses it"
+            what = "engines cannot sleep while they sample on"
+            why = "asynchronous training there refuses it"
             fix = "leave out --vllm.enable_sleep or --train.async_enable"
         draft.find("import-sleep", what, key, "train.async_enable", why=why, fix=fix)
         draft.unset("rollout.enable_offload")
-        draft.unmapped("does nothing there unless all models share their accelerators in turn", key)
-    old = "ref_reward_offload" in str(draft.given.get("ref.offload", ""))  # speaks for both in the older spelling
+        draft.unmapped(
+            "does nothing there unless all models share their accelerators in turn", key
+        )
+    old = "ref_reward_offload" in str(
+        draft.given.get("ref.offload", "")
+    )  # speaks for both in the older spelling
     return {
         "actor": draft.has("ds.enable_sleep"),
         "critic": draft.has("ds.enable_sleep"),
@@ -153,7 +230,10 @@ def _place_remote_reward(draft: Draft) -> None:
         return
     url = str(draft.value(key))
     if "," in url:
-        draft.unmapped("several: write a block reward.<name> with a url for each, and place them", key)
+        draft.unmapped(
+            "several: write a block reward.<name> with a url for each, and place them",
+            key,
+        )
         return
     draft.set(f"{PLACEMENT}.reward", "cpu")
     if url.endswith(".py"):
@@ -175,22 +255,33 @@ def _set_dtype(draft: Draft) -> None:
             draft.set(f"{model}.optimizer.kind", "adamw_master")
     for key in ("bf16", "ds.param_dtype"):
         draft.becomes(key, "actor.weights", "actor.compute")
-    draft.assume("actor.optimizer.kind: adamw_master", "DeepSpeed keeps 32-bit weights with the optimizer state")
+    draft.assume(
+        "actor.optimizer.kind: adamw_master",
+        "DeepSpeed keeps 32-bit weights with the optimizer state",
+    )
 
 
 def _set_lengths(draft: Draft) -> None:
     """Of prompt and answer: together in the newer spelling, one flag for each in the older."""
     if draft.value("data.max_len") is None:
-        for part, ours in (("prompt_max_len", "max_prompt_length"), ("rollout.max_new_tokens", "max_new_tokens")):
+        for part, ours in (
+            ("prompt_max_len", "max_prompt_length"),
+            ("rollout.max_new_tokens", "max_new_tokens"),
+        ):
             if part in draft.given:
                 draft.derive(f"algorithm.{ours}", draft.count(part, 1024, 1), part)
         return
     length = draft.count("data.max_len", 2048, 2)
-    answer = min(length - 1, draft.count("rollout.max_new_tokens", min(1024, length // 2), 1))
+    answer = min(
+        length - 1, draft.count("rollout.max_new_tokens", min(1024, length // 2), 1)
+    )
     draft.derive("algorithm.sequence_length", length, "data.max_len")
     draft.derive("algorithm.max_new_tokens", answer, "rollout.max_new_tokens")
     draft.set("algorithm.max_prompt_length", length - answer)
-    draft.assume(f"algorithm.max_prompt_length: {length - answer}", "what the answer leaves of data.max_len")
+    draft.assume(
+        f"algorithm.max_prompt_length: {length - answer}",
+        "what the answer leaves of data.max_len",
+    )
     draft.implied("lies within algorithm.sequence_length", "prompt_max_len")
 
 
@@ -217,15 +308,27 @@ def _set_clips(draft: Draft) -> None:
     if scores is not None and scores[0] == -scores[1]:
         draft.derive("algorithm.reward_clip", scores[1], "reward.clip_range")
     elif scores is not None:
-        draft.unmapped("algorithm.reward_clip clips alike on both sides of 0", "reward.clip_range")
-    enabled, threshold = "algo.advantage.is_correction_enable", "algo.advantage.is_correction_threshold"
+        draft.unmapped(
+            "algorithm.reward_clip clips alike on both sides of 0", "reward.clip_range"
+        )
+    enabled = "algo.advantage.is_correction_enable"
+    threshold = "algo.advantage.is_correction_threshold"
     if not draft.has(enabled):
         draft.leave_uncorrected()
         return
     old = draft.value("vllm_is_truncated_threshold")
     given = old[-1] if isinstance(old, tuple) and old else old
-    cap = (_two(draft, threshold, None) or (0.0, given if isinstance(given, int | float) else 2.0))[1]
-    draft.derive("algorithm.tis_cap", float(cap), enabled, threshold, "vllm_is_truncated_threshold")
+    cap = (
+        _two(draft, threshold, None)
+        or (0.0, given if isinstance(given, int | float) else 2.0)
+    )[1]
+    draft.derive(
+        "algorithm.tis_cap",
+        float(cap),
+        enabled,
+        threshold,
+        "vllm_is_truncated_threshold",
+    )
     kind = "algo.advantage.is_correction_type"
     if draft.value(kind) == "icepop":
         floor = (_two(draft, threshold, None) or (0.5, 0.0))[0]
@@ -243,15 +346,35 @@ def _set_schedule(draft: Draft) -> None:
         draft.derive("actor.ema_decay", decay, "train.enable_ema", "train.ema_beta")
     if draft.has("train.async_enable"):
         ahead = draft.count("train.async_queue_size", 1, 1)
-        draft.derive("algorithm.max_staleness", ahead, "train.async_enable", "train.async_queue_size")
+        draft.derive(
+            "algorithm.max_staleness",
+            ahead,
+            "train.async_enable",
+            "train.async_queue_size",
+        )
     if "data.max_samples" in draft.given:  # otherwise as many as the data has
-        samples, rounds = draft.count("data.max_samples", 1, 1), draft.count("train.num_episodes", 1, 1)
-        iterations = max(1, samples * rounds // draft.count("rollout.batch_size", 1024, 1))
-        draft.derive("runner.total_iterations", iterations, "data.max_samples", "train.num_episodes")
-    estimator, key = draft.value("algo.advantage.estimator", "gae"), "rollout.n_samples_per_prompt"
+        samples = draft.count("data.max_samples", 1, 1)
+        rounds = draft.count("train.num_episodes", 1, 1)
+        iterations = max(
+            1, samples * rounds // draft.count("rollout.batch_size", 1024, 1)
+        )
+        draft.derive(
+            "runner.total_iterations",
+            iterations,
+            "data.max_samples",
+            "train.num_episodes",
+        )
+    estimator = draft.value("algo.advantage.estimator", "gae")
+    key = "rollout.n_samples_per_prompt"
     if estimator in _COMPARING and (samples := draft.count(key, 1, 1)) < 2:
         what = f"{estimator} compares the answers to a prompt with each other, and there is {samples}"
-        draft.find("import-batches", what, key, why="there, it is refused with fewer than 2", fix={key: 2})
+        draft.find(
+            "import-batches",
+            what,
+            key,
+            why="there, it is refused with fewer than 2",
+            fix={key: 2},
+        )
 
 
 def _set_prompts(draft: Draft) -> None:
@@ -263,38 +386,65 @@ def _set_prompts(draft: Draft) -> None:
     asked = draft.value("data.input_key", "input")
     columns = {"path": path, "prompt": asked, "answer": draft.value("data.label_key")}
     chat = draft.has("data.apply_chat_template")
-    draft.set("env", {"kind": "text", "task": "prompts", "kwargs": columns, "chat": chat})
-    draft.assume(f"{PLACEMENT}.env: cpu", "a process that asks the prompts; it holds no accelerator")
+    draft.set(
+        "env", {"kind": "text", "task": "prompts", "kwargs": columns, "chat": chat}
+    )
+    draft.assume(
+        f"{PLACEMENT}.env: cpu",
+        "a process that asks the prompts; it holds no accelerator",
+    )
     if buffer := draft.count("reward.overlong_buffer_len", 0):
         longest = draft.count("rollout.max_new_tokens", 1024, 1)
         limits = {"free_tokens": max(0, longest - buffer), "longest_tokens": longest}
         weight = draft.number("reward.overlong_penalty_factor", 1.0)
-        draft.set("env.rewards", [{"name": "length_penalty", "weight": weight, "kwargs": limits}])
+        draft.set(
+            "env.rewards",
+            [{"name": "length_penalty", "weight": weight, "kwargs": limits}],
+        )
     elif any(c.partition(".")[0] == "reward" for c in draft.placed):
-        draft.assume("env.rewards: [{name: unscored}]", "the reward component alone scores")
+        draft.assume(
+            "env.rewards: [{name: unscored}]", "the reward component alone scores"
+        )
         draft.set("env.rewards", [{"name": "unscored"}])
 
 
 def _set_passes(draft: Draft) -> None:
     """A run packs its samples, so that a pass has so many tokens; a job that is only planned counts sequences."""
-    switch, learned, scored = "train.dynamic_batch_enable", "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"
+    switch = "train.dynamic_batch_enable"
+    learned = "train.max_tokens_per_gpu"
+    scored = "rollout.max_tokens_per_gpu"
     if "env" not in draft.placed or draft.at("actor.model") is None:
         why = "passes are counted in sequences until actor.model and env.task are known"
         draft.unmapped(why, switch, learned, scored)
         return
     longest = draft.at("algorithm.sequence_length")
     if not isinstance(longest, int):
-        longest = draft.count("prompt_max_len", 1024, 1) + draft.count("rollout.max_new_tokens", 1024, 1)
-    by_tokens, tokens = draft.has(switch), draft.count(learned, 16192, 1)
-    largest: int | None = None  # larger passes of frozen models than the learners' gain nothing
+        longest = draft.count("prompt_max_len", 1024, 1) + draft.count(
+            "rollout.max_new_tokens", 1024, 1
+        )
+    by_tokens = draft.has(switch)
+    tokens = draft.count(learned, 16192, 1)
+    largest: int | None = (
+        None  # larger passes of frozen models than the learners' gain nothing
+    )
     for models, micro, usual, most, keys in (
         (("actor", "critic"), "train.micro_batch_size", 4, tokens, (switch, learned)),
-        (("reference", "reward"), "rollout.micro_batch_size", 8, draft.count(scored, tokens, 1), (scored,)),
+        (
+            ("reference", "reward"),
+            "rollout.micro_batch_size",
+            8,
+            draft.count(scored, tokens, 1),
+            (scored,),
+        ),
     ):
-        budget = max(longest, most) if by_tokens else draft.count(micro, usual, 1) * longest
+        budget = (
+            max(longest, most) if by_tokens else draft.count(micro, usual, 1) * longest
+        )
         largest = budget if largest is None else min(largest, budget)
         placed = [m for m in models if m in draft.placed and not draft.at(f"{m}.url")]
-        draft.implied("passes are counted in tokens here" if by_tokens else "no such model", micro)
+        draft.implied(
+            "passes are counted in tokens here" if by_tokens else "no such model", micro
+        )
         for model in placed:
             draft.set(f"{model}.token_budget", largest)
         for key in keys if by_tokens else (micro,):
@@ -306,10 +456,16 @@ def _set_passes(draft: Draft) -> None:
         draft.implied("counts with use_dynamic_batch only", learned, scored)
 
 
-def _two(draft: Draft, key: str, default: tuple[float, float] | None) -> tuple[float, float] | None:
+def _two(
+    draft: Draft, key: str, default: tuple[float, float] | None
+) -> tuple[float, float] | None:
     """The two numbers of a flag; anything else is a problem."""
     value = draft.value(key)
-    if isinstance(value, tuple | list) and len(value) == 2 and {type(number) for number in value} <= {int, float}:
+    if (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and {type(number) for number in value} <= {int, float}
+    ):
         return float(value[0]), float(value[1])
     if value is not None:
         draft.refuse(key, "expected two numbers", "there are two in the original")

@@ -9,7 +9,9 @@ from rlplace.imports.importer import Draft
 from rlplace.placement import Topology
 from rlplace.placement.machines.topology import Ranges
 
-Asks = Mapping[str, tuple[str, str]]  # component -> the settings that are multiplied: nodes, accelerators of each
+Asks = Mapping[
+    str, tuple[str, str]
+]  # component -> the settings that are multiplied: nodes, accelerators of each
 
 
 class Allocation:
@@ -17,11 +19,19 @@ class Allocation:
 
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
-        self.copies: dict[str, int] = {}  # accelerators of one copy of a component's model, where it is not 1
-        self.tokens: dict[str, int] = {}  # copies that have the tokens of the same samples between them
-        self._draft, self._width, self._next = draft, width, 0
+        self.copies: dict[
+            str, int
+        ] = {}  # accelerators of one copy of a component's model, where it is not 1
+        self.tokens: dict[
+            str, int
+        ] = {}  # copies that have the tokens of the same samples between them
+        self._draft = draft
+        self._width = width
+        self._next = 0
 
-    def take(self, component: str, count: int, copy: int = 1, *, anew: bool = False) -> None:
+    def take(
+        self, component: str, count: int, copy: int = 1, *, anew: bool = False
+    ) -> None:
         """Place on the next `count`, of which each `copy` lie on one node, or begin one where a node is too small.
 
         `anew` begins at accelerator 0, which other components use as well.
@@ -35,7 +45,8 @@ class Allocation:
             pieces.append(range(at, at + copy))
             at += copy
         self._next = self._next if anew else at
-        self.where[component], self.copies[component] = Ranges.of(pieces), copy
+        self.where[component] = Ranges.of(pieces)
+        self.copies[component] = copy
 
     def share(self, component: str, leader: str, count: int) -> None:
         """Place on the first `count` accelerators of the leader, and on the next ones where it has fewer."""
@@ -43,7 +54,9 @@ class Allocation:
         self.take(component, count - len(own))
         self.where[component] |= own
 
-    def take_engines(self, number: str, engines: int, size: str, each: int, *, together: bool) -> None:
+    def take_engines(
+        self, number: str, engines: int, size: str, each: int, *, together: bool
+    ) -> None:
         """Place `engines` of `each` accelerators, by the settings `number` and `size`; `together`: on the actor's."""
         there = len(self.where["actor"])
         if together and engines * each != there:
@@ -51,7 +64,14 @@ class Allocation:
             near = _nearest_divisor(there, each) if divides else there // engines
             what = f"{engines} engines x {each} = {engines * each} accelerators, and the actor has {there}"
             why = "under colocate_all the engines use exactly the actor's accelerators there; here they may use some"
-            self._draft.find("import-engines", what, number, size, why=why, fix={number: there // near, size: near})
+            self._draft.find(
+                "import-engines",
+                what,
+                number,
+                size,
+                why=why,
+                fix={number: there // near, size: near},
+            )
         self.take("rollout", engines * each, each, anew=together)
 
     def check_engines(self, key: str, size: int, accelerators: int) -> None:
@@ -59,14 +79,22 @@ class Allocation:
         if accelerators % size:
             what = f"{accelerators} accelerators do not divide into engines of {size}"
             why = "each engine takes that many accelerators, and none may be left over"
-            self._draft.find("import-engines", what, key, why=why, fix={key: _nearest_divisor(accelerators, size)})
+            self._draft.find(
+                "import-engines",
+                what,
+                key,
+                why=why,
+                fix={key: _nearest_divisor(accelerators, size)},
+            )
 
     def divide_tokens(self, component: str, *keys: str) -> None:
         """Have copies divide long sequences as the first of `keys` that is given says."""
         key = next((key for key in keys if key in self._draft.given), None)
         if key is None or component not in self.where:
             return
-        there, copy, size = len(self.where[component]), self.copies.get(component, 1), self._draft.count(key, 1, 1)
+        there = len(self.where[component])
+        copy = self.copies.get(component, 1)
+        size = self._draft.count(key, 1, 1)
         self._draft.becomes(key, f"{PLACEMENT}.{component}")
         if there % (size * copy):
             each = f"copies of {copy}" if copy > 1 else "accelerators"
@@ -83,8 +111,13 @@ class Allocation:
         An engine is one rank with all accelerators of its copy, which runs; a copy of a trained model, or an engine
         larger than a node, can only be planned.
         """
-        used = max((numbers.pieces[-1].stop for numbers in self.where.values() if numbers), default=1)
-        topology = Topology.uniform(max(nodes, -(-used // self._width)), self._width, "cuda")
+        used = max(
+            (numbers.pieces[-1].stop for numbers in self.where.values() if numbers),
+            default=1,
+        )
+        topology = Topology.uniform(
+            max(nodes, -(-used // self._width)), self._width, "cuda"
+        )
         self._draft.set("cluster.num_nodes", topology.num_nodes)
         self._draft.set("cluster.accelerators_per_node", self._width)
         for component, numbers in self.where.items():
@@ -92,16 +125,29 @@ class Allocation:
             copy = self.copies.get(component, 1)
             if copy > 1 and len(numbers) % copy == 0:
                 one_rank = component == "rollout" and copy <= self._width
-                line["accelerators_per_rank" if one_rank else "tensor_parallel_size"] = copy
-                line |= {"tensor_parallel_across_nodes": True} if copy > self._width else {}
+                line[
+                    "accelerators_per_rank" if one_rank else "tensor_parallel_size"
+                ] = copy
+                line |= (
+                    {"tensor_parallel_across_nodes": True} if copy > self._width else {}
+                )
             size = self.tokens.get(component, 1)
             line |= {"context_parallel_size": size} if size > 1 else {}
-            self._draft.set(f"{PLACEMENT}.{component}", line if len(line) > 1 else str(numbers))
+            self._draft.set(
+                f"{PLACEMENT}.{component}", line if len(line) > 1 else str(numbers)
+            )
         return topology
 
 
 def place_by_size(
-    draft: Draft, asks: Asks, usual: int, per_node: int, partners: Mapping[str, str], *, together: bool, copy: int = 1
+    draft: Draft,
+    asks: Asks,
+    usual: int,
+    per_node: int,
+    partners: Mapping[str, str],
+    *,
+    together: bool,
+    copy: int = 1,
 ) -> Allocation:
     """Place components side by side: `partners` share with the component named, `together` all with the actor.
 
@@ -117,7 +163,11 @@ def place_by_size(
             nodes, each = asks[component]
             what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
             why = "there, partners must ask for the same number; here the sizes may differ"
-            why = why if paired else "colocate_all shares the actor's accelerators there, and there are no others"
+            why = (
+                why
+                if paired
+                else "colocate_all shares the actor's accelerators there, and there are no others"
+            )
             fix = {nodes: sizes[leader] // wide[leader], each: wide[leader]}
             draft.find("import-partners", what, each, nodes, why=why, fix=fix)
         fitting = copy if size % copy == 0 else 1

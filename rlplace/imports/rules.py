@@ -56,7 +56,9 @@ class KlRule:
 
     place: Literal["loss", "reward"]
     switch: str
-    when: str = ""  # `switch`, unless it is another setting that decides whether there is one
+    when: str = (
+        ""  # `switch`, unless it is another setting that decides whether there is one
+    )
     on: bool = False  # where the setting is not given
     weight: str
     coef: float  # where `weight` is not given
@@ -93,9 +95,14 @@ class Rules:
         self.spellings: dict[str, str] = {}  # older -> newest
         groups: dict[str, Rule] = {}
         for table in tables:
-            self.algorithm = tuple(table["algorithm"]) if "algorithm" in table else self.algorithm
+            self.algorithm = (
+                tuple(table["algorithm"]) if "algorithm" in table else self.algorithm
+            )
             self.kl += [KlRule(**entry) for entry in table.get("kl", ())]
-            self.products |= {ours: Product(**entry) for ours, entry in table.get("product", {}).items()}
+            self.products |= {
+                ours: Product(**entry)
+                for ours, entry in table.get("product", {}).items()
+            }
             for written, rule in _rules(table):
                 key, *older = written.split("|")
                 self.spellings |= dict.fromkeys(older, key)
@@ -104,25 +111,35 @@ class Rules:
                 else:
                     self.rules[key] = rule
         self.groups = dict(sorted(groups.items(), key=lambda item: -len(item[0])))
-        self.words_after = {key: _WORDS[word] for word, keys in tables[0].get("flags", {}).items() for key in keys}
+        self.words_after = {
+            key: _WORDS[word]
+            for word, keys in tables[0].get("flags", {}).items()
+            for key in keys
+        }
         parts = {product.maps: ours for ours, product in self.products.items()}
         for kl in self.kl:
             parts |= {kl.switch: "algorithm.kl_in", kl.weight: "algorithm.kl_coef"}
             parts |= {kl.estimator: "algorithm.kl_estimator"}
         parts |= {} if self.algorithm is None else {self.algorithm[0]: "algorithm.name"}
-        self.rules = {key: Rule(action="part", keys=(ours,)) for key, ours in parts.items()} | self.rules
+        self.rules = {
+            key: Rule(action="part", keys=(ours,)) for key, ours in parts.items()
+        } | self.rules
 
     @property
     def read(self) -> frozenset[str]:
         """The settings whose values become something here; of flags among the others, any number of words is taken."""
         return frozenset(
-            {key for key, rule in self.rules.items() if rule.action in ("set", "part")} | {*self.words_after}
+            {key for key, rule in self.rules.items() if rule.action in ("set", "part")}
+            | {*self.words_after}
         )
 
     def find(self, key: str) -> Rule | None:
         if key in self.rules:
             return self.rules[key]
-        return next((rule for prefix, rule in self.groups.items() if key.startswith(prefix)), None)
+        return next(
+            (rule for prefix, rule in self.groups.items() if key.startswith(prefix)),
+            None,
+        )
 
 
 @functools.cache
@@ -137,7 +154,14 @@ def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
     for key, entry in tables.get("set", {}).items():
         options = dict(entry) if isinstance(entry, Mapping) else {"to": entry}
         to = options.pop("to")
-        yield key, Rule(action="set", keys=(to,) if isinstance(to, str) else tuple(to), **options)
+        yield (
+            key,
+            Rule(
+                action="set",
+                keys=(to,) if isinstance(to, str) else tuple(to),
+                **options,
+            ),
+        )
     for key, entry in tables.get("holds_for", {}).items():
         yield key, Rule(action="holds", **entry)
     for part, keys in tables.get("part", {}).items():
@@ -149,10 +173,23 @@ def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
 
 def shape_of(name: str) -> Mapping[str, object] | None:
     """Return the config.json keys of a model by a part of its published name, `org/Llama-3-8b-sft`; None if unknown."""
-    shapes: dict[str, Any] = tomllib.loads((_RULES / "models.toml").read_text(encoding="utf-8"))
-    found = next((shape for pattern, shape in shapes.items() if re.search(pattern, name.lower())), None)
+    shapes: dict[str, Any] = tomllib.loads(
+        (_RULES / "models.toml").read_text(encoding="utf-8")
+    )
+    found = next(
+        (
+            shape
+            for pattern, shape in shapes.items()
+            if re.search(pattern, name.lower())
+        ),
+        None,
+    )
     if isinstance(found, str):
-        return {key: value for key, value in shipped_model(found).items() if key not in ("kind", "path")}
+        return {
+            key: value
+            for key, value in shipped_model(found).items()
+            if key not in ("kind", "path")
+        }
     return found
 
 

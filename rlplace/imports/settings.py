@@ -21,7 +21,9 @@ from rlplace.units import clipped
 MANY = -1  # words after a flag
 _LONGEST = 90  # text of a setting
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
-_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?"
+)
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 _EXPRESSION = re.compile(r"\$\{([^${}]+)\}")  # has none within
 _LONGEST_VALUE = 10_000  # letters of a value that is put together from others
@@ -54,7 +56,9 @@ def scalar(text: str) -> object:
         return _WORDS[text.lower()]
     if _NUMBER.fullmatch(text):
         plain = text.replace("_", "")
-        return float(plain) if re.search(r"[.eE]", plain) else int(plain)
+        if re.search(r"[.eE]", plain):
+            return float(plain)
+        return int(plain)
     return text
 
 
@@ -65,22 +69,33 @@ def read_yaml(text: str, file: str) -> list[Setting]:
     except yaml.YAMLError as error:
         raise not_yaml(error, file, "import-yaml", "import") from error
     if not isinstance(mapping, Mapping):
-        got, why = text.strip().split("\n", 1)[0], "a config is a block of keys, or words such as key=value"
-        raise ConfigError.of("import-yaml", "import", "expected a block of keys", got, why, None)
+        got = text.strip().split("\n", 1)[0]
+        why = "a config is a block of keys, or words such as key=value"
+        raise ConfigError.of(
+            "import-yaml", "import", "expected a block of keys", got, why, None
+        )
     return leaves_of(mapping, line_sources(text, file))
 
 
-def settings_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
+def settings_of(
+    mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
+) -> list[Setting]:
     """The leaves of a nested mapping that is the whole config, with their references resolved."""
     return resolved(leaves_of(mapping, sources))
 
 
-def leaves_of(mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None) -> list[Setting]:
+def leaves_of(
+    mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
+) -> list[Setting]:
     """The leaves of a nested mapping as they are written; lines of a placement are kept whole."""
     found: list[Setting] = []
     for key, value in _leaves(mapping):
         written = clipped(" ".join(f"{key}: {show(value)}".split()), _LONGEST)
-        found.append(Setting(key=key, value=value, written=written, source=(sources or {}).get(key)))
+        found.append(
+            Setting(
+                key=key, value=value, written=written, source=(sources or {}).get(key)
+            )
+        )
     return found
 
 
@@ -88,8 +103,14 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
     """Replace every `${...}` by its value, where it has one; of settings with the same key, the last one counts."""
     given = {setting.key: setting.value for setting in settings}
     known = dict.fromkeys(given, _NOWHERE)
-    for _ in range(_LONGEST_CHAIN):  # each time, those that refer to known ones become known
-        known |= {key: _expand(value, known) for key, value in given.items() if known[key] is _NOWHERE}
+    for _ in range(
+        _LONGEST_CHAIN
+    ):  # each time, those that refer to known ones become known
+        known |= {
+            key: _expand(value, known)
+            for key, value in given.items()
+            if known[key] is _NOWHERE
+        }
     found: list[Setting] = []
     for setting in settings:
         value = _expand(setting.value, known)
@@ -104,13 +125,20 @@ def _expand(value: object, known: Mapping[str, object]) -> object:
     """Replace the expressions of a value; in a block, each part by itself."""
     if isinstance(value, Mapping):
         parts = {name: (_expand(part, known), part) for name, part in value.items()}
-        return {name: part if found is _NOWHERE else found for name, (found, part) in parts.items()}
+        return {
+            name: part if found is _NOWHERE else found
+            for name, (found, part) in parts.items()
+        }
     while isinstance(value, str) and (match := _EXPRESSION.search(value)):
         inner = _evaluate(match[1], known)
         if inner is _NOWHERE or len(value) > _LONGEST_VALUE:
             return _NOWHERE
         whole = match.span() == (0, len(value))
-        value = inner if whole else f"{value[: match.start()]}{show(inner)}{value[match.end() :]}"
+        value = (
+            inner
+            if whole
+            else f"{value[: match.start()]}{show(inner)}{value[match.end() :]}"
+        )
     return value
 
 
@@ -125,8 +153,12 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
             return known.get(key, next(iter(default), _NOWHERE))
         case "not", [value]:
             return not value
-        case _, [int() | float() as a, int() | float() as b] if name in _RESOLVERS and (b or name != "int_div"):
-            return _RESOLVERS[name](a, b) if max(abs(a), abs(b)) < _LARGEST else _NOWHERE
+        case _, [int() | float() as a, int() | float() as b] if name in _RESOLVERS and (
+            b or name != "int_div"
+        ):
+            if max(abs(a), abs(b)) < _LARGEST:
+                return _RESOLVERS[name](a, b)
+            return _NOWHERE
     return _NOWHERE
 
 
@@ -136,12 +168,18 @@ def read_overrides(text: str, file: str) -> list[Setting]:
     for word, source in _words_of(text, file):
         match = _OVERRIDE.fullmatch(word)
         key, value = (match[2], scalar(match[3])) if match else (word, None)
-        settings.append(Setting(key=key, value=value, written=" ".join(word.split()), source=source))
+        settings.append(
+            Setting(key=key, value=value, written=" ".join(word.split()), source=source)
+        )
     return settings
 
 
 def read_flags(
-    text: str, file: str, words_after: Mapping[str, int], keys: Iterable[str], older: Mapping[str, str]
+    text: str,
+    file: str,
+    words_after: Mapping[str, int],
+    keys: Iterable[str],
+    older: Mapping[str, str],
 ) -> list[Setting]:
     """The flags of a command or script, in order; unknown ones take the words up to the next flag.
 
@@ -155,7 +193,11 @@ def read_flags(
     while words:
         word, source = words.popleft()
         if not _is_flag(word):
-            settings.append(Setting(key=word, value=None, written=" ".join(word.split()), source=source))
+            settings.append(
+                Setting(
+                    key=word, value=None, written=" ".join(word.split()), source=source
+                )
+            )
             continue
         spelled, equals, inline = word[2:].partition("=")
         key = older.get(spelled, spelled)
@@ -166,12 +208,25 @@ def read_flags(
             values.append(words.popleft()[0])
         if count is not None and len(values) < count and not (equals and count == 1):
             what = "its value is missing" if count == 1 else f"takes {count} values"
-            why, fix = "the next word is another flag, or there is none", word + " VALUE" * count
-            problems += ConfigError.of("import-flag-value", key, what, word, why, fix, source=source).problems
+            why = "the next word is another flag, or there is none"
+            fix = word + " VALUE" * count
+            problems += ConfigError.of(
+                "import-flag-value", key, what, word, why, fix, source=source
+            ).problems
         written = " ".join([word, *([] if equals else map(shlex.quote, values))])
         single = len(values) == 1 and count in (None, 0, 1)
-        value = True if not values else scalar(values[0]) if single else tuple(map(scalar, values))
-        settings.append(Setting(key=key, value=value, written=" ".join(written.split()), source=source))
+        value = (
+            True
+            if not values
+            else scalar(values[0])
+            if single
+            else tuple(map(scalar, values))
+        )
+        settings.append(
+            Setting(
+                key=key, value=value, written=" ".join(written.split()), source=source
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return settings
@@ -185,17 +240,28 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
     """The words of a command or script, each with its place. Raises ConfigError for an open quote."""
 
     def source(line: int) -> Source:
-        return Source(file=file, line=line) if file else Source(file="command line")
+        if file:
+            return Source(file=file, line=line)
+        return Source(file="command line")
 
     try:
-        return [(word.text, source(word.line)) for word in entry_words(text, script=bool(file))]
+        return [
+            (word.text, source(word.line))
+            for word in entry_words(text, script=bool(file))
+        ]
     except UnclosedQuote as error:
-        what, why = "a quote is opened and never closed", "the words of a command are read as a shell would read them"
-        got, place = text.splitlines()[error.line - 1].strip(), source(error.line)
-        raise ConfigError.of("import-quote", "import", what, got, why, "close the quote", source=place) from error
+        what = "a quote is opened and never closed"
+        why = "the words of a command are read as a shell would read them"
+        got = text.splitlines()[error.line - 1].strip()
+        place = source(error.line)
+        raise ConfigError.of(
+            "import-quote", "import", what, got, why, "close the quote", source=place
+        ) from error
 
 
-def _leaves(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(
+    mapping: Mapping[Any, Any], prefix: str = ""
+) -> Iterator[tuple[str, object]]:
     """Dotted key and value of every leaf."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"

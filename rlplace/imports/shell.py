@@ -14,11 +14,14 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-_END, _NEWLINE = "\x1e", "\x1f"  # the end of a command; a newline of a variable's value, which is no line of the text
+_END = "\x1e"
+_NEWLINE = "\x1f"  # the end of a command; a newline of a variable's value, which is no line of the text
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _QUOTED = rf"'[^']*'|\"(?:\\.|{_SUBSTITUTION}|[^\"\\])*+\""
 _NAME = r"[A-Za-z_]\w*"
-_REFERENCE = rf"\$(?:{_NAME}|\{{{_NAME}(?:\[[@*]\])?(?::?[-=](?:[^{{}}]|\$\{{[^{{}}]*\}})*)?\}})"
+_REFERENCE = (
+    rf"\$(?:{_NAME}|\{{{_NAME}(?:\[[@*]\])?(?::?[-=](?:[^{{}}]|\$\{{[^{{}}]*\}})*)?\}})"
+)
 _ARRAY = rf"\((?:{_QUOTED}|{_SUBSTITUTION}|(?<!\S)#[^\n]*|\\.|[^()'\"\\])*+\)"
 _WORD = rf"(?:{_QUOTED}|{_SUBSTITUTION}|\\.|[^\s;|&()<>'\"\\])*+"
 _ASSIGNMENT = rf"{_NAME}\+?=(?:{_ARRAY}|{_WORD})(?![^\s;|&])"
@@ -33,11 +36,15 @@ _SCRIPT = re.compile(
     rf"(?P<assigned>(?:\A|[\n;&|])[ \t]*(?:(?:export|local|declare)[ \t]+)?(?:{_ASSIGNMENT}[ \t]*)+)|{_TOKENS}",
     re.DOTALL,
 )
-_PARTS = re.compile(rf"(?P<name>{_NAME})(?P<more>\+?)=(?P<value>{_ARRAY}|{_WORD})", re.DOTALL)
+_PARTS = re.compile(
+    rf"(?P<name>{_NAME})(?P<more>\+?)=(?P<value>{_ARRAY}|{_WORD})", re.DOTALL
+)
 _REFERRED = re.compile(rf"\$\{{?({_NAME})(?:\[[@*]\])?(?::?[-=](.*))?\}}?", re.DOTALL)
 _OPTION = re.compile(r"--|[+~]*[\w.@/]+=")
 _PROGRAM = re.compile(r"(?:\$\(.*\)|[\w./${}-])+\.py", re.DOTALL)
-_IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL)
+_IN_QUOTES = re.compile(
+    rf"\\(?P<escaped>[$`])|\\.|{_SUBSTITUTION}|(?P<reference>{_REFERENCE})", re.DOTALL
+)
 _UNSPLIT = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
 _NAMED = re.compile(rf"\$?\{{?({_NAME})\}}?")
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -77,12 +84,20 @@ def entry_words(text: str, *, script: bool = True) -> list[Word]:
 
     Without `script`, `name=value` in front is a word like all others and sets no variable.
     """
-    commands = [nested for command in _commands(text, script) for nested in _unpacked(command)]
+    commands = [
+        nested for command in _commands(text, script) for nested in _unpacked(command)
+    ]
     if not commands:
         return []
-    command = max(commands, key=lambda command: sum(bool(_OPTION.match(word.text)) for word in command))
+    command = max(
+        commands,
+        key=lambda command: sum(bool(_OPTION.match(word.text)) for word in command),
+    )
     texts = [word.text.replace("\\\n", " ").replace(_NEWLINE, "\n") for word in command]
-    return [Word(text, word.line) for text, word in list(zip(texts, command, strict=True))[_entry(command) :]]
+    return [
+        Word(text, word.line)
+        for text, word in list(zip(texts, command, strict=True))[_entry(command) :]
+    ]
 
 
 def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
@@ -99,9 +114,14 @@ def _entry(command: list[Word]) -> int:
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
         value = before.startswith("--") and before != "--"
-        if before in ("-m", "--module") or (_PROGRAM.fullmatch(command[i].text) and not value):
+        if before in ("-m", "--module") or (
+            _PROGRAM.fullmatch(command[i].text) and not value
+        ):
             return i + 1
-    return next((i for i, w in enumerate(command) if w.text.startswith("-") or "=" in w.text), len(command))
+    return next(
+        (i for i, w in enumerate(command) if w.text.startswith("-") or "=" in w.text),
+        len(command),
+    )
 
 
 def _commands(text: str, assigns: bool) -> list[list[Word]]:
@@ -110,9 +130,12 @@ def _commands(text: str, assigns: bool) -> list[list[Word]]:
     line = 1
     for part in _Variables().expand(text, _SCRIPT if assigns else _TYPED).split(_END):
         lexer = shlex.shlex(part, posix=True)
-        lexer.whitespace_split, lexer.commenters = True, ""
+        lexer.whitespace_split = True
+        lexer.commenters = ""
         # A blank precedes every newline between words, so that `lineno` is that of the word's last line.
-        commands.append([Word(word, line + lexer.lineno - 1 - word.count("\n")) for word in lexer])
+        commands.append(
+            [Word(word, line + lexer.lineno - 1 - word.count("\n")) for word in lexer]
+        )
         line += part.count("\n")
     return [command for command in commands if command]
 
@@ -150,16 +173,27 @@ class _Variables:
                     return shlex.quote(self._computed(whole))
                 case "reference":
                     words = self._referred(whole)
-                    split = [whole] if words is None else words if "[" in whole else _UNSPLIT.findall(" ".join(words))
+                    split = (
+                        [whole]
+                        if words is None
+                        else words
+                        if "[" in whole
+                        else _UNSPLIT.findall(" ".join(words))
+                    )
                     return " ".join(map(shlex.quote, split))
                 case _:
-                    return "" if whole == "\\" else whole
+                    if whole == "\\":
+                        return ""
+                    return whole
 
         return tokens.sub(replaced, text)
 
     def _in_quotes(self, whole: str) -> str:
         """Replace references within double quotes; an array in quotes of its own stays several words."""
-        if re.fullmatch(r'"\$\{\w+\[@\]\}"', whole) and (words := self._referred(whole[1:-1])) is not None:
+        if (
+            re.fullmatch(r'"\$\{\w+\[@\]\}"', whole)
+            and (words := self._referred(whole[1:-1])) is not None
+        ):
             return " ".join(map(shlex.quote, words))
 
         def replaced(match: re.Match[str]) -> str:
@@ -168,7 +202,9 @@ class _Variables:
             if match[0].startswith("$(("):
                 return self._computed(match[0])
             words = self._referred(match[0]) if match["reference"] else None
-            return match[0] if words is None else re.sub(r'(["\\])', r"\\\1", " ".join(words))
+            if words is None:
+                return match[0]
+            return re.sub(r'(["\\])', r"\\\1", " ".join(words))
 
         return _IN_QUOTES.sub(replaced, whole)
 
@@ -176,7 +212,10 @@ class _Variables:
         """Return the number that `$((...))` stands for; any other substitution as it is."""
         if not (substitution.startswith("$((") and substitution.endswith("))")):
             return substitution
-        text = _NAMED.sub(lambda name: "".join(self._values.get(name[1], [name[0]])), substitution[3:-2])
+        text = _NAMED.sub(
+            lambda name: "".join(self._values.get(name[1], [name[0]])),
+            substitution[3:-2],
+        )
         try:
             return str(_number(ast.parse(text.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
@@ -186,7 +225,8 @@ class _Variables:
         """Return the words that a reference stands for: the variable's, else its default's, else None."""
         found = _REFERRED.fullmatch(reference)
         assert found is not None, reference
-        name, default = found[1], found[2]
+        name = found[1]
+        default = found[2]
         if name in self._values or default is None:
             words = self._values.get(name)
         else:
@@ -195,12 +235,15 @@ class _Variables:
 
     def _assign(self, text: str) -> None:
         for part in _PARTS.finditer(text):
-            name, array = part["name"], part["value"].startswith("(")
+            name = part["name"]
+            array = part["value"].startswith("(")
             words = self._words(part["value"][1:-1] if array else part["value"])
             if words is None:
                 continue
             before = self._values.get(name, []) if part["more"] else []
-            self._values[name] = [*before, *words] if array else ["".join(before) + " ".join(words)]
+            self._values[name] = (
+                [*before, *words] if array else ["".join(before) + " ".join(words)]
+            )
 
     def _words(self, text: str) -> list[str] | None:
         """Return the words of a value; None where it has an open quote."""

@@ -24,7 +24,15 @@ from rlplace.placement.plan import make_plan
 
 _SIZES = Path(__file__).with_name("rules") / "tiny.yaml"
 _MODELS = ("actor", "critic", "reference", "reward", "rollout")
-_KEPT = ("lora_rank", "lora_alpha", "optimizer", "enable_offload", "sharded", "on_host", "warmup_iterations")
+_KEPT = (
+    "lora_rank",
+    "lora_alpha",
+    "optimizer",
+    "enable_offload",
+    "sharded",
+    "on_host",
+    "warmup_iterations",
+)
 _KEPT_OF_SOME = ("ema_decay", "url", "function", "head")
 _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "top_k")
 
@@ -32,13 +40,19 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 def shrink(imported: Imported) -> Imported:
     """Raises ConfigError for a job without language models, and for one whose placement does not hold."""
     if imported.layout is None or imported.kind != "causal_lm":
-        what, why = "is for jobs with language models", "a simulator has no smaller one"
+        what = "is for jobs with language models"
+        why = "a simulator has no smaller one"
         if imported.layout is None:
-            what, why = "the placement does not hold", "without --tiny, the report has the reasons"
-        raise ConfigError.of("import-value", "--tiny", what, imported.library, why, "leave out --tiny")
+            what = "the placement does not hold"
+            why = "without --tiny, the report has the reasons"
+        raise ConfigError.of(
+            "import-value", "--tiny", what, imported.library, why, "leave out --tiny"
+        )
     placement = imported.layout.placement
     pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
-    unit = gcd(*(edge for piece in pieces for edge in (piece.start, piece.stop)))  # all components are alike within it
+    unit = gcd(
+        *(edge for piece in pieces for edge in (piece.start, piece.stop))
+    )  # all components are alike within it
     width = max(piece.stop for piece in pieces) // unit
     algorithm = _block(imported, "algorithm")
     for key in ("sequence_length", "train_batch"):
@@ -46,19 +60,33 @@ def shrink(imported: Imported) -> Imported:
     samples = min(2, int(algorithm.get("samples_per_prompt", 1)))
     sizes = read_mapping(_SIZES.read_text(encoding="utf-8"))
     algorithm |= sizes["algorithm"] | {"samples_per_prompt": samples}
-    config: dict[str, Any] = {"cluster": _cluster(imported, placement, unit, width), "algorithm": algorithm}
+    config: dict[str, Any] = {
+        "cluster": _cluster(imported, placement, unit, width),
+        "algorithm": algorithm,
+    }
     for role in (role for role in _MODELS if role in placement.components):
         kept = _KEPT_OF_ENGINES if role == "rollout" else (*_KEPT, *_KEPT_OF_SOME)
-        config[role] = {key: value for key, value in _block(imported, role).items() if key in kept} | sizes[role]
+        config[role] = {
+            key: value for key, value in _block(imported, role).items() if key in kept
+        } | sizes[role]
         if "optimizer" in config[role]:
-            config[role]["optimizer"] = {**config[role]["optimizer"], "kind": "adamw", "on_host": False}
+            config[role]["optimizer"] = {
+                **config[role]["optimizer"],
+                "kind": "adamw",
+                "on_host": False,
+            }
     config["actor"]["model"] = {"kind": "causal_lm", **shipped_model("tiny")}
     if "reward" in config and not {"url", "function"} & config["reward"].keys():
-        config["reward"]["model"] = {**shipped_model("tiny"), "path": "models/tiny_reward"}  # with a head that scores
+        config["reward"]["model"] = {
+            **shipped_model("tiny"),
+            "path": "models/tiny_reward",
+        }  # with a head that scores
     config["env"] = sizes["env"]
     if any(c.partition(".")[0] == "reward" for c in placement.components):
         config["env"]["rewards"] = [{"name": "unscored"}]
-    config["runner"] = _block(imported, "runner") | {"output_dir": "runs"} | sizes["runner"]  # not the original's: here
+    config["runner"] = (
+        _block(imported, "runner") | {"output_dir": "runs"} | sizes["runner"]
+    )  # not the original's: here
     config = ordered(config, imported.kind)
     topology = Topology.uniform(1, width, "emulated")
     why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"
@@ -73,11 +101,15 @@ def shrink(imported: Imported) -> Imported:
     )
 
 
-def _cluster(imported: Imported, placement: HybridComponentPlacement, unit: int, width: int) -> dict[str, Any]:
+def _cluster(
+    imported: Imported, placement: HybridComponentPlacement, unit: int, width: int
+) -> dict[str, Any]:
     lines: dict[str, str] = {}
     for component in placement.components:
         numbers = placement.accelerators(component)
-        fewer = Ranges.of([range(p.start // unit, p.stop // unit) for p in numbers.pieces])
+        fewer = Ranges.of(
+            [range(p.start // unit, p.stop // unit) for p in numbers.pieces]
+        )
         lines[component] = str(fewer) if numbers else "cpu"
     lines.setdefault("env", "cpu")
     staying = _block(imported, "cluster").get("allow_resident")
@@ -93,4 +125,6 @@ def _cluster(imported: Imported, placement: HybridComponentPlacement, unit: int,
 
 def _block(imported: Imported, name: str) -> dict[str, Any]:
     block = imported.config.get(name)
-    return dict(block) if isinstance(block, Mapping) else {}
+    if isinstance(block, Mapping):
+        return dict(block)
+    return {}

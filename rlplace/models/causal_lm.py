@@ -24,9 +24,20 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from rlplace.config.schema import Dtype, TrainedConfig
 from rlplace.errors import ConfigError
@@ -37,7 +48,15 @@ from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
 from rlplace.models.lora import first_values as first_factor
 from rlplace.models.packed import Packed, TokenScores, attend_packed, token_scores
-from rlplace.models.sharding import DTYPES, SHARD, TENSOR, generator_of, names_of, own, own_part
+from rlplace.models.sharding import (
+    DTYPES,
+    SHARD,
+    TENSOR,
+    generator_of,
+    names_of,
+    own,
+    own_part,
+)
 from rlplace.models.tensor_parallel import TensorParallel, cut, local
 
 
@@ -57,13 +76,24 @@ class LmSpec:
 
     @classmethod
     def of(
-        cls, trained: TrainedConfig, component: str, seed: int, *, job_folder: Path, own_folder: Path | None
+        cls,
+        trained: TrainedConfig,
+        component: str,
+        seed: int,
+        *,
+        job_folder: Path,
+        own_folder: Path | None,
     ) -> LmSpec:
         """Describe the model of a component: of its `own_folder`, or of that of the job."""
         lora = None
         if trained.lora_rank is not None:
             key = f"{component}.lora_targets"
-            lora = LoraSpec(rank=trained.lora_rank, alpha=trained.lora_alpha, targets=trained.lora_targets, key=key)
+            lora = LoraSpec(
+                rank=trained.lora_rank,
+                alpha=trained.lora_alpha,
+                targets=trained.lora_targets,
+                key=key,
+            )
         return cls(
             folder=own_folder or job_folder,
             weights=trained.weights,
@@ -86,14 +116,28 @@ class PackedLm(nn.Module):
     Letters: T tokens of s sequences, N of them scored, E size of a state.
     """
 
-    made_by: ClassVar[Any] = AutoModelForCausalLM  # of transformers: from a config to the trunk with its head
-    labels: ClassVar[int | None] = None  # rows of a head that the config does not tell the size of
-    value_heads: ClassVar[tuple[str, ...]] = ()  # names that the value head may have in the files
-    new_head: ClassVar[bool] = False  # the value head starts anew where the files have none
-    kept: ClassVar[frozenset[str]] = frozenset()  # weights that only the learner has: neither pushed nor saved
+    made_by: ClassVar[Any] = (
+        AutoModelForCausalLM  # of transformers: from a config to the trunk with its head
+    )
+    labels: ClassVar[int | None] = (
+        None  # rows of a head that the config does not tell the size of
+    )
+    value_heads: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names that the value head may have in the files
+    new_head: ClassVar[bool] = (
+        False  # the value head starts anew where the files have none
+    )
+    kept: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # weights that only the learner has: neither pushed nor saved
 
-    parallel: TensorParallel | None = None  # where several ranks have a copy of the weights between them
-    context: ContextParallel | None = None  # where several ranks have the tokens between them
+    parallel: TensorParallel | None = (
+        None  # where several ranks have a copy of the weights between them
+    )
+    context: ContextParallel | None = (
+        None  # where several ranks have the tokens between them
+    )
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
@@ -109,11 +153,16 @@ class PackedLm(nn.Module):
 
         Without context parallelism, all of them.
         """
-        context, parallel = self.context, self.parallel
-        whole = packed.padded((context.size if context else 1) * (parallel.mesh.size() if parallel else 1))
-        tokens, positions = whole.tokens, whole.positions
+        context = self.context
+        parallel = self.parallel
+        whole = packed.padded(
+            (context.size if context else 1) * (parallel.mesh.size() if parallel else 1)
+        )
+        tokens = whole.tokens
+        positions = whole.positions
         if context is not None:
-            tokens, positions = context.part(tokens), context.part(positions)
+            tokens = context.part(tokens)
+            positions = context.part(positions)
         states: Tensor = self.lm.base_model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -122,16 +171,24 @@ class PackedLm(nn.Module):
         ).last_hidden_state[0]
         if parallel is not None:
             states = parallel.gather(states)
-        own, picks = (places, slice(None)) if context is None else context.own(places, len(states))
+        own, picks = (
+            (places, slice(None))
+            if context is None
+            else context.own(places, len(states))
+        )
         return states[own], picks
 
     def _of_all(self, found: Tensor, picks: Tensor | slice, total: int) -> Tensor:
         """Return [total] of what was found of this rank's tokens; gradients are its own tokens'."""
-        return found if isinstance(picks, slice) or self.context is None else self.context.join(found, picks, total)
+        if isinstance(picks, slice) or self.context is None:
+            return found
+        return self.context.join(found, picks, total)
 
     @property
     def head(self) -> nn.Linear:
-        return cast(nn.Linear, self.lm.get_output_embeddings())  # any other is refused when the model is built
+        return cast(
+            nn.Linear, self.lm.get_output_embeddings()
+        )  # any other is refused when the model is built
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -152,8 +209,12 @@ class PackedLm(nn.Module):
 
     def _values(self, hidden: Tensor) -> Tensor:
         """Return [n] float32, from products in float32, of `hidden` [n, E]."""
-        values = hidden.float() @ cast(nn.Linear, self.lm.score).weight.squeeze(0).float()
-        return values if self.parallel is None else self.parallel.alike(values)
+        values = (
+            hidden.float() @ cast(nn.Linear, self.lm.score).weight.squeeze(0).float()
+        )
+        if self.parallel is None:
+            return values
+        return self.parallel.alike(values)
 
 
 class CausalLm(PackedLm):
@@ -161,15 +222,26 @@ class CausalLm(PackedLm):
     def divisor(self) -> float:
         """What the products with the head are divided by, beside the temperature: of Granite and of Cohere."""
         config = self.lm.config
-        return float(getattr(config, "logits_scaling", 1.0)) / float(getattr(config, "logit_scale", 1.0))
+        return float(getattr(config, "logits_scaling", 1.0)) / float(
+            getattr(config, "logit_scale", 1.0)
+        )
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Score tokens at `temperature`, each given its own sequence up to it."""
         return self._scores(*self.states(packed, packed.before), packed, temperature)
 
-    def _scores(self, hidden: Tensor, picks: Tensor | slice, packed: Packed, temperature: float) -> TokenScores:
-        targets, divided = packed.targets, temperature * self.divisor
-        found = token_scores(hidden, local(self.head.weight), targets[picks], divided, parallel=self.parallel)
+    def _scores(
+        self, hidden: Tensor, picks: Tensor | slice, packed: Packed, temperature: float
+    ) -> TokenScores:
+        targets = packed.targets
+        divided = temperature * self.divisor
+        found = token_scores(
+            hidden,
+            local(self.head.weight),
+            targets[picks],
+            divided,
+            parallel=self.parallel,
+        )
         return TokenScores(*(self._of_all(part, picks, len(targets)) for part in found))
 
 
@@ -182,17 +254,22 @@ class ValuedScores(NamedTuple):
 class ActorCriticLm(CausalLm):
     """Scores given tokens, and gives the values of the states in which they were chosen: one trunk, one pass."""
 
-    value_heads, new_head = HEADS, True
+    value_heads = HEADS
+    new_head = True
     kept = frozenset({HEAD})
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__(lm)
-        lm.score = nn.Linear(self.head.in_features, 1, bias=False, device="meta", dtype=lm.dtype)
+        lm.score = nn.Linear(
+            self.head.in_features, 1, bias=False, device="meta", dtype=lm.dtype
+        )
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
         hidden, picks = self.states(packed, packed.before)
         scores = self._scores(hidden, picks, packed, temperature)
-        return ValuedScores(*scores, self._of_all(self._values(hidden), picks, len(packed.scored)))
+        return ValuedScores(
+            *scores, self._of_all(self._values(hidden), picks, len(packed.scored))
+        )
 
 
 class ValueLm(PackedLm):
@@ -226,7 +303,11 @@ class RewardLm(ValueLm):
     def forward(self, packed: Packed) -> Tensor:
         """Return [s] float32. The product is float32 too: bfloat16 scores would lie 1/128 of their size apart."""
         last, picks = self.states(packed, packed.edges[1:].long() - 1)
-        return self._of_all((last.float() @ self.head.weight.float().t()).squeeze(-1), picks, len(packed.lengths))
+        return self._of_all(
+            (last.float() @ self.head.weight.float().t()).squeeze(-1),
+            picks,
+            len(packed.lengths),
+        )
 
 
 def reward_lm(head: str) -> type[RewardLm]:
@@ -238,7 +319,9 @@ def reward_lm(head: str) -> type[RewardLm]:
 
 def first_head(hidden_size: int, seed: int) -> Tensor:
     """Return [1, E] small enough that first values are near 0, beside any return."""
-    return torch.randn((1, hidden_size), generator=generator_of(seed, HEAD)) / (hidden_size + 1)
+    return torch.randn((1, hidden_size), generator=generator_of(seed, HEAD)) / (
+        hidden_size + 1
+    )
 
 
 # ── trained ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -246,7 +329,12 @@ def first_head(hidden_size: int, seed: int) -> Tensor:
 Lm = TypeVar("Lm", bound=PackedLm)
 
 
-def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh, context: ContextParallel | None = None) -> Lm:
+def build(
+    kind: type[Lm],
+    spec: LmSpec,
+    mesh: DeviceMesh,
+    context: ContextParallel | None = None,
+) -> Lm:
     """Build the model on this rank's device, sharded over `mesh` and read from `spec.folder`.
 
     A mesh of two dimensions is of copies, and of the ranks of each. `context`: ranks that have the tokens between them.
@@ -254,24 +342,35 @@ def build(kind: type[Lm], spec: LmSpec, mesh: DeviceMesh, context: ContextParall
     No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's, or
     where the head of a value model in them gives several numbers.
     """
-    problem = value_head_problem(spec.folder, spec.key) if issubclass(kind, ValueLm) else None
+    problem = (
+        value_head_problem(spec.folder, spec.key) if issubclass(kind, ValueLm) else None
+    )
     if problem is not None:
         raise ConfigError([problem])
     policy = MixedPrecisionPolicy()
     if spec.compute != "fp32" or spec.weights != "fp32":
-        policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32
+        )
     with BUILDING:
         module = skeleton(kind, spec)
         module.context = context
         shard = _cut(module, spec, mesh)
         if spec.checkpointing:
-            module.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            module.lm.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         if spec.activation_offload:
             for block in module.blocks:
                 _keep_on_host(block, pinned=mesh.device_type == "cuda")
         module.train()
         for block in module.blocks:
-            fully_shard(block, mesh=shard, mp_policy=policy, reshard_after_forward=spec.gather_again)
+            fully_shard(
+                block,
+                mesh=shard,
+                mp_policy=policy,
+                reshard_after_forward=spec.gather_again,
+            )
         fully_shard(module, mesh=shard, mp_policy=policy, reshard_after_forward=False)
         _fill(module, spec, torch.device(mesh.device_type))
     return module
@@ -282,7 +381,9 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
     checkpoint = cast(Callable[..., Any], block._gradient_checkpointing_func)
 
     def checkpoint_from_host(*inputs: Any) -> Any:
-        with torch.autograd.graph.save_on_cpu(pin_memory=pinned):  # of the inputs; `checkpoint` saves nothing else
+        with torch.autograd.graph.save_on_cpu(
+            pin_memory=pinned
+        ):  # of the inputs; `checkpoint` saves nothing else
             return checkpoint(*inputs)
 
     block._gradient_checkpointing_func = checkpoint_from_host  # type: ignore[assignment]  # no module or parameter
@@ -296,9 +397,13 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
     try:
         module.parallel = cut(module.lm, mesh[TENSOR])
     except ValueError as error:
-        why = f"{type(module.lm).__name__} cannot be cut for tensor parallelism: {error}"
+        why = (
+            f"{type(module.lm).__name__} cannot be cut for tensor parallelism: {error}"
+        )
         raise model_mismatch(spec.folder, why, spec.key) from error
-    return mesh[SHARD] if SHARD in names else None
+    if SHARD in names:
+        return mesh[SHARD]
+    return None
 
 
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
@@ -310,10 +415,15 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         why = f"transformers' {kind.made_by.__name__} does not know {config.model_type}"
         raise model_mismatch(spec.folder, why, spec.key)
     with torch.device("meta"):
-        lm: PreTrainedModel = kind.made_by.from_config(config, dtype=DTYPES[spec.weights])
+        lm: PreTrainedModel = kind.made_by.from_config(
+            config, dtype=DTYPES[spec.weights]
+        )
     attend_packed(kind.decoder_of(lm))
     module = kind(lm)
-    plain = isinstance(module.head, nn.Linear) and getattr(module.head, "bias", None) is None
+    plain = (
+        isinstance(module.head, nn.Linear)
+        and getattr(module.head, "bias", None) is None
+    )
     if not plain or not hasattr(kind.decoder_of(lm), "layers"):
         why = f"{type(lm).__name__} is not a decoder of blocks with a linear head"
         raise model_mismatch(spec.folder, why, spec.key)
@@ -325,7 +435,9 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
         # Buffers that no checkpoint has, such as those of rotary embeddings, follow from the config.
-        unmade = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
+        unmade = [
+            name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta
+        ]
         for name in unmade:
             setattr(part, name, torch.empty_like(getattr(part, name), device="cpu"))
         if unmade:
@@ -335,7 +447,9 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         add_factors(lm, spec.lora)
         if score is not None:
             lm.score = score
-        for parameter in lm.parameters():  # only trained ones need the optimizer's dtype
+        for (
+            parameter
+        ) in lm.parameters():  # only trained ones need the optimizer's dtype
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[spec.compute])
     return module
@@ -356,13 +470,18 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
                 local = DTensor(local, parameter._spec, requires_grad=False)
             made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
         filled[name] = made[parameter]
-    module.lm.load_state_dict(filled, assign=True, strict=False)  # FSDP registers the new memory here
+    module.lm.load_state_dict(
+        filled, assign=True, strict=False
+    )  # FSDP registers the new memory here
     _move_buffers(module, device)
 
 
-def stored_part(module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int) -> Tensor:
+def stored_part(
+    module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int
+) -> Tensor:
     """Return this rank's part as the files have it, or of first values."""
-    part, shape = own_part(parameter), tuple(parameter.shape)
+    part = own_part(parameter)
+    shape = tuple(parameter.shape)
     if is_factor(name):
         return first_factor(name, shape, seed)[part]
     stored = [checkpoint_name(n) for n, p in module.named_tensors() if p is parameter]
@@ -404,19 +523,34 @@ class FrozenLm(Generic[Lm]):
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device
-        spec = LmSpec(folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key)
+        spec = LmSpec(
+            folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key
+        )
         with BUILDING:
             self.module = skeleton(kind, spec)
             self.module.requires_grad_(False).eval()
             self.module.context = context
             shard = None if mesh is None else _cut(self.module, spec, mesh)
             if shard is not None:
-                policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
+                policy = (
+                    CPUOffloadPolicy(pin_memory=device.type == "cuda")
+                    if on_host
+                    else OffloadPolicy()
+                )
                 for group in self.module.groups:
-                    fully_shard(group, mesh=shard, offload_policy=policy, reshard_after_forward=True)
+                    fully_shard(
+                        group,
+                        mesh=shard,
+                        offload_policy=policy,
+                        reshard_after_forward=True,
+                    )
             _fill(self.module, spec, torch.device("cpu") if on_host else device)
         _move_buffers(self.module, device)
-        self.fsdp_modules = [cast(FSDPModule, group) for group in self.module.groups] if shard is not None else []
+        self.fsdp_modules = (
+            [cast(FSDPModule, group) for group in self.module.groups]
+            if shard is not None
+            else []
+        )
 
     def drop_gathered(self) -> None:
         for group in self.fsdp_modules:

@@ -47,14 +47,19 @@ class Checkpoint:
     """The weights in a folder. Files are mapped, not read. Raises ConfigError where they are not the model's."""
 
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
-        self._folder, self._key = folder, key
+        self._folder = folder
+        self._key = key
         if (why := unread_weights(folder)) is not None:
             raise model_mismatch(folder, why, key)
         index = folder / INDEX
         if index.exists():
-            self._file_of: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            self._file_of: Mapping[str, str] = json.loads(
+                index.read_text(encoding="utf-8")
+            )["weight_map"]
         else:
-            with safe_open(folder / SINGLE, framework="np") as single:  # for torch all of it is mapped at once
+            with safe_open(
+                folder / SINGLE, framework="np"
+            ) as single:  # for torch all of it is mapped at once
                 self._file_of = dict.fromkeys(single.keys(), SINGLE)
         self._open: dict[str, Any] = {}
 
@@ -64,17 +69,28 @@ class Checkpoint:
 
     def part(self, names: Sequence[str], shape: tuple[int, ...], part: Part) -> Tensor:
         """Read part of the weight that is stored under any of `names` and is of `shape` as a whole."""
-        name = next((n for name in names for n in _names_of(name) if n in self._file_of), None)
+        name = next(
+            (n for name in names for n in _names_of(name) if n in self._file_of), None
+        )
         if name is not None:
             return self._read(name, shape, part)
-        projections = next((found for name in names if (found := of_experts(name, self.names))), ())
+        projections = next(
+            (found for name in names if (found := of_experts(name, self.names))), ()
+        )
         if not projections:
-            raise model_mismatch(self._folder, f"its files have no weight {' or '.join(names)}", self._key)
+            raise model_mismatch(
+                self._folder,
+                f"its files have no weight {' or '.join(names)}",
+                self._key,
+            )
         experts, rows, columns = part
         each = (shape[1] // len(projections), shape[2])
         whole = torch.empty(tuple(dim.stop - dim.start for dim in part))
         for own, expert in zip(whole, range(experts.start, experts.stop), strict=True):
-            read = [self._read(of.format(expert), each, (slice(0, each[0]), columns)) for of in projections]
+            read = [
+                self._read(of.format(expert), each, (slice(0, each[0]), columns))
+                for of in projections
+            ]
             own.copy_(torch.cat(read)[rows])
         return whole
 
@@ -92,7 +108,9 @@ class Checkpoint:
 
 
 def _names_of(name: str) -> tuple[str, ...]:
-    older = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    older = name.replace("model.language_model.", "model.").replace(
+        "model.visual.", "visual."
+    )
     return name, name.replace(".mlp.", ".block_sparse_moe."), older
 
 
@@ -103,13 +121,18 @@ def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
         return ()
     above, weight = match.groups()
     for room, projections in _PROJECTIONS.items():
-        names = tuple(f"{above}{room}.experts.{{}}.{projection}.weight" for projection in projections[weight])
+        names = tuple(
+            f"{above}{room}.experts.{{}}.{projection}.weight"
+            for projection in projections[weight]
+        )
         if names[0].format(0) in stored:
             return names
     return ()
 
 
-def as_stored(weights: Iterable[tuple[str, Tensor]], stored: Container[str]) -> Iterator[tuple[str, Tensor]]:
+def as_stored(
+    weights: Iterable[tuple[str, Tensor]], stored: Container[str]
+) -> Iterator[tuple[str, Tensor]]:
     """Yield weights of a model as files have them that have the names `stored`: those of experts by themselves."""
     for name, tensor in weights:
         projections = of_experts(name, stored)
@@ -142,13 +165,23 @@ def write_model(
         for file in like.iterdir():
             if file.is_file() and not file.name.endswith(_WEIGHT_FILES):
                 shutil.copyfile(file, part / file.name)
-        size, stored, dtype = 0, [], torch.float32
-        for number, held in enumerate(_by_file(as_stored(weights, Checkpoint(like).names), file_bytes), 1):
+        size = 0
+        stored = []
+        dtype = torch.float32
+        for number, held in enumerate(
+            _by_file(as_stored(weights, Checkpoint(like).names), file_bytes), 1
+        ):
             _save(held, part / f"{number}.part")
             stored.append(list(held))
             for tensor in held.values():
-                size, dtype = size + tensor.nbytes, tensor.dtype
-        _complete(part, stored, size, {"dtype": str(dtype).removeprefix("torch."), **(config or {})})
+                size = size + tensor.nbytes
+                dtype = tensor.dtype
+        _complete(
+            part,
+            stored,
+            size,
+            {"dtype": str(dtype).removeprefix("torch."), **(config or {})},
+        )
         old = folder.with_name(folder.name + ".old")
         if folder.exists():
             folder.rename(old)
@@ -159,7 +192,9 @@ def write_model(
         raise OutputError.of(folder, error) from error
 
 
-def _by_file(weights: Iterable[tuple[str, Tensor]], file_bytes: int) -> Iterator[dict[str, Tensor]]:
+def _by_file(
+    weights: Iterable[tuple[str, Tensor]], file_bytes: int
+) -> Iterator[dict[str, Tensor]]:
     """Yield copies on the host, as many at once as a file may have."""
     held: dict[str, Tensor] = {}
     for name, tensor in _on_host(weights):
@@ -181,26 +216,43 @@ def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # which has the error of the operating system in words only
+    except (
+        SafetensorError
+    ) as error:  # which has the error of the operating system in words only
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
-def _complete(part: Path, stored: Sequence[Sequence[str]], size: int, changed: Mapping[str, object]) -> None:
+def _complete(
+    part: Path,
+    stored: Sequence[Sequence[str]],
+    size: int,
+    changed: Mapping[str, object],
+) -> None:
     """Name the files of weights as transformers does, and write the index and what has `changed` in config.json."""
     count = len(stored)
-    named = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    named = (
+        [SINGLE]
+        if count == 1
+        else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    )
     for number, name in enumerate(named, 1):
         (part / f"{number}.part").rename(part / name)
     if count > 1:
-        weight_map = {weight: name for name, weights in zip(named, stored, strict=True) for weight in weights}
+        weight_map = {
+            weight: name
+            for name, weights in zip(named, stored, strict=True)
+            for weight in weights
+        }
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (part / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
     config = json.loads((part / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # the key's older name
-    (part / "config.json").write_text(json.dumps(config | changed, indent=2), encoding="utf-8")
+    (part / "config.json").write_text(
+        json.dumps(config | changed, indent=2), encoding="utf-8"
+    )
 
 
 def write_file(path: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -222,7 +274,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise OutputError.of(path, error) from error
 
 
-def model_mismatch(folder: Path, why: str, key: str = "actor.model.path") -> ConfigError:
+def model_mismatch(
+    folder: Path, why: str, key: str = "actor.model.path"
+) -> ConfigError:
     what = "the model cannot be read from its folder"
     fix = "save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)"
     return ConfigError.of("model-weights", key, what, str(folder), why, fix)

@@ -45,24 +45,44 @@ class ContextParallel:
         """Return [total] of all ranks, of which `picks` are this rank's. A collective."""
         return cast(Tensor, _Join.apply(part, picks, total, self.group))
 
-    def by_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def by_heads(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return [1, H / r, T, D] and twice [1, max(1, K / r), T, D] of [1, heads, T / r, D]. A collective.
 
         Of fewer key heads than ranks, several ranks get the same.
         """
         copies = max(1, self.size // key.shape[1])
-        heads = (query, *(t.repeat_interleave(copies, dim=1) if copies > 1 else t for t in (key, value)))
+        heads = (
+            query,
+            *(
+                t.repeat_interleave(copies, dim=1) if copies > 1 else t
+                for t in (key, value)
+            ),
+        )
         each = [t.shape[1] // self.size for t in heads]
         tokens, width = query.shape[2:]
-        parts = torch.cat([t.view(self.size, n, tokens, width) for t, n in zip(heads, each, strict=True)], dim=1)
-        mine = _Exchange.apply(parts, self.group).transpose(0, 1).reshape(1, sum(each), -1, width)
+        parts = torch.cat(
+            [
+                t.view(self.size, n, tokens, width)
+                for t, n in zip(heads, each, strict=True)
+            ],
+            dim=1,
+        )
+        mine = (
+            _Exchange.apply(parts, self.group)
+            .transpose(0, 1)
+            .reshape(1, sum(each), -1, width)
+        )
         return cast(tuple[Tensor, Tensor, Tensor], mine.split(each, dim=1))
 
     def by_tokens(self, attended: Tensor) -> Tensor:
         """Return [1, T / r, H, D] of [1, T, H / r, D]. A collective."""
         heads, width = attended.shape[2:]
         parts = _Exchange.apply(attended.view(self.size, -1, heads, width), self.group)
-        return cast(Tensor, parts).transpose(0, 1).reshape(1, -1, self.size * heads, width)
+        return (
+            cast(Tensor, parts).transpose(0, 1).reshape(1, -1, self.size * heads, width)
+        )
 
 
 class _Exchange(torch.autograd.Function):
@@ -83,7 +103,9 @@ class _Exchange(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, picks: Tensor, total: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, part: Tensor, picks: Tensor, total: int, group: dist.ProcessGroup
+    ) -> Tensor:
         ctx.picks = picks
         found = part.new_zeros(total)
         found[picks] = part

@@ -18,7 +18,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplace.config.policies import CnnConfig, MlpConfig, ModuleConfig, TransformerConfig
+from rlplace.config.policies import (
+    CnnConfig,
+    MlpConfig,
+    ModuleConfig,
+    TransformerConfig,
+)
 from rlplace.config.schema import ActorConfig, AlgorithmConfig
 from rlplace.envs import contract
 from rlplace.errors import ConfigError
@@ -27,9 +32,16 @@ from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import build_policy
 
 _SAMPLES = 4
-_KINDS = (contract.DiscreteActions, contract.MultiDiscreteActions, contract.ContinuousActions)
+_KINDS = (
+    contract.DiscreteActions,
+    contract.MultiDiscreteActions,
+    contract.ContinuousActions,
+)
 _TOLD = ("code", "key", "what", "got", "why", "fix")  # of a problem
-_MODELS = {kind.__name__: kind for kind in (CnnConfig, MlpConfig, ModuleConfig, TransformerConfig)}
+_MODELS = {
+    kind.__name__: kind
+    for kind in (CnnConfig, MlpConfig, ModuleConfig, TransformerConfig)
+}
 _ACTIONS = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -40,7 +52,9 @@ class _Largest(TorchDispatchMode):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
         for each in made if isinstance(made, tuple) else (made,):
             if isinstance(each, Tensor) and not func.is_view:
@@ -57,7 +71,10 @@ def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
     assert isinstance(policy, NetworkPolicy), model
     saved, largest = _traced(policy, spaces)
     return {
-        "weights": [[name, list(parameter.shape)] for name, parameter in policy.named_parameters()],
+        "weights": [
+            [name, list(parameter.shape)]
+            for name, parameter in policy.named_parameters()
+        ],
         "buffers": sum(buffer.nbytes for buffer in policy.buffers()),
         "saved": -(-saved // _SAMPLES),
         "largest": -(-largest // _SAMPLES),
@@ -66,50 +83,88 @@ def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
     """Return the numbers that a pass over a few samples saves, and those of its largest tensor."""
-    kept: dict[int, Tensor] = {parameter.untyped_storage()._cdata: parameter for parameter in policy.parameters()}
-    own, numbers = set(kept), 0
+    kept: dict[int, Tensor] = {
+        parameter.untyped_storage()._cdata: parameter
+        for parameter in policy.parameters()
+    }
+    own = set(kept)
+    numbers = 0
 
     def pack(tensor: Tensor) -> Tensor:
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
-    zeros = torch.zeros((_SAMPLES, *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype))
+    zeros = torch.zeros(
+        (_SAMPLES, *spaces.observation_shape),
+        dtype=getattr(torch, spaces.observation_dtype),
+    )
     with saved_tensors_hooks(pack, lambda tensor: tensor), _Largest() as seen:
-        memory = (torch.zeros(1, spaces.memory), torch.zeros(_SAMPLES, 1, dtype=torch.bool)) if spaces.memory else ()
+        memory = (
+            (torch.zeros(1, spaces.memory), torch.zeros(_SAMPLES, 1, dtype=torch.bool))
+            if spaces.memory
+            else ()
+        )
         returned = policy.network(policy.inputs(zeros), *memory)
     _check(returned, math.prod(noise_shape(spaces.actions)), spaces.memory)
-    numbers = sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in own) // 4
+    numbers = (
+        sum(
+            tensor.untyped_storage().nbytes()
+            for at, tensor in kept.items()
+            if at not in own
+        )
+        // 4
+    )
     return numbers, seen.numbers
 
 
 def _check(returned: object, outputs: int, remembered: int) -> None:
     """Raise ConfigError unless a network returns what a policy needs."""
     pair = returned if isinstance(returned, Sequence) else (returned,)
-    shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in pair]
+    shapes = [
+        tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+        for each in pair
+    ]
     expected: list[tuple[int, ...]] = [(_SAMPLES, outputs), (_SAMPLES,)]
     if shapes != expected + [(1, remembered)] * bool(remembered):
         why = f"of N observations a policy needs outputs [N, {outputs}] and values [N]; here N is {_SAMPLES}"
-        what, fix = "the network returns something else", "return outputs, values"
+        what = "the network returns something else"
+        fix = "return outputs, values"
         if remembered:
             why += f"; with remembered: {remembered} also the memory [N, {remembered}] for the next step"
             fix += ", memory"
         raise ConfigError.of("bad-network", "actor.model", what, str(shapes), why, fix)
     for name, each in zip(("outputs", "values"), pair, strict=False):
         if not each.requires_grad:
-            what, why = f"no parameter changes the {name} of the network", "both outputs and values are learned"
+            what = f"no parameter changes the {name} of the network"
+            why = "both outputs and values are learned"
             fix = f"compute the {name} from parameters, and not under torch.no_grad() or of a detached tensor"
-            raise ConfigError.of("bad-network", "actor.model", what, f"{name}.requires_grad is False", why, fix)
+            raise ConfigError.of(
+                "bad-network",
+                "actor.model",
+                what,
+                f"{name}.requires_grad is False",
+                why,
+                fix,
+            )
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
     actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
     parts = [_made(contract.Part, part) for part in plain["parts"]]
-    spaces: contract.Spaces = _made(contract.Spaces, {**plain, "actions": actions, "parts": parts})
+    spaces: contract.Spaces = _made(
+        contract.Spaces, {**plain, "actions": actions, "parts": parts}
+    )
     return spaces
 
 
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items() if name != "class"})
+    return kind(
+        **{
+            name: tuple(v) if isinstance(v, list) else v
+            for name, v in fields.items()
+            if name != "class"
+        }
+    )
 
 
 def main() -> None:
@@ -117,7 +172,10 @@ def main() -> None:
         answer = describe(json.load(sys.stdin))
     except ConfigError as error:
         (problem,) = error.problems
-        answer = {"error": problem.what, "problem": [getattr(problem, name) for name in _TOLD]}
+        answer = {
+            "error": problem.what,
+            "problem": [getattr(problem, name) for name in _TOLD],
+        }
     sys.stdout.write(json.dumps(answer) + "\n")
 
 

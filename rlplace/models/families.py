@@ -46,29 +46,48 @@ TRAINED = frozenset(
 # Those that see images, and write text.
 SEEING = frozenset(["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
-_LONG = ("dynamic", "longrope")  # rotations that depend on the longest sequence of a batch
+_LONG = (
+    "dynamic",
+    "longrope",
+)  # rotations that depend on the longest sequence of a batch
 
 
 def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
     """Return why no run trains the `model`, given by its config.json, on `context` tokens; None where one does."""
     family = model.get("model_type")
-    if model.get("use_bidirectional_attention") or model.get("is_causal") is False:  # such as EmbeddingGemma
+    if (
+        model.get("use_bidirectional_attention") or model.get("is_causal") is False
+    ):  # such as EmbeddingGemma
         return (
-            "its tokens see those behind them, as of a model that embeds texts: it cannot write one token after another"
+            "its tokens see those behind them, as of a model that embeds texts: it "
+            "cannot write one token after another"
         )
-    if any(model.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")) or family == "gemma2":
+    if (
+        any(
+            model.get(key)
+            for key in ("attn_logit_softcapping", "final_logit_softcapping")
+        )
+        or family == "gemma2"
+    ):
         return _CAPPED
     if family not in TRAINED | SEEING:
-        return "no run has been compared with transformers on this family; it has been on\n" + ", ".join(
-            sorted(TRAINED | SEEING)
+        return (
+            "no run has been compared with transformers on this family; it has been on\n"
+            + ", ".join(sorted(TRAINED | SEEING))
         )
     model = text_keys(model)
     rope = model.get("rope_parameters") or model.get("rope_scaling")
-    if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) in _LONG:
-        known = rope.get("original_max_position_embeddings") or model.get("original_max_position_embeddings")
+    if (
+        isinstance(rope, Mapping)
+        and (rope.get("rope_type") or rope.get("type")) in _LONG
+    ):
+        known = rope.get("original_max_position_embeddings") or model.get(
+            "original_max_position_embeddings"
+        )
         known = known or model.get("max_position_embeddings")
         if isinstance(known, int) and context > known:
             return (
-                f"above {known} tokens its rotary embedding follows the longest sequence of a batch, whatever is packed"
+                f"above {known} tokens its rotary embedding follows the longest "
+                f"sequence of a batch, whatever is packed"
             )
     return None

@@ -9,15 +9,22 @@ from typing import Any
 
 from rlplace.errors import Problem
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file of weights, or where each weight is
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # one file of weights, or where each weight is
 HEAD = "score.weight"  # as transformers' sequence classification has it
-HEADS = (HEAD, "value_head.weight", "v_head.summary.weight")  # and as trainers of value models call it
+HEADS = (
+    HEAD,
+    "value_head.weight",
+    "v_head.summary.weight",
+)  # and as trainers of value models call it
 
 
 def stored_heads(head: str) -> tuple[str, ...]:
     """Return the names that a reward model's head may have in its files: the usual ones, or the configured one."""
     named = f"{head}.weight"
-    return HEADS if named == HEAD else (named,)
+    if named == HEAD:
+        return HEADS
+    return (named,)
 
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
@@ -25,7 +32,11 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
     why = _unfit_head(weight_shapes(folder), HEADS, "value")
     what = "its head does not give the value of a state"
     fix = f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>"
-    return None if why is None else Problem(code="value-head", key=key, what=what, got=str(folder), why=why, fix=fix)
+    if why is None:
+        return None
+    return Problem(
+        code="value-head", key=key, what=what, got=str(folder), why=why, fix=fix
+    )
 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
@@ -33,32 +44,51 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
 
     None, too, where its files are not whole, which is an error of another kind.
     """
-    shapes, names = weight_shapes(folder), stored_heads(head)
+    shapes = weight_shapes(folder)
+    names = stored_heads(head)
     if any(folder.glob("*.safetensors")) and unread_weights(folder) is not None:
         return None
-    why, named = _unfit_head(shapes, names, "score"), "model"
+    why = _unfit_head(shapes, names, "score")
+    named = "model"
     fix = "model: {path: <a folder of sequence classification with one label, num_labels=1>}"
     if shapes.keys().isdisjoint(names):
         why = f"its files have no weight {' or '.join(names)}"
-        like = sorted(n.removesuffix(".weight") for n, shape in shapes.items() if len(shape) == 2 and shape[0] == 1)
+        like = sorted(
+            n.removesuffix(".weight")
+            for n, shape in shapes.items()
+            if len(shape) == 2 and shape[0] == 1
+        )
         if like:
             why += f"; {', '.join(like)} would give one number"
-            named, fix = "head", f"head: {like[0]}"
+            named = "head"
+            fix = f"head: {like[0]}"
     what = "this is no reward model"
     if why is None:
         return None
-    return Problem(code="reward-head", key=f"{key}.{named}", what=what, got=str(folder), why=why, fix=fix)
+    return Problem(
+        code="reward-head",
+        key=f"{key}.{named}",
+        what=what,
+        got=str(folder),
+        why=why,
+        fix=fix,
+    )
 
 
-def _unfit_head(shapes: dict[str, list[int]], names: tuple[str, ...], what: str) -> str | None:
+def _unfit_head(
+    shapes: dict[str, list[int]], names: tuple[str, ...], what: str
+) -> str | None:
     """Return why the head under one of `names` does not give one number, a `what`; None where it does or is absent."""
     name = next((n for n in names if n in shapes), None)
     if name is None:
         return None
-    bias, rows = name.removesuffix("weight") + "bias", shapes[name][0]
+    bias = name.removesuffix("weight") + "bias"
+    rows = shapes[name][0]
     if rows != 1:
         return f"{name} has {rows} rows: it tells {rows} classes apart, and a {what} is one number"
-    return f"{bias} would be left out: the head of a {what} model here is a weight alone" if bias in shapes else None
+    if bias in shapes:
+        return f"{bias} would be left out: the head of a {what} model here is a weight alone"
+    return None
 
 
 def weight_shapes(folder: Path) -> dict[str, list[int]]:
@@ -75,11 +105,14 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
 
 def unread_weights(folder: Path) -> str | None:
     """Return why the weights cannot be read: a file is missing, damaged or cut short, or not what the index says."""
-    index, single = folder / INDEX, folder / SINGLE
+    index = folder / INDEX
+    single = folder / SINGLE
     file = index
     try:
         if index.exists():
-            named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))[
+                "weight_map"
+            ]
         elif single.exists():
             file = single
             named = dict.fromkeys(_header(single), SINGLE)
@@ -87,11 +120,15 @@ def unread_weights(folder: Path) -> str | None:
             return f"it has neither {SINGLE} nor {INDEX}"
         for name in sorted(set(named.values())):
             file = folder / name
-            missing = {weight for weight, of in named.items() if of == name} - _header(file).keys()
+            missing = {weight for weight, of in named.items() if of == name} - _header(
+                file
+            ).keys()
             if missing:
                 return f"{file} has no {min(missing)}, which {INDEX} names"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"{file} is missing" if isinstance(error, FileNotFoundError) else f"{file} cannot be read: {error}"
+        if isinstance(error, FileNotFoundError):
+            return f"{file} is missing"
+        return f"{file} cannot be read: {error}"
     return None
 
 
@@ -105,15 +142,27 @@ def _header(file: Path) -> dict[str, Any]:
         first = opened.read(8)
         length = int.from_bytes(first, "little")
         if first == b"version ":
-            raise ValueError("it is a pointer of git-lfs: run `git lfs pull` in its folder")
+            raise ValueError(
+                "it is a pointer of git-lfs: run `git lfs pull` in its folder"
+            )
         if not 0 < length <= size - 8:
-            raise ValueError(f"it is cut short, at {size:,} bytes, or no safetensors file")
+            raise ValueError(
+                f"it is cut short, at {size:,} bytes, or no safetensors file"
+            )
         header = json.loads(opened.read(length))
     try:
         header.pop("__metadata__", None)
-        whole = 8 + length + max((of["data_offsets"][1] for of in header.values()), default=0)
+        whole = (
+            8
+            + length
+            + max((of["data_offsets"][1] for of in header.values()), default=0)
+        )
     except (AttributeError, LookupError, TypeError) as error:
-        raise ValueError("its header is damaged, or it is no safetensors file") from error
+        raise ValueError(
+            "its header is damaged, or it is no safetensors file"
+        ) from error
     if size != whole:
-        raise ValueError(f"it has {size:,} bytes of {whole:,}: it is cut short or damaged")
+        raise ValueError(
+            f"it has {size:,} bytes of {whole:,}: it is cut short or damaged"
+        )
     return header

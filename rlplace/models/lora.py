@@ -22,16 +22,21 @@ from rlplace.models.sharding import generator_of
 if TYPE_CHECKING:  # transformers, which peft imports too, takes seconds, and models without factors pass here
     from transformers import PreTrainedModel
 
-_BASE, _A, _B = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"  # as peft names them
+_BASE = ".base_layer.weight"
+_A = ".lora_A.default.weight"
+_B = ".lora_B.default.weight"  # as peft names them
 _TOWER = "visual."  # of a model that sees; its weights are as frozen as the others
-_STORED_A, _STORED_B = ".lora_A.weight", ".lora_B.weight"
+_STORED_A = ".lora_A.weight"
+_STORED_B = ".lora_B.weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
     rank: int
     alpha: float
-    targets: tuple[str, ...] = ()  # last names of linear layers, "q_proj"; empty: all but the head
+    targets: tuple[
+        str, ...
+    ] = ()  # last names of linear layers, "q_proj"; empty: all but the head
     key: str = "actor.lora_targets"  # that names them, for errors
 
     @property
@@ -44,23 +49,44 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     head = lm.get_output_embeddings()
-    layers = [(n, module) for n, module in lm.named_modules() if isinstance(module, nn.Linear) and _TOWER not in n]
+    layers = [
+        (n, module)
+        for n, module in lm.named_modules()
+        if isinstance(module, nn.Linear) and _TOWER not in n
+    ]
     linear = {name.rpartition(".")[2] for name, _ in layers}
     problems = []
     for target in spec.targets:
         if target not in linear:
-            near, what = did_you_mean(target, linear), "the model has no linear layer of this name"
+            near = did_you_mean(target, linear)
+            what = "the model has no linear layer of this name"
             why = f"its linear layers are {', '.join(sorted(linear))}"
-            fix = f"lora_targets: [{near}]" if near else "lora_targets: []        (all linear layers but the head)"
-            problems.append(Problem(code="lora-target-unknown", key=spec.key, what=what, got=target, why=why, fix=fix))
+            fix = (
+                f"lora_targets: [{near}]"
+                if near
+                else "lora_targets: []        (all linear layers but the head)"
+            )
+            problems.append(
+                Problem(
+                    code="lora-target-unknown",
+                    key=spec.key,
+                    what=what,
+                    got=target,
+                    why=why,
+                    fix=fix,
+                )
+            )
     if problems:
         raise ConfigError(problems)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
-        target_modules=list(spec.targets) or sorted({n.rpartition(".")[2] for n, layer in layers if layer is not head}),
+        target_modules=list(spec.targets)
+        or sorted({n.rpartition(".")[2] for n, layer in layers if layer is not head}),
         lora_dropout=0.0,
-        exclude_modules=rf".*{_TOWER}.*" if any(_TOWER in name for name, _ in lm.named_modules()) else None,
+        exclude_modules=rf".*{_TOWER}.*"
+        if any(_TOWER in name for name, _ in lm.named_modules())
+        else None,
     )
     # Not `lm` itself: of a mixture of experts that peft knows, it would put factors beside the experts too.
     inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)
@@ -81,14 +107,18 @@ def checkpoint_name(name: str) -> str:
 def factors_of(name: str) -> tuple[str, str] | None:
     """Return the names of A [r, I] and B [O, r] of the weight `name`; None where it has none."""
     base = name.removesuffix(_BASE)
-    return None if base == name else (base + _A, base + _B)
+    if base == name:
+        return None
+    return (base + _A, base + _B)
 
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return zero for B, so that training starts from the model as it is, and A by seed and name alone."""
     values = torch.zeros(shape)
     if name.endswith(_A):
-        nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator_of(seed, name))
+        nn.init.kaiming_uniform_(
+            values, a=math.sqrt(5), generator=generator_of(seed, name)
+        )
     return values
 
 
@@ -101,15 +131,27 @@ class Factors:
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
         """Return `weight`, with the rows that `b` has, and them on `device`: in new memory, in its dtype."""
         weight, a, b = (tensor.to(device) for tensor in (weight, self.a, self.b))
-        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale).to(weight.dtype)
+        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale).to(
+            weight.dtype
+        )
 
 
-def take_factors(tensors: Mapping[str, Tensor], scale: float) -> tuple[dict[str, Tensor], dict[str, Factors]]:
+def take_factors(
+    tensors: Mapping[str, Tensor], scale: float
+) -> tuple[dict[str, Tensor], dict[str, Factors]]:
     """Split tensors into those that are no factors, and the factors by the name of their weight."""
-    weights = {name: tensor for name, tensor in tensors.items() if not name.endswith((_STORED_A, _STORED_B))}
-    layers = [name.removesuffix(_STORED_A) for name in tensors if name.endswith(_STORED_A)]
+    weights = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith((_STORED_A, _STORED_B))
+    }
+    layers = [
+        name.removesuffix(_STORED_A) for name in tensors if name.endswith(_STORED_A)
+    ]
     factors = {
-        layer + ".weight": Factors(a=tensors[layer + _STORED_A], b=tensors[layer + _STORED_B], scale=scale)
+        layer + ".weight": Factors(
+            a=tensors[layer + _STORED_A], b=tensors[layer + _STORED_B], scale=scale
+        )
         for layer in layers
     }
     return weights, factors

@@ -18,9 +18,19 @@ from torch import Tensor, nn
 
 from rlplace.algo.normalize import Moments, merge, no_moments
 from rlplace.config.policies import MlpConfig
-from rlplace.envs.contract import Actions, ContinuousActions, DiscreteActions, MultiDiscreteActions, Spaces
+from rlplace.envs.contract import (
+    Actions,
+    ContinuousActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    Spaces,
+)
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -68,7 +78,9 @@ class ObservationNormalizer(nn.Module):
         return Moments(count=self.count, mean=self.mean, var=self.var)
 
     def forward(self, observations: Tensor) -> Tensor:
-        scaled = (observations - self.mean.float()) * torch.rsqrt(self.var.float() + 1e-8)
+        scaled = (observations - self.mean.float()) * torch.rsqrt(
+            self.var.float() + 1e-8
+        )
         return scaled.clamp(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
@@ -88,11 +100,18 @@ class ActorCritic(nn.Module):
 
     def __init__(self, spaces: Spaces, config: MlpConfig, normalize: bool) -> None:
         super().__init__()
-        self.normalizer = ObservationNormalizer(spaces.observation_shape) if normalize else None
-        self._size, self.actions = math.prod(spaces.observation_shape), spaces.actions
+        self.normalizer = (
+            ObservationNormalizer(spaces.observation_shape) if normalize else None
+        )
+        self._size = math.prod(spaces.observation_shape)
+        self.actions = spaces.actions
         outputs = math.prod(noise_shape(spaces.actions))
-        self.policy = _trunk(self._size, config.hidden, outputs, ACTIVATIONS[config.activation])
-        self.value = _trunk(self._size, config.hidden, 1, ACTIVATIONS[config.activation])
+        self.policy = _trunk(
+            self._size, config.hidden, outputs, ACTIVATIONS[config.activation]
+        )
+        self.value = _trunk(
+            self._size, config.hidden, 1, ACTIVATIONS[config.activation]
+        )
         if isinstance(spaces.actions, ContinuousActions):
             self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
 
@@ -100,7 +119,12 @@ class ActorCritic(nn.Module):
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         flat = observations.reshape(-1, self._size)  # of any N also once it is traced
-        return output_of(self.actions, self.policy(flat), self.value(flat)[:, 0], getattr(self, "log_std", None))
+        return output_of(
+            self.actions,
+            self.policy(flat),
+            self.value(flat)[:, 0],
+            getattr(self, "log_std", None),
+        )
 
     def numbers(self, observations: Tensor) -> Tensor:
         """Return what the normaliser counts."""
@@ -108,10 +132,14 @@ class ActorCritic(nn.Module):
 
     def prepared(self, observations: Tensor) -> Tensor:
         """Return the observations [N, *O] as `Passes` take them, for a whole iteration."""
-        return observations if self.normalizer is None else self.normalizer(observations)
+        if self.normalizer is None:
+            return observations
+        return self.normalizer(observations)
 
 
-def _trunk(inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[nn.Module]) -> nn.Sequential:
+def _trunk(
+    inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[nn.Module]
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), activation()]
@@ -119,13 +147,21 @@ def _trunk(inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
-def initialise(linears: Sequence[nn.Linear | nn.Conv2d], head_gain: float, generator: torch.Generator) -> None:
+def initialise(
+    linears: Sequence[nn.Linear | nn.Conv2d],
+    head_gain: float,
+    generator: torch.Generator,
+) -> None:
     """Make orthogonal weights with gain sqrt(2), and `head_gain` in the last layer; zero biases.
 
     Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: a small last policy layer matters most.
     """
     for layer in linears:
-        nn.init.orthogonal_(layer.weight, head_gain if layer is linears[-1] else math.sqrt(2.0), generator)
+        nn.init.orthogonal_(
+            layer.weight,
+            head_gain if layer is linears[-1] else math.sqrt(2.0),
+            generator,
+        )
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
 
@@ -137,17 +173,23 @@ def noise_shape(actions: Actions) -> tuple[int, ...]:
     """Return the shape of one observation's noise: uniform in [0, 1) for choices, else standard normal."""
     if isinstance(actions, MultiDiscreteActions):
         return (sum(actions.n),)
-    return (actions.n,) if isinstance(actions, DiscreteActions) else actions.shape
+    if isinstance(actions, DiscreteActions):
+        return (actions.n,)
+    return actions.shape
 
 
-def output_of(actions: Actions, outputs: Tensor, values: Tensor, log_std: Tensor | None) -> PolicyOutput:
+def output_of(
+    actions: Actions, outputs: Tensor, values: Tensor, log_std: Tensor | None
+) -> PolicyOutput:
     """Return the distribution over `actions` that outputs [N, K] of a network, and log deviations [K], are of."""
     if isinstance(actions, DiscreteActions):
         return DiscreteOutput(outputs, values)
     if isinstance(actions, MultiDiscreteActions):
         return MultiDiscreteOutput(outputs, actions, values)
     assert log_std is not None, "continuous actions have a deviation"
-    return ContinuousOutput(outputs.view(-1, *actions.shape), log_std.view(actions.shape), values)
+    return ContinuousOutput(
+        outputs.view(-1, *actions.shape), log_std.view(actions.shape), values
+    )
 
 
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +200,9 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     """
     if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
         uniform = noise.clamp(torch.finfo(torch.float32).tiny, 1.0 - 2.0**-24)
-        actions = mode(output._replace(logits=output.logits - torch.log(-torch.log(uniform))))
+        actions = mode(
+            output._replace(logits=output.logits - torch.log(-torch.log(uniform)))
+        )
     else:
         actions = output.means + output.log_std.exp() * noise
     return actions, logprob(output, actions)
@@ -167,15 +211,24 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
 def mode(output: PolicyOutput) -> Tensor:
     """Return the likeliest actions: [N] or [N, *A] int64, or [N, *A] float32."""
     if isinstance(output, MultiDiscreteOutput):
-        chosen = [part.argmax(dim=-1) for part in output.logits.split(output.actions.n, dim=-1)]
+        chosen = [
+            part.argmax(dim=-1)
+            for part in output.logits.split(output.actions.n, dim=-1)
+        ]
         return torch.stack(chosen, dim=-1).view(-1, *output.actions.shape)
-    return output.logits.argmax(dim=-1) if isinstance(output, DiscreteOutput) else output.means
+    if isinstance(output, DiscreteOutput):
+        return output.logits.argmax(dim=-1)
+    return output.means
 
 
 def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     """Return [N] log-probability (discrete) or log-density summed over the action's elements (continuous)."""
     if isinstance(output, DiscreteOutput):
-        return output.logits.log_softmax(dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return (
+            output.logits.log_softmax(dim=-1)
+            .gather(-1, actions.unsqueeze(-1))
+            .squeeze(-1)
+        )
     if isinstance(output, MultiDiscreteOutput):
         index = actions.flatten(1) + first_logits(output.actions, actions.device)
         return log_shares(output.logits, output.actions).gather(-1, index).sum(dim=-1)
@@ -187,7 +240,9 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
 
 def log_shares(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
     """Return [N, sum of n] log-probabilities of what each element of the action may be."""
-    return torch.cat([part.log_softmax(dim=-1) for part in logits.split(actions.n, dim=-1)], dim=-1)
+    return torch.cat(
+        [part.log_softmax(dim=-1) for part in logits.split(actions.n, dim=-1)], dim=-1
+    )
 
 
 def first_logits(actions: MultiDiscreteActions, device: torch.device) -> Tensor:

@@ -29,8 +29,11 @@ class MlpDecisions:
     @torch.inference_mode()
     def __init__(self, policy: ActorCritic) -> None:
         linears = [layer for layer in policy.policy if isinstance(layer, nn.Linear)]
-        self._size, self._outputs = linears[0].in_features, linears[-1].out_features
-        self._activate = _IN_PLACE[type(policy.policy[1])] if len(policy.policy) > 1 else None
+        self._size = linears[0].in_features
+        self._outputs = linears[-1].out_features
+        self._activate = (
+            _IN_PLACE[type(policy.policy[1])] if len(policy.policy) > 1 else None
+        )
         self._policy, self._value = _layers(policy.policy), _layers(policy.value)
         self._normalizer = policy.normalizer
         if policy.normalizer is not None:
@@ -42,15 +45,22 @@ class MlpDecisions:
             self._std, self._precision = log_std.exp(), torch.exp(-log_std)
             self._constant = log_std.sum() + self._outputs * HALF_LOG_2PI
 
-    def __call__(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, observations: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, log-probabilities and values; call it in inference mode."""
         if self._normalizer is not None:
             bound = self._normalizer.CLIP
-            observations = ((observations - self._mean) * self._scale).clamp_(-bound, bound)
+            observations = ((observations - self._mean) * self._scale).clamp_(
+                -bound, bound
+            )
         rows = observations.reshape(len(observations), self._size)
-        outputs, values = self._through(self._policy, rows), self._through(self._value, rows)[:, 0]
+        outputs = self._through(self._policy, rows)
+        values = self._through(self._value, rows)[:, 0]
         if not self._continuous:
-            return *sample(output_of(self._actions, outputs, values, None), noise), values
+            return *sample(
+                output_of(self._actions, outputs, values, None), noise
+            ), values
         actions = outputs + self._std * noise.reshape(outputs.shape)
         squares = ((actions - outputs) * self._precision).square_().sum(dim=-1)
         return actions.view(noise.shape), -0.5 * squares - self._constant, values
@@ -58,9 +68,15 @@ class MlpDecisions:
     def _through(self, layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
         *hidden, (weight, bias) = layers
         for each, shift in hidden:
-            rows = cast("Callable[[Tensor], Tensor]", self._activate)(torch.addmm(shift, rows, each))
+            rows = cast("Callable[[Tensor], Tensor]", self._activate)(
+                torch.addmm(shift, rows, each)
+            )
         return torch.addmm(bias, rows, weight)
 
 
 def _layers(trunk: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
-    return [(layer.weight.t(), layer.bias) for layer in trunk if isinstance(layer, nn.Linear)]
+    return [
+        (layer.weight.t(), layer.bias)
+        for layer in trunk
+        if isinstance(layer, nn.Linear)
+    ]

@@ -28,14 +28,31 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.config.policies import CnnConfig, ModuleConfig
-from rlplace.envs.contract import Actions, ContinuousActions, Spaces, channels_last, image_size
+from rlplace.envs.contract import (
+    Actions,
+    ContinuousActions,
+    Spaces,
+    channels_last,
+    image_size,
+)
 from rlplace.errors import ConfigError
-from rlplace.models.mlp import ObservationNormalizer, PolicyOutput, initialise, noise_shape, output_of
+from rlplace.models.mlp import (
+    ObservationNormalizer,
+    PolicyOutput,
+    initialise,
+    noise_shape,
+    output_of,
+)
 from rlplace.models.own_module import find_module, not_a_module
 
 Observed = Tensor | Mapping[str, Tensor]
-_NATURE = ((8, 4), (4, 2), (3, 1))  # kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
-_NATURE_CHANNELS, _IMPALA_CHANNELS = (32, 64, 64), (16, 32, 32)
+_NATURE = (
+    (8, 4),
+    (4, 2),
+    (3, 1),
+)  # kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
+_NATURE_CHANNELS = (32, 64, 64)
+_IMPALA_CHANNELS = (16, 32, 32)
 _BESIDE = 64  # features of the numbers beside images
 BRIGHTEST = 255.0
 
@@ -59,14 +76,27 @@ class NetworkPolicy(nn.Module):
 
     by_hand = False
 
-    def __init__(self, spaces: Spaces, network: nn.Module, *, normalize: bool, initial_log_std: float) -> None:
+    def __init__(
+        self,
+        spaces: Spaces,
+        network: nn.Module,
+        *,
+        normalize: bool,
+        initial_log_std: float,
+    ) -> None:
         super().__init__()
-        self._spaces, self.actions, self.network = spaces, spaces.actions, network
+        self._spaces = spaces
+        self.actions = spaces.actions
+        self.network = network
         self.remembered = spaces.memory
         numbers = spaces.numbers - spaces.memory
-        self.normalizer = ObservationNormalizer((numbers,)) if normalize and numbers else None
+        self.normalizer = (
+            ObservationNormalizer((numbers,)) if normalize and numbers else None
+        )
         if isinstance(spaces.actions, ContinuousActions):
-            self.log_std = nn.Parameter(torch.full((math.prod(spaces.actions.shape),), initial_log_std))
+            self.log_std = nn.Parameter(
+                torch.full((math.prod(spaces.actions.shape),), initial_log_std)
+            )
         self.eval()
 
     def forward(self, observations: Tensor) -> PolicyOutput:
@@ -82,21 +112,29 @@ class NetworkPolicy(nn.Module):
             outputs, values, memory = self.network(self.inputs(observations), memory)
         else:
             outputs, values = self.network(self.inputs(observations))
-        return output_of(self.actions, outputs, values, getattr(self, "log_std", None)), memory
+        return output_of(
+            self.actions, outputs, values, getattr(self, "log_std", None)
+        ), memory
 
-    def inputs(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Observed:
+    def inputs(
+        self, observations: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Observed:
         """Return what the network takes; `dtype`: of numbers, images stay uint8."""
-        spaces, number = self._spaces, 0
-        rows, byte = self._rows(observations), 4 * spaces.numbers
+        spaces = self._spaces
+        number = 0
+        rows = self._rows(observations)
+        byte = 4 * spaces.numbers
         numbers = self.numbers(observations)
         if self.normalizer is not None:
             numbers = self.normalizer(numbers)
         found: dict[str, Tensor] = {}
         for entry in spaces.entries:
             if entry.dtype == "float32":
-                part, number = numbers[:, number : number + entry.size].to(dtype), number + entry.size
+                part = numbers[:, number : number + entry.size].to(dtype)
+                number = number + entry.size
             else:
-                part, byte = rows[:, byte : byte + entry.size], byte + entry.size
+                part = rows[:, byte : byte + entry.size]
+                byte = byte + entry.size
             found[entry.name] = part.reshape(-1, *entry.shape)
         return found.get("", found)
 
@@ -106,7 +144,9 @@ class NetworkPolicy(nn.Module):
 
     def nothing(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs and values of no observation, which not every network takes."""
-        outputs = torch.zeros((0, math.prod(noise_shape(self.actions))), device=observations.device)
+        outputs = torch.zeros(
+            (0, math.prod(noise_shape(self.actions))), device=observations.device
+        )
         return outputs, outputs.sum(dim=1)
 
     def numbers(self, observations: Tensor) -> Tensor:
@@ -119,15 +159,20 @@ class NetworkPolicy(nn.Module):
 
     def _floats(self, observations: Tensor) -> Tensor:
         """Return [N, numbers] all float32 numbers of the observations."""
-        rows, count = self._rows(observations), self._spaces.numbers
+        rows = self._rows(observations)
+        count = self._spaces.numbers
         if rows.dtype == torch.float32:
             return rows
         if not count:
             return rows[:, :0].float()
-        return rows[:, : 4 * count].flatten().clone().view(torch.float32).view(-1, count)  # clone: aligned
+        return (
+            rows[:, : 4 * count].flatten().clone().view(torch.float32).view(-1, count)
+        )  # clone: aligned
 
     def _rows(self, observations: Tensor) -> Tensor:
-        return observations.reshape(-1, math.prod(self._spaces.observation_shape))  # of any N also once it is traced
+        return observations.reshape(
+            -1, math.prod(self._spaces.observation_shape)
+        )  # of any N also once it is traced
 
     def prepared(self, observations: Tensor) -> Tensor:
         """Return the observations as `Passes` take them: as they are, since each pass normalises its own."""
@@ -137,7 +182,12 @@ class NetworkPolicy(nn.Module):
 class NetworkPass:
     """Forward and backward passes of a network by autograd, over slices of one tensor of weights and one of slopes."""
 
-    def __init__(self, policy: NetworkPolicy, weights: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        policy: NetworkPolicy,
+        weights: Mapping[str, Tensor],
+        slopes: Mapping[str, Tensor],
+    ) -> None:
         """Both by name of the policy's parameter; of the dtype that is computed in."""
         self._policy = policy
         prefix = "network."
@@ -152,13 +202,19 @@ class NetworkPass:
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
         """Return outputs and values of the observations, or of the steps of sequences that are learned from."""
         self._found = ()
-        given = observations.begins.t() if isinstance(observations, Sequences) else observations
+        given = (
+            observations.begins.t()
+            if isinstance(observations, Sequences)
+            else observations
+        )
         if not len(given):
             return self._policy.nothing(given)
         if isinstance(observations, Sequences):
             self._found = self._unrolled(observations)
         else:
-            memory = [self._policy.memory(observations)] if self._policy.remembered else []
+            memory = (
+                [self._policy.memory(observations)] if self._policy.remembered else []
+            )
             with torch.enable_grad():
                 self._found = self._call(observations, *memory)[:2]
         outputs, values = (each.detach().float() for each in self._found)
@@ -166,7 +222,9 @@ class NetworkPass:
 
     def _unrolled(self, given: Sequences) -> tuple[Tensor, Tensor]:
         def run(steps: slice, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            outputs, values, after = self._call(given.observations[steps].flatten(0, 1), memory, given.begins[steps])
+            outputs, values, after = self._call(
+                given.observations[steps].flatten(0, 1), memory, given.begins[steps]
+            )
             return outputs, values, after
 
         memory = given.memory
@@ -177,13 +235,16 @@ class NetworkPass:
         with torch.enable_grad():
             outputs, values, _ = run(slice(given.burn_in, None), memory)
             if given.learned is not None:
-                outputs, values = outputs[given.learned], values[given.learned]
+                outputs = outputs[given.learned]
+                values = values[given.learned]
         return outputs, values
 
     def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
-        found: tuple[Tensor, ...] = torch.func.functional_call(self._policy.network, self._leaves, given)
+        found: tuple[Tensor, ...] = torch.func.functional_call(
+            self._policy.network, self._leaves, given
+        )
         return found
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
@@ -191,7 +252,10 @@ class NetworkPass:
         for name, leaf in self._leaves.items():
             leaf.grad = self._slopes[name].zero_()
         if self._found:
-            slopes = [s.to(f.dtype) for s, f in zip((outputs, values), self._found, strict=True)]
+            slopes = [
+                s.to(f.dtype)
+                for s, f in zip((outputs, values), self._found, strict=True)
+            ]
             torch.autograd.backward(self._found, slopes)
         self._found = ()
 
@@ -207,16 +271,28 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
         super().__init__()
-        self._entries, self._images = spaces.entries, spaces.images
+        self._entries = spaces.entries
+        self._images = spaces.images
         shapes = [entry.shape for entry in spaces.images]
-        self.images = nn.ModuleList(_convolutions(config, image_size(shape)) for shape in shapes)
-        numbers = sum(entry.size for entry in spaces.entries if entry not in spaces.images)
+        self.images = nn.ModuleList(
+            _convolutions(config, image_size(shape)) for shape in shapes
+        )
+        numbers = sum(
+            entry.size for entry in spaces.entries if entry not in spaces.images
+        )
         self.numbers = nn.Linear(numbers, _BESIDE) if numbers else None
         with torch.device("meta"):
-            sizes = [_convolutions(config, at)(torch.empty(1, *at)).numel() for at in map(image_size, shapes)]
+            sizes = [
+                _convolutions(config, at)(torch.empty(1, *at)).numel()
+                for at in map(image_size, shapes)
+            ]
         widths = [sum(sizes) + (_BESIDE if numbers else 0), *config.hidden]
-        layers = [nn.Sequential(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(widths)]
-        self.joint, self.features = nn.Sequential(*layers), widths[-1]
+        layers = [
+            nn.Sequential(nn.Linear(*pair), nn.ReLU())
+            for pair in itertools.pairwise(widths)
+        ]
+        self.joint = nn.Sequential(*layers)
+        self.features = widths[-1]
 
     def initialise(self, generator: torch.Generator) -> None:
         """Make the first weights."""
@@ -224,13 +300,21 @@ class ImageEncoder(nn.Module):
         initialise(weighted, math.sqrt(2.0), generator)
 
     def forward(self, observations: Observed) -> Tensor:
-        by_name = {"": observations} if isinstance(observations, Tensor) else observations
-        features, numbers, images = [], [], iter(self.images)
+        by_name = (
+            {"": observations} if isinstance(observations, Tensor) else observations
+        )
+        features = []
+        numbers = []
+        images = iter(self.images)
         dtype = next(self.parameters()).dtype
         for entry in self._entries:
             given = by_name[entry.name]
             if entry in self._images:
-                scaled = given.to(dtype) / BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
+                scaled = (
+                    given.to(dtype) / BRIGHTEST
+                    if given.dtype == torch.uint8
+                    else given.to(dtype)
+                )
                 features.append(next(images)(as_channels_first(scaled)))
             else:
                 numbers.append(given.flatten(1).to(dtype))
@@ -276,7 +360,11 @@ class _Residual(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        each = [m for _ in range(2) for m in (nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))]
+        each = [
+            m
+            for _ in range(2)
+            for m in (nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))
+        ]
         self.added = nn.Sequential(*each)
 
     def forward(self, given: Tensor) -> Tensor:
@@ -293,12 +381,17 @@ def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequenti
     layers: list[nn.Module] = []
     channels = image[0]
     if config.network == "nature":
-        for width, (kernel, stride) in zip(config.channels or _NATURE_CHANNELS, _NATURE, strict=True):
+        for width, (kernel, stride) in zip(
+            config.channels or _NATURE_CHANNELS, _NATURE, strict=True
+        ):
             layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
             channels = width
     else:
         for width in config.channels or _IMPALA_CHANNELS:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            layers += [
+                nn.Conv2d(channels, width, 3, padding=1),
+                nn.MaxPool2d(3, 2, padding=1),
+            ]
             layers += [_Residual(width), _Residual(width)]
             channels = width
         layers.append(nn.ReLU())
@@ -315,12 +408,25 @@ def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
     try:
         module: nn.Module = kind(spaces, **config.kwargs)
     except TypeError as error:
-        what, got = "the module does not take these arguments", ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
+        what = "the module does not take these arguments"
+        got = ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
         why = f"{config.name}: {error}; it gets rlplace.envs.contract.Spaces first"
-        raise ConfigError.of("bad-module-kwargs", "actor.model.kwargs", what, got, why, "kwargs: {}") from error
-    frozen = next((name for name, parameter in module.named_parameters() if not parameter.requires_grad), None)
+        raise ConfigError.of(
+            "bad-module-kwargs", "actor.model.kwargs", what, got, why, "kwargs: {}"
+        ) from error
+    frozen = next(
+        (
+            name
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad
+        ),
+        None,
+    )
     if frozen is not None:
-        what, why = "a parameter is frozen (requires_grad=False)", "all parameters of a policy are trained"
+        what = "a parameter is frozen (requires_grad=False)"
+        why = "all parameters of a policy are trained"
         fix = "keep what is not trained as a buffer: self.register_buffer(name, tensor)"
-        raise ConfigError.of("bad-network", "actor.model", what, f"{config.name}: {frozen}", why, fix)
+        raise ConfigError.of(
+            "bad-network", "actor.model", what, f"{config.name}: {frozen}", why, fix
+        )
     return module

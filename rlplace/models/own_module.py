@@ -11,7 +11,9 @@ from rlplace.errors import Problem
 if TYPE_CHECKING:
     from rlplace.config.policies import ModuleConfig
 
-KEY, _CODE, _NOUN = "actor.model.name", "unknown-module", "module"
+KEY = "actor.model.name"
+_CODE = "unknown-module"
+_NOUN = "module"
 
 
 def find_module(config: ModuleConfig) -> Any:
@@ -21,16 +23,30 @@ def find_module(config: ModuleConfig) -> Any:
 
 def check_module(config: ModuleConfig) -> list[Problem]:
     """Report a name that cannot be imported, is no torch.nn.Module, or does not take the arguments."""
-    problems = check_named(config.name, config.kwargs, given=("spaces",), key=KEY, code=_CODE, noun=_NOUN)
-    if not problems and (problem := not_a_module(find_module(config), config.name)) is not None:
+    problems = check_named(
+        config.name, config.kwargs, given=("spaces",), key=KEY, code=_CODE, noun=_NOUN
+    )
+    if (
+        not problems
+        and (problem := not_a_module(find_module(config), config.name)) is not None
+    ):
         return [problem]
-    return [dataclasses.replace(p, code="bad-module-kwargs") if ".kwargs." in p.key else p for p in problems]
+    return [
+        dataclasses.replace(p, code="bad-module-kwargs") if ".kwargs." in p.key else p
+        for p in problems
+    ]
 
 
 def not_a_module(kind: Any, name: str) -> Problem | None:
     """Report what is no class of torch.nn.Module."""
     bases = kind.__mro__ if isinstance(kind, type) else ()
-    if any((base.__module__, base.__qualname__) == ("torch.nn.modules.module", "Module") for base in bases):
+    if any(
+        (base.__module__, base.__qualname__) == ("torch.nn.modules.module", "Module")
+        for base in bases
+    ):
         return None
-    why, fix = "it is made with the spaces of the job and called with observations", "name: <package.module:Class>"
-    return Problem(code=_CODE, key=KEY, what="is no torch.nn.Module", got=name, why=why, fix=fix)
+    why = "it is made with the spaces of the job and called with observations"
+    fix = "name: <package.module:Class>"
+    return Problem(
+        code=_CODE, key=KEY, what="is no torch.nn.Module", got=name, why=why, fix=fix
+    )

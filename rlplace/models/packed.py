@@ -57,7 +57,9 @@ class Packed:
     scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
     before: Tensor  # [N] int64, the token before each
     images: tuple[Files, ...] = ()  # [s], of each segment
-    context: ContextParallel | None = None  # where ranks have a part of the tokens each: those it has come to attention
+    context: ContextParallel | None = (
+        None  # where ranks have a part of the tokens each: those it has come to attention
+    )
 
     @classmethod
     def of(
@@ -73,10 +75,17 @@ class Packed:
         `alike`: of each sequence a number and a length; neighbours of the same number begin with so many tokens alike,
         none of which is scored, and all of whose `images` are in these. Nothing: each stands by itself.
         """
-        pieces, after, before = list[NDArray[Any]](), list[int | None](), list[NDArray[np.int64]]()
-        scored, starts, seen, total = list[NDArray[np.int64]](), list[int](), list[Files](), 0
+        pieces = list[NDArray[Any]]()
+        after = list[int | None]()
+        before = list[NDArray[np.int64]]()
+        scored = list[NDArray[np.int64]]()
+        starts = list[int]()
+        seen = list[Files]()
+        total = 0
 
-        def add(piece: NDArray[Any], start: int, follows: int | None, files: Files = ()) -> int:
+        def add(
+            piece: NDArray[Any], start: int, follows: int | None, files: Files = ()
+        ) -> int:
             nonlocal total
             pieces.append(piece)
             starts.append(start)
@@ -86,16 +95,22 @@ class Packed:
             return total - len(piece)
 
         given = zip(sequences, masks, images or [()] * len(sequences), strict=True)
-        numbered = [(*each, alike[i] if alike else (i, 0)) for i, each in enumerate(given)]
+        numbered = [
+            (*each, alike[i] if alike else (i, 0)) for i, each in enumerate(given)
+        ]
         for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[3]):
             group = list(members)
             shared = shared if len(group) > 1 else 0
-            prompt, last = None, -1
+            prompt = None
+            last = -1
             if shared:
-                prompt, last = len(pieces), add(group[0][0][:shared], 0, None, group[0][2]) + shared - 1
+                prompt = len(pieces)
+                last = add(group[0][0][:shared], 0, None, group[0][2]) + shared - 1
             for tokens, mask, files, _ in group:
                 if mask[: max(1, shared)].any():
-                    raise ValueError("the first token of a sequence has no probability: nothing comes before it")
+                    raise ValueError(
+                        "the first token of a sequence has no probability: nothing comes before it"
+                    )
                 if len(tokens) == shared:
                     continue  # nothing of its own
                 here = np.flatnonzero(mask[shared:])
@@ -112,7 +127,11 @@ class Packed:
 
         return cls(
             tokens=tensor(np.concatenate(pieces)),
-            positions=tensor(np.concatenate([np.arange(n) + at for n, at in zip(lengths, starts, strict=True)])),
+            positions=tensor(
+                np.concatenate(
+                    [np.arange(n) + at for n, at in zip(lengths, starts, strict=True)]
+                )
+            ),
             edges=tensor(np.cumsum([0, *lengths]), torch.int32),
             lengths=lengths,
             after=tuple(after),
@@ -135,8 +154,11 @@ class Packed:
             part if follows is None else torch.cat((own[follows], part))
             for part, follows in zip(own, self.after, strict=True)
         ]
-        lengths, device = [len(part) for part in seen], self.tokens.device
-        edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+        lengths = [len(part) for part in seen]
+        device = self.tokens.device
+        edges = torch.tensor(
+            [0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device
+        )
         return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
     def padded(self, multiple: int) -> Packed:
@@ -147,7 +169,9 @@ class Packed:
         return dataclasses.replace(
             self,
             tokens=functional.pad(self.tokens, (0, more)),
-            positions=torch.cat((self.positions, torch.arange(more, device=self.positions.device))),
+            positions=torch.cat(
+                (self.positions, torch.arange(more, device=self.positions.device))
+            ),
             edges=functional.pad(self.edges, (0, 1), value=len(self.tokens) + more),
             lengths=(*self.lengths, more),
             after=(*self.after, None),
@@ -160,9 +184,13 @@ class Packed:
 def attend_packed(model: PreTrainedModel) -> None:
     """Make the decoder `model(..., packed=...)` attend within each sequence alone. ValueError where it cannot."""
     if not getattr(model, "_supports_attention_backend", False):
-        raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
+        raise ValueError(
+            f"{type(model).__name__} does not let its attention be replaced"
+        )
     AttentionInterface.register(_NAME, attention)
-    AttentionMaskInterface.register(_NAME, lambda *_, **__: None)  # the edges of the sequences define it
+    AttentionMaskInterface.register(
+        _NAME, lambda *_, **__: None
+    )  # the edges of the sequences define it
     model.config._attn_implementation = _NAME
 
 
@@ -183,44 +211,75 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Return [1, T, H, D]; the signature is that of attention functions in transformers."""
     if softcap is not None or s_aux is not None or dropout:
-        raise ValueError(f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none")
-    if getattr(getattr(module, "config", None), "model_type", "") == "qwen2_moe":  # which hands it to masks alone
+        raise ValueError(
+            f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none"
+        )
+    if (
+        getattr(getattr(module, "config", None), "model_type", "") == "qwen2_moe"
+    ):  # which hands it to masks alone
         sliding_window = getattr(module, "sliding_window", None)
     if packed.context is None:
         return _attention(query, key, value, packed, scaling, sliding_window), None
     exchanged = packed.context.by_heads(query, key, value)
-    return packed.context.by_tokens(_attention(*exchanged, packed, scaling, sliding_window)), None
+    return packed.context.by_tokens(
+        _attention(*exchanged, packed, scaling, sliding_window)
+    ), None
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None, sliding_window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: Packed,
+    scaling: float | None,
+    sliding_window: int | None,
 ) -> Tensor:
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):  # all segments by one kernel
-        q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
+    if query.is_cuda and query.dtype in (
+        torch.bfloat16,
+        torch.float16,
+    ):  # all segments by one kernel
+        q, k, v = (
+            tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
+        )  # [T, heads, D]
         own = seen = Edges(packed.edges, max(packed.lengths))
         if packed.keys is not None:
             places, seen = packed.keys
-            k, v = k[places], v[places]
+            k = k[places]
+            v = v[places]
         limits = (-1 if sliding_window is None else sliding_window - 1, 0)
         return _whole_kernel(q, k, v, own, seen, scaling, limits).unsqueeze(0)
-    groups, attended = query.shape[1] // key.shape[1], list[Tensor]()
+    groups = query.shape[1] // key.shape[1]
+    attended = list[Tensor]()
     if query.is_cuda and groups > 1:
         # The one kernel for float32 that keeps no scores, [heads, T, T], wants as many key heads.
         key, value = (of.repeat_interleave(groups, dim=1) for of in (key, value))
         groups = 1
-    attend = functools.partial(functional.scaled_dot_product_attention, scale=scaling, enable_gqa=groups > 1)
+    attend = functools.partial(
+        functional.scaled_dot_product_attention, scale=scaling, enable_gqa=groups > 1
+    )
     parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
     continued = any(follows is not None for follows in packed.after)
     for q, k, v, follows in zip(*parts, packed.after, strict=True):
-        own, first = q.shape[2], 0
+        own = q.shape[2]
+        first = 0
         if follows is not None:
-            k, v = (torch.cat((of[follows], more), dim=2) for of, more in zip(parts[1:], (k, v), strict=True))
+            k, v = (
+                torch.cat((of[follows], more), dim=2)
+                for of, more in zip(parts[1:], (k, v), strict=True)
+            )
             first = packed.lengths[follows]
         elif continued:  # a view would keep what is copied above
-            q, k, v = q.clone(), k.clone(), v.clone()
-        length, mask = first + own, None
-        if sliding_window is not None and length > sliding_window:  # [own, length], true where a token sees another
-            mask = torch.ones(own, length, dtype=torch.bool, device=q.device).tril(first)
+            q = q.clone()
+            k = k.clone()
+            v = v.clone()
+        length = first + own
+        mask = None
+        if (
+            sliding_window is not None and length > sliding_window
+        ):  # [own, length], true where a token sees another
+            mask = torch.ones(own, length, dtype=torch.bool, device=q.device).tril(
+                first
+            )
             mask = mask.triu(first + 1 - sliding_window)
         elif first:  # attended whole, which takes no mask, and cut
             q = torch.cat((parts[0][follows], q), dim=2)
@@ -236,7 +295,9 @@ def _whole_kernel(
     own: Edges,
     seen: Edges,
     scale: float | None,
-    limits: tuple[int, int],  # how many tokens before and behind itself a token sees; -1: all
+    limits: tuple[
+        int, int
+    ],  # how many tokens before and behind itself a token sees; -1: all
 ) -> Tensor:
     """Return [T, H, D] by FlashAttention, as torch has it.
 
@@ -275,7 +336,9 @@ def _asks_for_groups(kernel: Callable[..., object]) -> bool:
 
 class TokenScores(NamedTuple):
     logprobs: Tensor  # [N] float32
-    entropies: Tensor  # [N] float32, of the whole distribution that the token was drawn from
+    entropies: (
+        Tensor  # [N] float32, of the whole distribution that the token was drawn from
+    )
 
 
 def token_scores(
@@ -293,7 +356,9 @@ def token_scores(
     """
     tile = tile or score_tile(len(hidden), *head.shape)
     places = targets if parallel is None else targets - parallel.first_row(head)
-    return TokenScores(*_TokenScores.apply(hidden, head, places, temperature, tile, parallel))
+    return TokenScores(
+        *_TokenScores.apply(hidden, head, places, temperature, tile, parallel)
+    )
 
 
 class _TokenScores(torch.autograd.Function):
@@ -312,39 +377,65 @@ class _TokenScores(torch.autograd.Function):
         tile: tuple[int, int],
         parallel: TensorParallel | None,
     ) -> tuple[Tensor, Tensor]:
-        normalisers, means, chosen = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
+        normalisers, means, chosen = (
+            hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3)
+        )
         for rows in _parts(len(hidden), tile[0]):
-            highest, total = torch.full_like(chosen[rows], -torch.inf), torch.zeros_like(chosen[rows])
+            highest = torch.full_like(chosen[rows], -torch.inf)
+            total = torch.zeros_like(chosen[rows])
             for entries in _parts(len(head), tile[1]):
                 place = targets[rows] - entries.start
                 terms = (highest, total, means[rows], chosen[rows])
-                highest = _add_tile(hidden[rows], head[entries], place, temperature, *terms)
+                highest = _add_tile(
+                    hidden[rows], head[entries], place, temperature, *terms
+                )
             if parallel is not None:
                 now = parallel.reduce_(highest.clone(), dist.ReduceOp.MAX)
-                shrink, highest = (highest - now).exp(), now
+                shrink = (highest - now).exp()
+                highest = now
                 sums = torch.stack((total * shrink, means[rows] * shrink, chosen[rows]))
                 total, means[rows], chosen[rows] = parallel.reduce_(sums)
             normalisers[rows] = highest + total.log()
             means[rows] /= total
         ctx.save_for_backward(hidden, head, targets, normalisers, means)
-        ctx.temperature, ctx.tile = temperature, tile
+        ctx.temperature = temperature
+        ctx.tile = tile
         ctx.set_materialize_grads(False)
         return chosen - normalisers, normalisers - means
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, head, targets, normalisers, means = ctx.saved_tensors
         by_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        by_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        by_head = (
+            torch.zeros_like(head, dtype=torch.float32)
+            if ctx.needs_input_grad[1]
+            else None
+        )
         for rows in _parts(len(hidden), ctx.tile[0]):
             logprob = None if by_logprob is None else by_logprob[rows].unsqueeze(1)
             entropy = None if by_entropy is None else by_entropy[rows].unsqueeze(1)
-            sums = None if by_hidden is None else by_hidden[rows].float()  # itself, where it is float32
+            sums = (
+                None if by_hidden is None else by_hidden[rows].float()
+            )  # itself, where it is float32
             for entries in _parts(len(head), ctx.tile[1]):
                 places = targets[rows] - entries.start
-                terms = (normalisers[rows].unsqueeze(1), means[rows].unsqueeze(1), places.unsqueeze(1))
-                by_scores = _tile_gradient(hidden[rows], head[entries], terms, logprob, entropy, ctx.temperature)
+                terms = (
+                    normalisers[rows].unsqueeze(1),
+                    means[rows].unsqueeze(1),
+                    places.unsqueeze(1),
+                )
+                by_scores = _tile_gradient(
+                    hidden[rows],
+                    head[entries],
+                    terms,
+                    logprob,
+                    entropy,
+                    ctx.temperature,
+                )
                 if sums is not None:
                     _add_product(sums, by_scores, head[entries])
                 if by_head is not None:
@@ -352,7 +443,14 @@ class _TokenScores(torch.autograd.Function):
                 del by_scores  # before the next tile is made
             if by_hidden is not None and sums is not None:
                 by_hidden[rows] = sums
-        return by_hidden, None if by_head is None else by_head.to(head.dtype), None, None, None, None
+        return (
+            by_hidden,
+            None if by_head is None else by_head.to(head.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _parts(size: int, each: int) -> Iterator[slice]:
@@ -375,7 +473,9 @@ def _add_tile(
     """Add a tile to the terms of its rows, in place; return the highest scores so far."""
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))
-    chosen += scores.gather(1, places.clamp(0, len(head) - 1).unsqueeze(1)).squeeze(1) * here
+    chosen += (
+        scores.gather(1, places.clamp(0, len(head) - 1).unsqueeze(1)).squeeze(1) * here
+    )
     now = torch.maximum(highest, scores.amax(dim=1))
     shrink = (highest - now).exp()
     likely = (scores - now.unsqueeze(1)).exp_()
@@ -387,7 +487,9 @@ def _add_tile(
 def _tile_gradient(
     hidden: Tensor,
     head: Tensor,
-    terms: tuple[Tensor, Tensor, Tensor],  # logsumexp(z), sum p z, places of the targets: [R, 1] each
+    terms: tuple[
+        Tensor, Tensor, Tensor
+    ],  # logsumexp(z), sum p z, places of the targets: [R, 1] each
     by_logprob: Tensor | None,  # [R, 1], as by_entropy
     by_entropy: Tensor | None,
     temperature: float,
@@ -395,7 +497,11 @@ def _tile_gradient(
     """Return [R, C] in the dtype of the head: the gradient by its products, before the temperature."""
     scores, (normaliser, mean, places) = _scores(hidden, head, temperature), terms
     likely = (scores - normaliser).exp_()
-    by_scores = likely if by_entropy is None else scores.sub_(mean).mul_(by_entropy).mul_(likely)
+    by_scores = (
+        likely
+        if by_entropy is None
+        else scores.sub_(mean).mul_(by_entropy).mul_(likely)
+    )
     if by_logprob is not None:
         if by_entropy is None:
             by_scores.mul_(by_logprob)
@@ -409,7 +515,9 @@ def _tile_gradient(
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     """Return [R, C] float32, in new memory."""
     scores = (hidden @ head.t()).float()
-    return scores if temperature == 1.0 else scores.div_(temperature)
+    if temperature == 1.0:
+        return scores
+    return scores.div_(temperature)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

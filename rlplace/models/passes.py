@@ -27,14 +27,23 @@ _ATEN = torch.ops.aten
 
 class _Activation(NamedTuple):
     forward: Callable[[Tensor], Tensor]  # may overwrite what it is given
-    backward: Callable[[Tensor, Tensor, Tensor], Tensor]  # of the slopes behind it, its input and its output
+    backward: Callable[
+        [Tensor, Tensor, Tensor], Tensor
+    ]  # of the slopes behind it, its input and its output
 
 
 # By the module that stands in a trunk. Where the input is overwritten, the slope follows from the output.
 _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
-    nn.Tanh: _Activation(torch.tanh_, lambda slopes, _, output: _ATEN.tanh_backward(slopes, output)),
-    nn.ReLU: _Activation(torch.relu_, lambda slopes, _, output: _ATEN.threshold_backward(slopes, output, 0)),
-    nn.SiLU: _Activation(functional.silu, lambda slopes, given, _: _ATEN.silu_backward(slopes, given)),
+    nn.Tanh: _Activation(
+        torch.tanh_, lambda slopes, _, output: _ATEN.tanh_backward(slopes, output)
+    ),
+    nn.ReLU: _Activation(
+        torch.relu_,
+        lambda slopes, _, output: _ATEN.threshold_backward(slopes, output, 0),
+    ),
+    nn.SiLU: _Activation(
+        functional.silu, lambda slopes, given, _: _ATEN.silu_backward(slopes, given)
+    ),
 }
 
 
@@ -56,14 +65,22 @@ def slices(flat: Tensor, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 class _Trunk:
     """One MLP: its layers' weights and biases, and where their slopes go."""
 
-    def __init__(self, layers: nn.Sequential, weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> None:
+    def __init__(
+        self, layers: nn.Sequential, weights: Sequence[Tensor], slopes: Sequence[Tensor]
+    ) -> None:
         """`weights`, `slopes`: of each layer in turn, the matrix before the bias."""
         self._activation = _ACTIVATIONS[type(layers[1])] if len(layers) > 1 else None
-        self._layers = list(zip(weights[0::2], weights[1::2], slopes[0::2], slopes[1::2], strict=True))
-        self._kept: list[tuple[Tensor, Tensor]] = []  # what each layer was given, and that before its activation
+        self._layers = list(
+            zip(weights[0::2], weights[1::2], slopes[0::2], slopes[1::2], strict=True)
+        )
+        self._kept: list[
+            tuple[Tensor, Tensor]
+        ] = []  # what each layer was given, and that before its activation
 
     def forward(self, given: Tensor) -> Tensor:
-        before, kept, last = given, self._kept, len(self._layers) - 1
+        before = given
+        kept = self._kept
+        last = len(self._layers) - 1
         kept.clear()
         for at, (weight, bias, _, _) in enumerate(self._layers):
             kept.append((given, before))
@@ -86,17 +103,30 @@ class _Trunk:
 class _Trunks:
     """Both trunks of an MLP."""
 
-    def __init__(self, module: ActorCritic, weights: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        module: ActorCritic,
+        weights: Mapping[str, Tensor],
+        slopes: Mapping[str, Tensor],
+    ) -> None:
         def trunk(name: str, layers: nn.Sequential) -> _Trunk:
-            own = ([t for n, t in tensors.items() if n.startswith(f"{name}.")] for tensors in (weights, slopes))
+            own = (
+                [t for n, t in tensors.items() if n.startswith(f"{name}.")]
+                for tensors in (weights, slopes)
+            )
             return _Trunk(layers, *own)
 
-        self._policy, self._value = trunk("policy", module.policy), trunk("value", module.value)
+        self._policy, self._value = (
+            trunk("policy", module.policy),
+            trunk("value", module.value),
+        )
         self._dtype = next(iter(weights.values())).dtype
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         given = observations.to(self._dtype)
-        return self._policy.forward(given).float(), self._value.forward(given)[:, 0].float()
+        return self._policy.forward(given).float(), self._value.forward(given)[
+            :, 0
+        ].float()
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         self._policy.backward(outputs.to(self._dtype))
@@ -106,9 +136,12 @@ class _Trunks:
 class Passes:
     """Forward and backward passes of a policy whose weights are slices of `weights`; slopes go into `gradient`."""
 
-    def __init__(self, module: ActorCritic | NetworkPolicy, weights: Tensor, gradient: Tensor) -> None:
+    def __init__(
+        self, module: ActorCritic | NetworkPolicy, weights: Tensor, gradient: Tensor
+    ) -> None:
         """Both are [parameters], of the dtype that is computed in."""
-        of, to = dict(slices(weights, module)), dict(slices(gradient, module))
+        of = dict(slices(weights, module))
+        to = dict(slices(gradient, module))
         self._network: _Trunks | NetworkPass
         if isinstance(module, ActorCritic):
             self._network = _Trunks(module, of, to)
@@ -132,7 +165,13 @@ class Passes:
             return _Choices(outputs, actions)
         return _Numbers(outputs, self._log_std.float(), actions)
 
-    def backward(self, chosen: ChosenActions, logprob_slopes: Tensor, entropy_slope: float, values: Tensor) -> None:
+    def backward(
+        self,
+        chosen: ChosenActions,
+        logprob_slopes: Tensor,
+        entropy_slope: float,
+        values: Tensor,
+    ) -> None:
         """Write the gradient: of a loss with slopes [N] by log-probability and by value, and one by each entropy."""
         outputs, log_std = chosen.backward(logprob_slopes, entropy_slope)
         if self._log_std_slopes is not None:
@@ -144,7 +183,8 @@ class _Choices:
     """Actions of a categorical policy."""
 
     def __init__(self, logits: Tensor, actions: Tensor) -> None:
-        self._logs, self._actions = logits.log_softmax(dim=-1), actions
+        self._logs = logits.log_softmax(dim=-1)
+        self._actions = actions
         self._shares = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions)[:, 0]  # [N]
         self.entropies = -(self._shares * self._logs).sum(dim=-1)  # [N]
@@ -162,14 +202,21 @@ class _Choices:
 class _ManyChoices(_Choices):
     """Actions of which each element is a choice."""
 
-    def __init__(self, logits: Tensor, actions: Tensor, space: MultiDiscreteActions) -> None:
-        self._logs, self._actions = log_shares(logits, space), actions + first_logits(space, actions.device)
+    def __init__(
+        self, logits: Tensor, actions: Tensor, space: MultiDiscreteActions
+    ) -> None:
+        self._logs, self._actions = (
+            log_shares(logits, space),
+            actions + first_logits(space, actions.device),
+        )
         self._shares = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions).sum(dim=-1)
         parts = (self._shares * self._logs).split(space.n, dim=-1)
         each = -torch.stack([part.sum(dim=-1) for part in parts], dim=-1)
         self.entropies = each.sum(dim=-1)
-        self._each = each.repeat_interleave(torch.tensor(space.n, device=each.device), dim=-1)
+        self._each = each.repeat_interleave(
+            torch.tensor(space.n, device=each.device), dim=-1
+        )
 
 
 class _Numbers:
@@ -179,12 +226,15 @@ class _Numbers:
         self._inverse, size, total = torch.exp(-log_std), log_std.numel(), log_std.sum()
         self._z = (actions - means).mul_(self._inverse)
         self._squares = self._z.square()
-        self.logprobs = self._squares.sum(dim=-1).mul_(-0.5).sub_(total + size * HALF_LOG_2PI)  # [N]
+        self.logprobs = (
+            self._squares.sum(dim=-1).mul_(-0.5).sub_(total + size * HALF_LOG_2PI)
+        )  # [N]
         self.entropies = (total + size * (0.5 + HALF_LOG_2PI)).expand(len(means))  # [N]
 
     def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
         """Return slopes of the means and of the log deviations."""
-        column, z = slopes[:, None], self._z
+        column = slopes[:, None]
+        z = self._z
         log_std = (self._squares - 1.0).mul_(column).sum(dim=0)
         if entropy_slope != 0.0:
             log_std += entropy_slope * len(slopes)

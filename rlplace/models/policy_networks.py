@@ -7,13 +7,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rlplace.config.policies import CnnConfig, MlpConfig, ModuleConfig, PolicyConfig, TransformerConfig
+from rlplace.config.policies import (
+    CnnConfig,
+    MlpConfig,
+    ModuleConfig,
+    PolicyConfig,
+    TransformerConfig,
+)
 from rlplace.config.schema import ActorConfig, AlgorithmConfig
 from rlplace.envs.contract import Spaces
 from rlplace.models import BUILDING
 from rlplace.models.mlp import ActorCritic, initialise, sample
 from rlplace.models.mlp_decision import MlpDecisions
-from rlplace.models.networks import ImageEncoder, ImageNetwork, NetworkPolicy, own_network
+from rlplace.models.networks import (
+    ImageEncoder,
+    ImageNetwork,
+    NetworkPolicy,
+    own_network,
+)
 from rlplace.models.recurrent import NumberEncoder, RecurrentNetwork, StepByStep
 from rlplace.models.transformer import ChunkTransformer
 
@@ -21,38 +32,55 @@ PolicyNetwork = ActorCritic | NetworkPolicy
 Decide = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
-def build_policy(spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int) -> PolicyNetwork:
+def build_policy(
+    spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int
+) -> PolicyNetwork:
     """Build the policy of a job on the host, in float32. The same arguments give the same weights in every process.
 
     Orthogonal initialisation, with gain 0.01 at the policy head and 1 at the value head; a network of the user's own
     begins as it says itself, from random numbers of this seed. Raises ConfigError where it cannot be made.
     """
-    generator, model = torch.Generator().manual_seed(seed), actor.policy
+    generator = torch.Generator().manual_seed(seed)
+    model = actor.policy
     normalize = algorithm.normalize_observations
     if isinstance(model, MlpConfig) and not model.remembered:
         policy = ActorCritic(spaces, model, normalize)
         for trunk, head_gain in ((policy.policy, 0.01), (policy.value, 1.0)):
-            initialise([layer for layer in trunk if isinstance(layer, nn.Linear)], head_gain, generator)
+            initialise(
+                [layer for layer in trunk if isinstance(layer, nn.Linear)],
+                head_gain,
+                generator,
+            )
         return policy
     with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _network(spaces.shown, model)
     if isinstance(network, ImageNetwork | RecurrentNetwork | ChunkTransformer):
         network.initialise(generator)
-    return NetworkPolicy(spaces, network, normalize=normalize, initial_log_std=model.initial_log_std)
+    return NetworkPolicy(
+        spaces, network, normalize=normalize, initial_log_std=model.initial_log_std
+    )
 
 
 def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
     if isinstance(model, ModuleConfig):
         own = own_network(spaces, model)
-        return StepByStep(own) if model.remembered else own
+        if model.remembered:
+            return StepByStep(own)
+        return own
     if isinstance(model, TransformerConfig):
         return ChunkTransformer(spaces, model)
     if not model.remembered:
         assert isinstance(model, CnnConfig), model
         return ImageNetwork(spaces, model)
-    encoder = ImageEncoder(spaces, model) if isinstance(model, CnnConfig) else NumberEncoder(spaces, model)
-    return RecurrentNetwork(encoder, spaces.actions, lstm=model.memory == "lstm", size=model.memory_size)
+    encoder = (
+        ImageEncoder(spaces, model)
+        if isinstance(model, CnnConfig)
+        else NumberEncoder(spaces, model)
+    )
+    return RecurrentNetwork(
+        encoder, spaces.actions, lstm=model.memory == "lstm", size=model.memory_size
+    )
 
 
 def decisions_of(policy: PolicyNetwork) -> Decide:
@@ -66,6 +94,10 @@ def decisions_of(policy: PolicyNetwork) -> Decide:
 
     def decide(observations: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
         output, memory = policy.decide(observations)
-        return *sample(output, noise), output.values, *([memory] if policy.remembered else [])
+        return (
+            *sample(output, noise),
+            output.values,
+            *([memory] if policy.remembered else []),
+        )
 
     return decide

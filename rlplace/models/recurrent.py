@@ -24,7 +24,9 @@ from rlplace.envs.contract import Actions, Spaces
 from rlplace.models.mlp import ACTIVATIONS, initialise
 from rlplace.models.networks import ImageEncoder, Observed, heads
 
-_Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # features [M, F], memory -> hidden [M, H], memory
+_Step = Callable[
+    [Tensor, Tensor], tuple[Tensor, Tensor]
+]  # features [M, F], memory -> hidden [M, H], memory
 
 
 class NumberEncoder(nn.Module):
@@ -33,8 +35,12 @@ class NumberEncoder(nn.Module):
     def __init__(self, spaces: Spaces, config: MlpConfig) -> None:
         super().__init__()
         widths = (sum(entry.size for entry in spaces.entries), *config.hidden)
-        layers = [(nn.Linear(*pair), ACTIVATIONS[config.activation]()) for pair in itertools.pairwise(widths)]
-        self.layers, self.features = nn.Sequential(*itertools.chain(*layers)), widths[-1]
+        layers = [
+            (nn.Linear(*pair), ACTIVATIONS[config.activation]())
+            for pair in itertools.pairwise(widths)
+        ]
+        self.layers = nn.Sequential(*itertools.chain(*layers))
+        self.features = widths[-1]
 
     def initialise(self, generator: torch.Generator) -> None:
         """Make the first weights."""
@@ -43,8 +49,14 @@ class NumberEncoder(nn.Module):
             initialise(linears, math.sqrt(2.0), generator)
 
     def forward(self, observations: Observed) -> Tensor:
-        entries = [observations] if isinstance(observations, Tensor) else list(observations.values())
-        found: Tensor = self.layers(torch.cat([entry.flatten(1) for entry in entries], dim=1))
+        entries = (
+            [observations]
+            if isinstance(observations, Tensor)
+            else list(observations.values())
+        )
+        found: Tensor = self.layers(
+            torch.cat([entry.flatten(1) for entry in entries], dim=1)
+        )
         return found
 
 
@@ -54,9 +66,17 @@ class RecurrentNetwork(nn.Module):
     The memory of an LSTM is its output followed by its cell.
     """
 
-    def __init__(self, encoder: NumberEncoder | ImageEncoder, actions: Actions, *, lstm: bool, size: int) -> None:
+    def __init__(
+        self,
+        encoder: NumberEncoder | ImageEncoder,
+        actions: Actions,
+        *,
+        lstm: bool,
+        size: int,
+    ) -> None:
         super().__init__()
-        self.encoder, self._lstm = encoder, lstm
+        self.encoder = encoder
+        self._lstm = lstm
         self.cell = (nn.LSTMCell if lstm else nn.GRUCell)(encoder.features, size)
         self.policy, self.value = heads(size, actions)
 
@@ -65,20 +85,26 @@ class RecurrentNetwork(nn.Module):
         self.encoder.initialise(generator)
         for name, weight in self.cell.named_parameters():
             for gate in weight.detach().split(self.cell.hidden_size):
-                nn.init.zeros_(gate) if name.startswith("bias") else nn.init.orthogonal_(gate, 1.0, generator)
+                nn.init.zeros_(gate) if name.startswith(
+                    "bias"
+                ) else nn.init.orthogonal_(gate, 1.0, generator)
         initialise([self.policy], 0.01, generator)
         initialise([self.value], 1.0, generator)
 
     def forward(
         self, observations: Observed, memory: Tensor, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        features, held = self.encoder(observations), memory.to(self.value.weight.dtype)
+        features = self.encoder(observations)
+        held = memory.to(self.value.weight.dtype)
         hidden = []
         for step, inputs in enumerate(features.split(len(memory))):
-            held = held if begins is None else held.masked_fill(begins[step][:, None], 0.0)
+            held = (
+                held if begins is None else held.masked_fill(begins[step][:, None], 0.0)
+            )
             if self._lstm:
                 pair = self.cell(inputs, held.chunk(2, dim=1))
-                output, held = pair[0], torch.cat(pair, dim=1)
+                output = pair[0]
+                held = torch.cat(pair, dim=1)
             else:
                 output = held = self.cell(inputs, held)
             hidden.append(output)
@@ -99,14 +125,19 @@ class StepByStep(nn.Module):
     def forward(
         self, observations: Observed, memory: Tensor, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        memory = memory.to(next((each.dtype for each in self.own.parameters()), memory.dtype))
+        memory = memory.to(
+            next((each.dtype for each in self.own.parameters()), memory.dtype)
+        )
         if begins is None:
             found: tuple[Tensor, Tensor, Tensor] = self.own(observations, memory)
             return found
-        outputs, values = [], []
+        outputs = []
+        values = []
         for step, empty in enumerate(begins):
             here = slice(step * len(memory), (step + 1) * len(memory))
-            output, value, memory = self.own(_of_step(observations, here), memory.masked_fill(empty[:, None], 0.0))
+            output, value, memory = self.own(
+                _of_step(observations, here), memory.masked_fill(empty[:, None], 0.0)
+            )
             outputs.append(output)
             values.append(value)
         return torch.cat(outputs), torch.cat(values), memory

@@ -14,7 +14,9 @@ from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.saved_state import SavedState
 
 
-def write_lm(folder: Path, out: Path, spec: LmSpec, kind: type[PackedLm], *, average: bool) -> None:
+def write_lm(
+    folder: Path, out: Path, spec: LmSpec, kind: type[PackedLm], *, average: bool
+) -> None:
     """Write a language model as a folder of transformers, as a run does at its end. Raises OutputError, ConfigError."""
     with BUILDING:
         module = skeleton(kind, spec)
@@ -26,7 +28,8 @@ def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Te
     """Return the weights as an engine loads them: whole, merged, tied ones under each of their names. ConfigError."""
     with BUILDING:
         module = skeleton(kind, spec)
-    found, first = dict(_lm_weights(SavedState(folder, average=False), spec, module)), dict[Tensor, str]()
+    found = dict(_lm_weights(SavedState(folder, average=False), spec, module))
+    first = dict[Tensor, str]()
     for name, parameter in module.named_tensors():
         stored = first.setdefault(parameter, checkpoint_name(name))
         if stored in found:
@@ -34,7 +37,9 @@ def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Te
     return found
 
 
-def _lm_weights(state: SavedState, spec: LmSpec, module: PackedLm) -> Iterator[tuple[str, Tensor]]:
+def _lm_weights(
+    state: SavedState, spec: LmSpec, module: PackedLm
+) -> Iterator[tuple[str, Tensor]]:
     parameters: dict[Tensor, str] = {}  # under the first of its names
     for name, parameter in module.named_tensors():
         parameters.setdefault(parameter, name)
@@ -45,17 +50,26 @@ def _lm_weights(state: SavedState, spec: LmSpec, module: PackedLm) -> Iterator[t
             raise model_mismatch(spec.folder, why, spec.key)
     if spec.lora is None:
         saved = [name for name in parameters.values() if name not in module.kept]
-        yield from ((checkpoint_name(name), tensor.to(dtypes[name])) for name, tensor in state.tensors(saved))
+        yield from (
+            (checkpoint_name(name), tensor.to(dtypes[name]))
+            for name, tensor in state.tensors(saved)
+        )
         return
-    trained = {name: tensor.to(dtypes[name]) for name, tensor in state.tensors(state.names)}
+    trained = {
+        name: tensor.to(dtypes[name]) for name, tensor in state.tensors(state.names)
+    }
     frozen = Checkpoint(spec.folder, spec.key)
     for parameter, name in parameters.items():
         if name in trained:
             weight = trained[name]
         else:
-            weight = stored_part(module, name, parameter, frozen, spec.seed).to(parameter.dtype)
+            weight = stored_part(module, name, parameter, frozen, spec.seed).to(
+                parameter.dtype
+            )
         if pair := factors_of(name):
             a, b = (trained[factor] for factor in pair)
-            weight = Factors(a=a, b=b, scale=spec.lora.scale).added_to(weight, weight.device)
+            weight = Factors(a=a, b=b, scale=spec.lora.scale).added_to(
+                weight, weight.device
+            )
         if not is_factor(name) and name not in module.kept:
             yield checkpoint_name(name), weight

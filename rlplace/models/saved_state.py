@@ -19,8 +19,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rlplace.errors import ConfigError
 from rlplace.models.checkpoint import write_file
 
-_MODEL, _AVERAGE = "model.", "average."
-_NUMBERS = {"normalizer.count"}  # single ones, which the files hold as vectors of length 1
+_MODEL = "model."
+_AVERAGE = "average."
+_NUMBERS = {
+    "normalizer.count"
+}  # single ones, which the files hold as vectors of length 1
 _BATCH_BYTES = 1 << 30  # that are read at once
 
 
@@ -29,14 +32,31 @@ class SavedState:
 
     def __init__(self, folder: Path, *, average: bool) -> None:
         self._folder = folder
-        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-        self._stored = {name: of for name, of in found.items() if isinstance(of, TensorStorageMetadata)}
-        names = [name.removeprefix(_MODEL) for name in self._stored if name.startswith(_MODEL)]
-        averaged = {name for name in names if average and _AVERAGE + name in self._stored}
+        found = (
+            HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        )
+        self._stored = {
+            name: of
+            for name, of in found.items()
+            if isinstance(of, TensorStorageMetadata)
+        }
+        names = [
+            name.removeprefix(_MODEL)
+            for name in self._stored
+            if name.startswith(_MODEL)
+        ]
+        averaged = {
+            name for name in names if average and _AVERAGE + name in self._stored
+        }
         if average and not averaged:
-            what, why = "the checkpoint has no moving average", "the run kept none: actor.ema_decay"
-            raise ConfigError.of("bad-option", "--ema", what, str(folder), why, "leave out --ema")
-        self._places = {name: (_AVERAGE if name in averaged else _MODEL) + name for name in names}
+            what = "the checkpoint has no moving average"
+            why = "the run kept none: actor.ema_decay"
+            raise ConfigError.of(
+                "bad-option", "--ema", what, str(folder), why, "leave out --ema"
+            )
+        self._places = {
+            name: (_AVERAGE if name in averaged else _MODEL) + name for name in names
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,25 +65,35 @@ class SavedState:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where it is not here."""
-        return tuple(self._stored[self._places[name]].size) if name in self._places else None
+        if name in self._places:
+            return tuple(self._stored[self._places[name]].size)
+        return None
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield whole tensors, as many read at once as a batch has."""
-        batch, size = dict[str, Tensor](), 0
+        batch = dict[str, Tensor]()
+        size = 0
         for name in names:
             stored = self._stored[self._places[name]]
             batch[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
             size += batch[name].nbytes
             if size > _BATCH_BYTES:
                 yield from self._read(batch)
-                batch, size = {}, 0
+                batch = {}
+                size = 0
         yield from self._read(batch)
 
     def _read(self, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         places = {self._places[name]: tensor for name, tensor in batch.items()}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is meant
-            state_dict_loader.load(places, storage_reader=HuggingFaceStorageReader(str(self._folder)), no_dist=True)
+            warnings.filterwarnings(
+                "ignore", "torch.distributed is disabled", UserWarning
+            )  # as it is meant
+            state_dict_loader.load(
+                places,
+                storage_reader=HuggingFaceStorageReader(str(self._folder)),
+                no_dist=True,
+            )
         yield from batch.items()
 
 

@@ -20,11 +20,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.nn import functional
 
-SHARD, TENSOR = "shard", "tensor"  # dimensions of a mesh
+SHARD = "shard"
+TENSOR = "tensor"  # dimensions of a mesh
 
 Part = tuple[slice, ...]  # of a tensor, by dimension
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by their names in a config
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}  # by their names in a config
 
 
 _CUTS = (Shard, _StridedShard)
@@ -37,7 +42,9 @@ def own(tensor: Tensor) -> Tensor:
 
 def beside(parameter: Tensor, local: Tensor) -> Tensor:
     """Return a rank's part of what belongs to a parameter, placed as it is; on the host too, whatever the mesh has."""
-    return DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local
+    if isinstance(parameter, DTensor):
+        return DTensor(local, parameter._spec, requires_grad=False)
+    return local
 
 
 @torch.no_grad()
@@ -51,9 +58,14 @@ def whole(tensor: Tensor) -> Tensor:
 def _put_together(parameter: DTensor) -> Tensor:
     """Gather the parts of all ranks at once, where DTensor would gather within copies, and then between them."""
     copies, each = parameter.device_mesh.shape
-    parts = [part_at(parameter, {SHARD: copy, TENSOR: within}) for copy in range(copies) for within in range(each)]
+    parts = [
+        part_at(parameter, {SHARD: copy, TENSOR: within})
+        for copy in range(copies)
+        for within in range(each)
+    ]
     shapes = [[dim.stop - dim.start for dim in part] for part in parts]
-    room, mine = max(map(math.prod, shapes)), own(parameter)
+    room = max(map(math.prod, shapes))
+    mine = own(parameter)
     gathered = mine.new_empty(len(parts), room)
     if mine.numel() < room:
         mine = functional.pad(mine.reshape(-1), (0, room - mine.numel()))
@@ -64,9 +76,13 @@ def _put_together(parameter: DTensor) -> Tensor:
     return found
 
 
-def all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None) -> None:
+def all_gather(
+    whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None
+) -> None:
     """Fill `whole` with the parts of all ranks."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    gather = (
+        getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    )  # its name before torch 2.13
     gather(whole, part, group=group)
 
 
@@ -75,23 +91,36 @@ def own_part(parameter: Tensor) -> Part:
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     mesh = parameter.device_mesh
-    part = part_at(parameter, dict(zip(names_of(mesh), mesh.get_coordinate() or (), strict=True)))
+    part = part_at(
+        parameter, dict(zip(names_of(mesh), mesh.get_coordinate() or (), strict=True))
+    )
     shape = tuple(dim.stop - dim.start for dim in part)
-    assert shape == tuple(parameter.to_local().shape), f"{tuple(parameter.shape)} was sharded otherwise"
+    assert shape == tuple(parameter.to_local().shape), (
+        f"{tuple(parameter.shape)} was sharded otherwise"
+    )
     return part
 
 
-def part_at(parameter: DTensor, place: Mapping[str, int], placements: Sequence[Placement] | None = None) -> Part:
+def part_at(
+    parameter: DTensor,
+    place: Mapping[str, int],
+    placements: Sequence[Placement] | None = None,
+) -> Part:
     """Return where the part of the rank at `place` lies, by dimension of the mesh: equal pieces, the last ones less.
 
     `placements`: others than the parameter has.
 
     FSDP cuts what tensor parallelism has left, though its dimension of the mesh is the first (`_StridedShard`).
     """
-    mesh, part = parameter.device_mesh, [(0, size) for size in parameter.shape]
+    mesh = parameter.device_mesh
+    part = [(0, size) for size in parameter.shape]
     placed = zip(names_of(mesh), placements or parameter.placements, strict=True)
-    cuts = [(name, placement) for name, placement in placed if isinstance(placement, _CUTS)]
-    for name, placement in sorted(cuts, key=lambda cut: isinstance(cut[1], _StridedShard)):
+    cuts = [
+        (name, placement) for name, placement in placed if isinstance(placement, _CUTS)
+    ]
+    for name, placement in sorted(
+        cuts, key=lambda cut: isinstance(cut[1], _StridedShard)
+    ):
         start, stop = part[placement.dim]
         each = -(-(stop - start) // mesh[name].size())
         first = min(start + place[name] * each, stop)
@@ -116,7 +145,10 @@ def all_rows(parameter: Tensor) -> Tensor:
     if not is_cut(parameter):
         return whole(parameter)
     names = names_of(parameter.device_mesh)
-    kept = [Replicate() if n == SHARD else p for n, p in zip(names, parameter.placements, strict=True)]
+    kept = [
+        Replicate() if n == SHARD else p
+        for n, p in zip(names, parameter.placements, strict=True)
+    ]
     return parameter.redistribute(placements=kept).to_local().detach()
 
 
@@ -136,9 +168,14 @@ def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, 
     counts = [max(0, min(each, rows - rank * each)) for rank in range(among.size())]
     mine = counts[among.get_local_rank()]
     parts = local.new_empty(among.size(), mine, columns)
-    taken, given = [mine * columns] * among.size(), [count * columns for count in counts]
-    dist.all_to_all_single(parts.view(-1), local.reshape(-1), taken, given, group=among.get_group())
-    return parts.transpose(0, 1).reshape(mine, among.size() * columns), (Shard(0),) * parameter.device_mesh.ndim
+    taken = [mine * columns] * among.size()
+    given = [count * columns for count in counts]
+    dist.all_to_all_single(
+        parts.view(-1), local.reshape(-1), taken, given, group=among.get_group()
+    )
+    return parts.transpose(0, 1).reshape(mine, among.size() * columns), (
+        Shard(0),
+    ) * parameter.device_mesh.ndim
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -153,11 +190,15 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def _fingerprint(name: str, tensor: Tensor) -> str:
     # A copy: a storage that numpy has referenced can not be resized, as offloading does.
     copy = tensor.detach().to("cpu", copy=True).contiguous()
-    found = hashlib.sha256(copy.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    found = hashlib.sha256(
+        copy.reshape(-1).view(torch.uint8).numpy().tobytes()
+    ).hexdigest()
     return f"{name} {copy.dtype} {list(copy.shape)} {found}"
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
     """Return the generator of the first values of `name`, the same on every rank."""
-    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True)
+    number = int.from_bytes(
+        hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True
+    )
     return torch.Generator().manual_seed(number)

@@ -31,8 +31,14 @@ from transformers import PreTrainedModel
 
 from rlplace.models.sharding import all_gather
 
-_CUT = {"colwise": 0, "rowwise": 1}  # of transformers: the dimension of [out, in] that is cut
-_WHOLE = {"replicated_with_grad_allreduce", "embedding_rowwise"}  # the embedding is cut anyway
+_CUT = {
+    "colwise": 0,
+    "rowwise": 1,
+}  # of transformers: the dimension of [out, in] that is cut
+_WHOLE = {
+    "replicated_with_grad_allreduce",
+    "embedding_rowwise",
+}  # the embedding is cut anyway
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +59,9 @@ class TensorParallel:
         """Return `values` that every rank computed alike from gathered states: each has an equal part of gradients."""
         return cast(Tensor, _Alike.apply(values, self.mesh.size()))
 
-    def reduce_(self, values: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    def reduce_(
+        self, values: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> Tensor:
         """Reduce over the ranks, in place."""
         dist.all_reduce(values, how, group=self.group)
         return values
@@ -65,29 +73,59 @@ class TensorParallel:
 
 def local(weight: Tensor) -> Tensor:
     """Return this rank's part of a weight while it computes; gradients pass."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    if isinstance(weight, DTensor):
+        return weight.to_local()
+    return weight
 
 
 def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
     """Cut a model on the meta device over the ranks of `mesh`, factors included. Raises ValueError where it cannot."""
-    styles = {f"{lm.base_model_prefix}.{name}": style for name, style in (lm.config.base_model_tp_plan or {}).items()}
-    unknown = sorted({style for style in styles.values() if style not in _CUT and style not in _WHOLE})
+    styles = {
+        f"{lm.base_model_prefix}.{name}": style
+        for name, style in (lm.config.base_model_tp_plan or {}).items()
+    }
+    unknown = sorted(
+        {
+            style
+            for style in styles.values()
+            if style not in _CUT and style not in _WHOLE
+        }
+    )
     if unknown or not styles:
-        raise ValueError(f"its layers are cut by {', '.join(unknown)}" if unknown else "it says of no layer how")
+        raise ValueError(
+            f"its layers are cut by {', '.join(unknown)}"
+            if unknown
+            else "it says of no layer how"
+        )
     made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay one
-    regions, found = dict[str, nn.Module](), TensorParallel(mesh)
+    regions = dict[str, nn.Module]()
+    found = TensorParallel(mesh)
     for name, module in list(lm.named_modules()):
-        dim = next((_CUT.get(style) for pattern, style in styles.items() if fnmatchcase(name, pattern)), None)
+        dim = next(
+            (
+                _CUT.get(style)
+                for pattern, style in styles.items()
+                if fnmatchcase(name, pattern)
+            ),
+            None,
+        )
         if dim is None:
             continue
         if dim == 1:  # the last of a region
             regions[name.rpartition(".")[0]] = lm.get_submodule(name.rpartition(".")[0])
-            module.register_forward_hook(lambda _, __, states: _Scatter.apply(states, mesh.get_group()))
+            module.register_forward_hook(
+                lambda _, __, states: _Scatter.apply(states, mesh.get_group())
+            )
         for own, linear in module.named_modules():
             factor = own.partition(".")[0]
-            if isinstance(linear, nn.Linear) and (dim, factor) not in ((0, "lora_A"), (1, "lora_B")):
+            if isinstance(linear, nn.Linear) and (dim, factor) not in (
+                (0, "lora_A"),
+                (1, "lora_B"),
+            ):
                 if dim == 1 and linear.bias is not None:
-                    raise ValueError(f"{name} has a bias, which would be added by every rank")
+                    raise ValueError(
+                        f"{name} has a bias, which would be added by every rank"
+                    )
                 _cut_rows_or_columns(linear, dim, mesh, made)
     for region in regions.values():
         region.register_forward_pre_hook(_entering(found), with_kwargs=True)
@@ -95,13 +133,22 @@ def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
     return found
 
 
-def _cut_rows_or_columns(module: nn.Module, dim: int, mesh: DeviceMesh, made: dict[nn.Parameter, nn.Parameter]) -> None:
+def _cut_rows_or_columns(
+    module: nn.Module,
+    dim: int,
+    mesh: DeviceMesh,
+    made: dict[nn.Parameter, nn.Parameter],
+) -> None:
     """Make each parameter of a layer a DTensor, and have the layer compute with this rank's part."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         if parameter not in made:
             if parameter.shape[dim] % mesh.size():
-                raise ValueError(f"{parameter.shape[dim]} rows or columns do not divide into {mesh.size()}")
-            part = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)
+                raise ValueError(
+                    f"{parameter.shape[dim]} rows or columns do not divide into {mesh.size()}"
+                )
+            part = distribute_tensor(
+                parameter.detach(), mesh, [Shard(dim)], src_data_rank=None
+            )
             made[parameter] = nn.Parameter(part, requires_grad=parameter.requires_grad)
         module._parameters[name] = made[parameter]
     whole = module.forward
@@ -116,35 +163,49 @@ def _cut_rows_or_columns(module: nn.Module, dim: int, mesh: DeviceMesh, made: di
 @contextmanager
 def _own_parts(module: nn.Module) -> Iterator[None]:
     kept = dict(module._parameters)
-    module._parameters.update({name: local(p) for name, p in kept.items() if p is not None})  # type: ignore[misc]  # tensors for a while
+    parts = {name: local(p) for name, p in kept.items() if p is not None}
+    # Tensors for a while.
+    module._parameters.update(parts)  # type: ignore[arg-type]
     try:
         yield
     finally:
         module._parameters.update(kept)
 
 
-def _cut_vocabulary(lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Parameter, nn.Parameter]) -> None:
-    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+def _cut_vocabulary(
+    lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Parameter, nn.Parameter]
+) -> None:
+    embedding = lm.get_input_embeddings()
+    head = lm.get_output_embeddings()
     assert isinstance(embedding, nn.Embedding), "as all models that are trained"
     _cut_rows_or_columns(embedding, 0, mesh, made)
-    if head is not None:  # it scores tokens by its weight alone: see packed.token_scores
+    if (
+        head is not None
+    ):  # it scores tokens by its weight alone: see packed.token_scores
         _cut_rows_or_columns(head, 0, mesh, made)
-    own_rows, rows = embedding.forward, embedding.num_embeddings // mesh.size()
+    own_rows = embedding.forward
+    rows = embedding.num_embeddings // mesh.size()
     first = mesh.get_local_rank() * rows
     padding = embedding.padding_idx
     if padding is not None:
-        embedding.padding_idx = padding - first if first <= padding < first + rows else None
+        embedding.padding_idx = (
+            padding - first if first <= padding < first + rows else None
+        )
 
     def forward(tokens: Tensor) -> Tensor:
         ours = (tokens >= first) & (tokens < first + rows)
         found = own_rows(torch.where(ours, tokens - first, 0))
-        return cast(Tensor, _Scatter.apply(found * ours.unsqueeze(-1), mesh.get_group()))
+        return cast(
+            Tensor, _Scatter.apply(found * ours.unsqueeze(-1), mesh.get_group())
+        )
 
     embedding.forward = forward  # type: ignore[assignment,method-assign]  # hooks and the class stay
 
 
 def _entering(parallel: TensorParallel) -> Any:
-    def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def hook(
+        _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
             return (parallel.gather(args[0]), *args[1:]), named
         return args, named | {"hidden_states": parallel.gather(named["hidden_states"])}
@@ -164,7 +225,9 @@ def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     found = states.new_empty(*states.shape[:-2], tokens // group.size(), width)
     sent = states.contiguous().view(group.size(), -1, width)
     if states.is_cuda:
-        reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # as in `all_gather`
+        reduce = (
+            getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        )  # as in `all_gather`
         reduce(found.view(-1, width), sent.flatten(0, 1), group=group)
     else:  # gloo would reduce a copy of everything, around a ring
         parts = torch.empty_like(sent)

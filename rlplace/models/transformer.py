@@ -30,8 +30,12 @@ class ChunkTransformer(nn.Module):
 
     def __init__(self, spaces: Spaces, config: TransformerConfig) -> None:
         super().__init__()
-        self._entries, self._images, self._chunk = spaces.entries, spaces.images, spaces.chunk
-        width, patch, tokens = config.width, config.patch, 0
+        self._entries = spaces.entries
+        self._images = spaces.images
+        self._chunk = spaces.chunk
+        width = config.width
+        patch = config.patch
+        tokens = 0
         layers: list[nn.Module] = []
         for entry in spaces.entries:
             if entry in spaces.images:
@@ -43,10 +47,16 @@ class ChunkTransformer(nn.Module):
                 tokens += 1
         self.tokens = nn.ModuleList(layers)
         self.places = nn.Parameter(_FIRST_DEVIATION * torch.randn(tokens, width))
-        self.queries = nn.Parameter(_FIRST_DEVIATION * torch.randn(spaces.chunk + 1, width))
-        self.blocks = nn.Sequential(*(_Block(width, config.heads) for _ in range(config.layers)))
+        self.queries = nn.Parameter(
+            _FIRST_DEVIATION * torch.randn(spaces.chunk + 1, width)
+        )
+        self.blocks = nn.Sequential(
+            *(_Block(width, config.heads) for _ in range(config.layers))
+        )
         self.norm = nn.LayerNorm(width)
-        self.policy = nn.Linear(width, math.prod(noise_shape(spaces.actions)) // spaces.chunk)
+        self.policy = nn.Linear(
+            width, math.prod(noise_shape(spaces.actions)) // spaces.chunk
+        )
         self.value = nn.Linear(width, 1)
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -55,18 +65,29 @@ class ChunkTransformer(nn.Module):
         initialise([self.value], 1.0, generator)
 
     def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:
-        by_name = {"": observations} if isinstance(observations, Tensor) else observations
-        dtype, tokens = self.places.dtype, list[Tensor]()
+        by_name = (
+            {"": observations} if isinstance(observations, Tensor) else observations
+        )
+        dtype = self.places.dtype
+        tokens = list[Tensor]()
         for entry, layer in zip(self._entries, self.tokens, strict=True):
             given = by_name[entry.name]
             if entry in self._images:
-                pixels = given.to(dtype) / BRIGHTEST if given.dtype == torch.uint8 else given.to(dtype)
-                tokens.append(layer(as_channels_first(pixels)).flatten(2).transpose(1, 2))
+                pixels = (
+                    given.to(dtype) / BRIGHTEST
+                    if given.dtype == torch.uint8
+                    else given.to(dtype)
+                )
+                tokens.append(
+                    layer(as_channels_first(pixels)).flatten(2).transpose(1, 2)
+                )
             else:
                 tokens.append(layer(given.flatten(1).to(dtype))[:, None])
         seen = torch.cat(tokens, dim=1) + self.places
         asked = self.queries.expand(len(seen), -1, -1)
-        answers = self.norm(self.blocks(torch.cat([seen, asked], dim=1))[:, -self._chunk - 1 :])
+        answers = self.norm(
+            self.blocks(torch.cat([seen, asked], dim=1))[:, -self._chunk - 1 :]
+        )
         return self.policy(answers[:, :-1]).flatten(1), self.value(answers[:, -1])[:, 0]
 
 
@@ -77,11 +98,18 @@ class _Block(nn.Module):
         super().__init__()
         self._heads = heads
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attention, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.layer = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.attention = nn.Linear(width, 3 * width)
+        self.joined = nn.Linear(width, width)
+        self.layer = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = self.attention(self.norms[0](tokens)).unflatten(-1, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.attention(self.norms[0](tokens))
+            .unflatten(-1, (3, self._heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
         attended = scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
         tokens = tokens + self.joined(attended)
         added: Tensor = self.layer(self.norms[1](tokens))

@@ -20,7 +20,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from rlplace.models.causal_lm import CausalLm
 from rlplace.models.packed import Packed
@@ -36,7 +40,9 @@ class Eyes:
 
     @functools.cached_property
     def _processor(self) -> Any:
-        return AutoImageProcessor.from_pretrained(self.sight.folder, local_files_only=True)
+        return AutoImageProcessor.from_pretrained(
+            self.sight.folder, local_files_only=True
+        )
 
     def read(self, files: Files) -> tuple[Tensor, Tensor]:
         """Return patches [P, D] float32 of all images, and the numbers of their times, rows and columns [n, 3]."""
@@ -62,25 +68,47 @@ class Eyes:
         """
         base: Any = lm.base_model
         patches, grids = self.read([file for own in files for file in own])
-        marks, positions, left = list[Tensor](), list[Tensor](), grids
+        marks = list[Tensor]()
+        positions = list[Tensor]()
+        left = grids
         for segment, own, follows in zip(segments, files, after, strict=True):
-            tokens, grid, left = segment.cpu(), left[: len(own)], left[len(own) :]
+            tokens = segment.cpu()
+            grid = left[: len(own)]
+            left = left[len(own) :]
             due = int(grid.prod(dim=1).sum()) // self.sight.merge**2
             mark = tokens == self.sight.image_token
             mark &= mark.cumsum(dim=0) <= due
-            assert int(mark.sum()) == due, "a prompt is expanded to the tokens of its images"
-            found, _ = base.get_rope_index(tokens[None], mm_token_type_ids=mark[None].int(), image_grid_thw=grid)
-            positions.append(found if follows is None else found + positions[follows].max() + 1)
+            assert int(mark.sum()) == due, (
+                "a prompt is expanded to the tokens of its images"
+            )
+            found, _ = base.get_rope_index(
+                tokens[None], mm_token_type_ids=mark[None].int(), image_grid_thw=grid
+            )
+            positions.append(
+                found if follows is None else found + positions[follows].max() + 1
+            )
             marks.append(mark)
         tokens = torch.cat(list(segments))
-        places, turned = torch.cat(marks)[None].to(tokens.device), torch.cat(positions, dim=-1).to(tokens.device)
-        seen = base.get_image_features(patches.to(tokens.device), grids.to(tokens.device), return_dict=True)
+        places = torch.cat(marks)[None].to(tokens.device)
+        turned = torch.cat(positions, dim=-1).to(tokens.device)
+        seen = base.get_image_features(
+            patches.to(tokens.device), grids.to(tokens.device), return_dict=True
+        )
         states = lm.get_input_embeddings()(tokens)[None]
-        states = states.masked_scatter(places[..., None], torch.cat(seen.pooler_output).to(states.dtype))
-        if layers := getattr(seen, "deepstack_features", None):  # which the first layers add (Qwen3-VL)
-            stacked = [torch.cat(layer) if isinstance(layer, (list, tuple)) else layer for layer in layers]
+        states = states.masked_scatter(
+            places[..., None], torch.cat(seen.pooler_output).to(states.dtype)
+        )
+        if layers := getattr(
+            seen, "deepstack_features", None
+        ):  # which the first layers add (Qwen3-VL)
+            stacked = [
+                torch.cat(layer) if isinstance(layer, (list, tuple)) else layer
+                for layer in layers
+            ]
             others |= {"visual_pos_masks": places, "deepstack_visual_embeds": stacked}
-        out = VisionLm.decoder_of(lm)(inputs_embeds=states, position_ids=turned, **others)
+        out = VisionLm.decoder_of(lm)(
+            inputs_embeds=states, position_ids=turned, **others
+        )
         return out.last_hidden_state[0], turned[:, 0]
 
 
@@ -101,13 +129,22 @@ class VisionLm(CausalLm):
         if not any(packed.images):
             packed = self._with_blank(packed)
         segments = packed.tokens.split(packed.lengths)
-        states, _ = self.eyes.states(self.lm, segments, packed.images, packed.after, use_cache=False, packed=packed)
+        states, _ = self.eyes.states(
+            self.lm,
+            segments,
+            packed.images,
+            packed.after,
+            use_cache=False,
+            packed=packed,
+        )
         return states[places], slice(None)
 
     def _with_blank(self, packed: Packed) -> Packed:
         """Add a sequence that is a blank image, of which nothing is scored."""
-        tokens, sight = packed.tokens, self.eyes.sight
-        more, total = sight.tokens(1, 1), len(packed.tokens) + sight.tokens(1, 1)
+        tokens = packed.tokens
+        sight = self.eyes.sight
+        more = sight.tokens(1, 1)
+        total = len(packed.tokens) + sight.tokens(1, 1)
         return dataclasses.replace(
             packed,
             tokens=functional.pad(tokens, (0, more), value=sight.image_token),

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 # One is put while the one before it is being taken.
 WEIGHT_MESSAGES_PER_TARGET = 2
-LEAST_PARTICIPANTS = 1024  # an entry costs little; the driver and its tools have names as well
+LEAST_PARTICIPANTS = (
+    1024  # an entry costs little; the driver and its tools have names as well
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,12 @@ class ChannelPlan:
     keys: tuple[str, ...]  # of target rank 0, then 1, ...; equally many for each
     why: str  # where the capacity comes from
     targets: RankLocations = dataclasses.field(repr=False)
-    waiting: Sequence[int] = dataclasses.field(repr=False)  # most items under way to each target rank
-    inside: Sequence[int] = dataclasses.field(repr=False)  # by target rank: 1 where all producers share its process
+    waiting: Sequence[int] = dataclasses.field(
+        repr=False
+    )  # most items under way to each target rank
+    inside: Sequence[int] = dataclasses.field(
+        repr=False
+    )  # by target rank: 1 where all producers share its process
     depth: int = 1  # capacity for each item under way
 
     @property
@@ -71,10 +77,17 @@ class ChannelPlan:
 
     def locations(self) -> tuple[ChannelLocation, ...]:
         """In the order of the first key of each. Linear in keys."""
-        ranks: dict[int, list[int]] = {}  # by the number of a node, or a number below 0 for each process
-        for rank, (node, inside) in enumerate(zip(self.targets.node, self.inside, strict=True)):
+        ranks: dict[
+            int, list[int]
+        ] = {}  # by the number of a node, or a number below 0 for each process
+        for rank, (node, inside) in enumerate(
+            zip(self.targets.node, self.inside, strict=True)
+        ):
             ranks.setdefault(~rank if inside else node, []).append(rank)
-        return tuple(self._location(found, in_process=place < 0) for place, found in ranks.items())
+        return tuple(
+            self._location(found, in_process=place < 0)
+            for place, found in ranks.items()
+        )
 
     def _location(self, ranks: Sequence[int], *, in_process: bool) -> ChannelLocation:
         under_way = sum(self.waiting[rank] for rank in ranks)
@@ -82,7 +95,11 @@ class ChannelPlan:
         return ChannelLocation(
             node=self.targets.node[ranks[0]],
             process=process_name(self.targets.process, ranks[0]) if in_process else "",
-            keys=tuple(key for rank in ranks for key in self.keys[rank * each : (rank + 1) * each]),
+            keys=tuple(
+                key
+                for rank in ranks
+                for key in self.keys[rank * each : (rank + 1) * each]
+            ),
             capacity_items=self.depth * under_way,
             under_way=under_way,
         )
@@ -96,7 +113,11 @@ def plan_channels(
     `routes`: those of simulators; None in a job with text.
     """
     if routes is not None:
-        return tuple(_simulator_channels(placement, routes, config.torch_rollout.pipeline_stage_num))
+        return tuple(
+            _simulator_channels(
+                placement, routes, config.torch_rollout.pipeline_stage_num
+            )
+        )
     return (*_text_channels(config, placement), *_scorer_channels(config, placement))
 
 
@@ -113,32 +134,79 @@ def _simulator_channels(
     So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
     whole iteration must fit. Weights are taken while they are put.
     """
-    observed, gathered = routes.observations, routes.trajectories
+    observed = routes.observations
+    gathered = routes.trajectories
     pieces = f"{len(observed.sources)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
-    answer, kept = "one answer for each observation", "all pieces of an iteration wait there for learn"
+    answer = "one answer for each observation"
+    kept = "all pieces of an iteration wait there for learn"
     for name, source, target, sources, targets, each, groups, why in (
-        ("observations", "env", "rollout", observed.sources, observed.targets, stage_groups, 0, pieces),
-        ("actions", "rollout", "env", observed.targets, observed.sources, stage_groups, stage_groups, answer),
-        ("trajectories", "env", "actor", gathered.sources, gathered.targets, 1, 0, kept),
+        (
+            "observations",
+            "env",
+            "rollout",
+            observed.sources,
+            observed.targets,
+            stage_groups,
+            0,
+            pieces,
+        ),
+        (
+            "actions",
+            "rollout",
+            "env",
+            observed.targets,
+            observed.sources,
+            stage_groups,
+            stage_groups,
+            answer,
+        ),
+        (
+            "trajectories",
+            "env",
+            "actor",
+            gathered.sources,
+            gathered.targets,
+            1,
+            0,
+            kept,
+        ),
     ):
-        if routes.direct and name != "trajectories":  # env ranks call the rollout rank of their process
+        if (
+            routes.direct and name != "trajectories"
+        ):  # env ranks call the rollout rank of their process
             continue
         counts = Counter(targets)
         waiting = [counts[rank] * each for rank in range(placement.world_size(target))]
-        inside = _inside(sources, targets, placement.locations(source), placement.locations(target))
-        yield _channel(placement, name, source, target, waiting, why, inside=inside, groups=groups)
+        inside = _inside(
+            sources, targets, placement.locations(source), placement.locations(target)
+        )
+        yield _channel(
+            placement, name, source, target, waiting, why, inside=inside, groups=groups
+        )
     yield _weights(placement)
 
 
-def _text_channels(config: Config, placement: HybridComponentPlacement) -> Iterator[ChannelPlan]:
+def _text_channels(
+    config: Config, placement: HybridComponentPlacement
+) -> Iterator[ChannelPlan]:
     """Prompts and answers, with room for all of an iteration or of an evaluation, so that no rank waits for room."""
-    algorithm, runner, each = config.algorithm, config.runner, config.algorithm.samples_per_prompt
-    prompts, held_out = algorithm.prompts or 0, runner.eval_prompts if runner.eval_every else 0
-    turns = config.text_env.max_turns > 1  # a prompt asks for all its samples at once, a later turn for one
+    algorithm, runner, each = (
+        config.algorithm,
+        config.runner,
+        config.algorithm.samples_per_prompt,
+    )
+    prompts = algorithm.prompts or 0
+    held_out = runner.eval_prompts if runner.eval_every else 0
+    turns = (
+        config.text_env.max_turns > 1
+    )  # a prompt asks for all its samples at once, a later turn for one
     at_once = asked_at_once(prompts, algorithm.short_rounds)
     requests = max(at_once * (each if turns else 1), held_out)
-    envs, engines = placement.world_size("env"), placement.world_size("rollout")
-    owned, tested = (itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out))
+    envs = placement.world_size("env")
+    engines = placement.world_size("rollout")
+    owned, tested = (
+        itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out)
+    )
     drawn = runner.eval_samples
     answers = [
         max(asked_at_once(b - a, algorithm.short_rounds) * each, (d - c) * drawn)
@@ -148,31 +216,65 @@ def _text_channels(config: Config, placement: HybridComponentPlacement) -> Itera
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"
     ends = f"the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}"
-    yield _channel(placement, "requests", "env", "rollout", requests + engines, f"{asked}, and {ends}")
-    answered = "every answer of an env rank's prompts, and rank 0 hears when each rank is done"
+    yield _channel(
+        placement,
+        "requests",
+        "env",
+        "rollout",
+        requests + engines,
+        f"{asked}, and {ends}",
+    )
+    answered = (
+        "every answer of an env rank's prompts, and rank 0 hears when each rank is done"
+    )
     yield _channel(placement, "completions", "rollout", "env", answers, answered)
-    ahead = f", and those of {algorithm.max_staleness} more" if algorithm.max_staleness else ""
-    kept, groups = "all groups of an iteration wait there for learn", prompts * (1 + algorithm.max_staleness)
+    ahead = (
+        f", and those of {algorithm.max_staleness} more"
+        if algorithm.max_staleness
+        else ""
+    )
+    kept = "all groups of an iteration wait there for learn"
+    groups = prompts * (1 + algorithm.max_staleness)
     yield _channel(placement, "samples", "env", "actor", groups, kept + ahead)
     yield _weights(placement)
 
 
-def _scorer_channels(config: Config, placement: HybridComponentPlacement) -> Iterator[ChannelPlan]:
+def _scorer_channels(
+    config: Config, placement: HybridComponentPlacement
+) -> Iterator[ChannelPlan]:
     """Samples to scorers and scores from them, with room for whole iterations."""
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
-        yield _channel(placement, f"samples.{scorer}", "env", scorer, groups, "all groups of an iteration")
-        yield _channel(placement, f"scores.{scorer}", scorer, "actor", samples, "a score of each sample, at most")
+        yield _channel(
+            placement,
+            f"samples.{scorer}",
+            "env",
+            scorer,
+            groups,
+            "all groups of an iteration",
+        )
+        yield _channel(
+            placement,
+            f"scores.{scorer}",
+            scorer,
+            "actor",
+            samples,
+            "a score of each sample, at most",
+        )
     if "critic" in placement.components:
-        yield _channel(placement, "returns", "actor", "critic", groups, "those of all groups")
+        yield _channel(
+            placement, "returns", "actor", "critic", groups, "those of all groups"
+        )
     if config.reference.refresh_every and "reference" in placement.components:
         yield _weights(placement, "weights.reference", "reference")
 
 
 def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
     """The components that score each sample beside the actor."""
-    return tuple(c for c in components if role_of(c) in ("critic", "reference", "reward"))
+    return tuple(
+        c for c in components if role_of(c) in ("critic", "reference", "reward")
+    )
 
 
 def _channel(
@@ -190,10 +292,14 @@ def _channel(
     """A channel with a key for each target rank, or for each of its `groups`; a number waits at one key for rank 0."""
     at = placement.locations(target)
     if isinstance(waiting, int):
-        at, waiting, keys = RankLocations(node=at.node[:1], first=at.first[:1], count=at.count[:1]), [waiting], [""]
+        at = RankLocations(node=at.node[:1], first=at.first[:1], count=at.count[:1])
+        waiting = [waiting]
+        keys = [""]
     else:
         ranks = range(len(waiting))
-        keys = [f"{rank}/{group}" for rank in ranks for group in range(groups)] or [str(rank) for rank in ranks]
+        keys = [f"{rank}/{group}" for rank in ranks for group in range(groups)] or [
+            str(rank) for rank in ranks
+        ]
     return ChannelPlan(
         name=name,
         source=source,
@@ -207,11 +313,15 @@ def _channel(
     )
 
 
-def _weights(placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout") -> ChannelPlan:
+def _weights(
+    placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout"
+) -> ChannelPlan:
     """The channel of weights that cannot be written where they are read."""
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
-    return _channel(placement, name, "actor", target, each, why, depth=WEIGHT_MESSAGES_PER_TARGET)
+    return _channel(
+        placement, name, "actor", target, each, why, depth=WEIGHT_MESSAGES_PER_TARGET
+    )
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
@@ -220,7 +330,12 @@ def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
-def _inside(givers: Sequence[int], takers: Sequence[int], sources: RankLocations, targets: RankLocations) -> bytearray:
+def _inside(
+    givers: Sequence[int],
+    takers: Sequence[int],
+    sources: RankLocations,
+    targets: RankLocations,
+) -> bytearray:
     """By target rank: 1 where everything that it gets comes from its own process. Givers and takers in pairs."""
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)

@@ -19,7 +19,12 @@ from rlplace.placement.schedule import Needs, Residency
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
 
-_SHARED = {0: "nothing", 1: "the optimizer", 2: "optimizer and gradients", 3: "optimizer, gradients and weights"}
+_SHARED = {
+    0: "nothing",
+    1: "the optimizer",
+    2: "optimizer and gradients",
+    3: "optimizer, gradients and weights",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,24 +36,35 @@ class Count:
     why: str
 
 
-def explain_counts(config: Config, placement: HybridComponentPlacement) -> tuple[Count, ...]:
+def explain_counts(
+    config: Config, placement: HybridComponentPlacement
+) -> tuple[Count, ...]:
     """In the order in which they follow from each other; none for a job with simulators."""
     if config.kind == "mlp":
         return ()
-    return (*_engines(placement), *_ranks(config, placement), *_ratio(placement), *_samples(config, placement))
+    return (
+        *_engines(placement),
+        *_ranks(config, placement),
+        *_ratio(placement),
+        *_samples(config, placement),
+    )
 
 
 def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
-    spec, used = placement.spec("rollout"), placement.accelerators("rollout")
+    spec = placement.spec("rollout")
+    used = placement.accelerators("rollout")
     if not used:
         return
-    each, engines = spec.accelerators_per_copy, spec.num_copies
+    each = spec.accelerators_per_copy
+    engines = spec.num_copies
     actor = placement.accelerators("actor")
     if used == actor:
         why = "all of the actor's: none of them idles while engines generate"
     elif shared := placement.shared("actor", "rollout"):
         own = len(used) - len(shared)
-        why = f"{len(shared)} of the actor's {len(actor)}" + (f", and {own} of their own" if own else "")
+        why = f"{len(shared)} of the actor's {len(actor)}" + (
+            f", and {own} of their own" if own else ""
+        )
     else:
         why = "of their own, none of the actor's"
     text = f"{engines} engine{'s' * (engines != 1)} x {each} = {len(used)} accelerators"
@@ -60,23 +76,38 @@ def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Coun
     for component in placement.components:
         spec = placement.spec(component)
         cut = spec.parallel.tensor_parallel_size  # ranks that have a copy between them
-        parts, text = spec.num_copies * cut, f"{placement.world_size(component)} ranks"
+        parts = spec.num_copies * cut
+        text = f"{placement.world_size(component)} ranks"
         match config.block_of(component):
             case TrainedConfig(zero_stage=stage) if parts > 1:
                 why = f"each holds 1/{parts} of {_SHARED[stage]} (zero_stage: {stage})"
                 yield Count(component, text, why)
-            case FrozenConfig(sharded=sharded) if parts > 1 and placement.accelerators(component):
+            case FrozenConfig(sharded=sharded) if parts > 1 and placement.accelerators(
+                component
+            ):
                 whole = "all weights" if cut == 1 else f"1/{cut} of the weights"
-                why = f"each holds 1/{parts} of the weights" if sharded else f"each holds {whole} (sharded: false)"
+                why = (
+                    f"each holds 1/{parts} of the weights"
+                    if sharded
+                    else f"each holds {whole} (sharded: false)"
+                )
                 yield Count(component, text, why)
 
 
 def _ratio(placement: HybridComponentPlacement) -> Iterator[Count]:
-    names = [c for c in ("rollout", "actor", "critic") if c in placement.components and placement.accelerators(c)]
+    names = [
+        c
+        for c in ("rollout", "actor", "critic")
+        if c in placement.components and placement.accelerators(c)
+    ]
     sizes = [len(placement.accelerators(c)) for c in names]
     unit = gcd(*sizes)
     partners = [(c, PARTNERS.get(role_of(c), "")) for c in placement.components]
-    pairs = [f"{c} with {other}" for c, other in partners if other in names and placement.shared(c, other)]
+    pairs = [
+        f"{c} with {other}"
+        for c, other in partners
+        if other in names and placement.shared(c, other)
+    ]
     ratio = " : ".join(str(size // unit) for size in sizes)
     yield Count(" : ".join(names), ratio, "; ".join(["in accelerators", *pairs]))
 
@@ -86,7 +117,8 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
     if algorithm.prompts is None:
         return
     samples = algorithm.prompts * algorithm.samples_per_prompt
-    batch, actor = algorithm.train_batch or samples, placement.spec("actor")
+    batch = algorithm.train_batch or samples
+    actor = placement.spec("actor")
     together = actor.parallel.ranks  # with the same samples
     takers = "each rank" if together == 1 else f"every {together} ranks"
     engines = placement.spec("rollout").num_copies
@@ -98,7 +130,9 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
 
 
 def _each(items: int, takers: int) -> str:
-    return str(items // takers) if items % takers == 0 else f"about {items / takers:.3g}"
+    if items % takers == 0:
+        return str(items // takers)
+    return f"about {items / takers:.3g}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +152,11 @@ class Savings:
 
     @property
     def sizes(self) -> str:
-        return " + ".join(f"{component} {size}" for component, size in self.by_component.items() if size)
+        return " + ".join(
+            f"{component} {size}"
+            for component, size in self.by_component.items()
+            if size
+        )
 
     @property
     def text(self) -> str:
@@ -134,7 +172,11 @@ def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str,
     at_work = {}
     for stage in needs.stages:
         needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]
-        at_work[stage] = len(Ranges.of(piece for c in needed for piece in placement.accelerators(c).pieces))
+        at_work[stage] = len(
+            Ranges.of(
+                piece for c in needed for piece in placement.accelerators(c).pieces
+            )
+        )
     return at_work
 
 
@@ -157,17 +199,26 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
                 fits = local >= taken and local + size <= like.accelerators
                 if not nodes or not fits or _kind(nodes[-1]) != _kind(like):
                     first = nodes[-1].numbers.stop if nodes else 0
-                    nodes.append(dataclasses.replace(like, rank=len(nodes), first=first))
+                    nodes.append(
+                        dataclasses.replace(like, rank=len(nodes), first=first)
+                    )
                     local = part.start - like.first if like.runs else 0
                 taken = local + size
                 begin = nodes[-1].first + local
                 ranks = segment.cut_to(part).ranks
-                moved.setdefault(component, []).append(Segment(accelerators=range(begin, begin + size), ranks=ranks))
+                moved.setdefault(component, []).append(
+                    Segment(accelerators=range(begin, begin + size), ranks=ranks)
+                )
     if not moved:
         return None
     groups = NodeGroups(Topology(tuple(nodes), "as needed"))
     specs = {
-        c: ComponentSpec(name=c, pool=groups[WHOLE_CLUSTER], written=tuple(found), parallel=placement.spec(c).parallel)
+        c: ComponentSpec(
+            name=c,
+            pool=groups[WHOLE_CLUSTER],
+            written=tuple(found),
+            parallel=placement.spec(c).parallel,
+        )
         for c, found in moved.items()
     }
     return HybridComponentPlacement.of(specs, groups)

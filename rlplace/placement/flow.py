@@ -69,9 +69,17 @@ class Route:
     def shares(self) -> tuple[Share, ...]:
         """In row order, made anew each time."""
         transports = self._transports()
-        pieces = zip(self.sources, self.targets, pairwise(self.edges), transports, strict=True)
+        pieces = zip(
+            self.sources, self.targets, pairwise(self.edges), transports, strict=True
+        )
         return tuple(
-            Share(source=source, target=target, start=start, stop=stop, transport=transport)
+            Share(
+                source=source,
+                target=target,
+                start=start,
+                stop=stop,
+                transport=transport,
+            )
             for source, target, (start, stop), transport in pieces
         )
 
@@ -86,7 +94,9 @@ class Route:
     def transports(self) -> dict[Transport, int]:
         """How many shares each transport carries; only those that occur, nearest first."""
         counts = Counter(self._transports())
-        return {transport: counts[transport] for transport in Transport if counts[transport]}
+        return {
+            transport: counts[transport] for transport in Transport if counts[transport]
+        }
 
     def _transports(self) -> Iterator[Transport]:
         for source, target in zip(self.sources, self.targets, strict=True):
@@ -105,14 +115,20 @@ class Routes(NamedTuple):
         return {*self.observations.transports()} == {Transport.SAME_PROCESS}
 
 
-def derive_routes(placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int) -> Routes:
+def derive_routes(
+    placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int
+) -> Routes:
     """Routes for any world sizes of env, rollout and actor.
 
     `total_num_envs` must be a multiple of stage groups x env ranks, with a row for every rank (see `checks`).
     """
     return Routes(
-        observations=scatter_rows(placement, "env", "rollout", total_num_envs // stage_groups, "observations"),
-        trajectories=scatter_rows(placement, "env", "actor", total_num_envs, "trajectories"),
+        observations=scatter_rows(
+            placement, "env", "rollout", total_num_envs // stage_groups, "observations"
+        ),
+        trajectories=scatter_rows(
+            placement, "env", "actor", total_num_envs, "trajectories"
+        ),
     )
 
 
@@ -122,22 +138,40 @@ def block_edges(rows: int, ranks: int) -> list[int]:
     return [rank * least + min(rank, more) for rank in range(ranks + 1)]
 
 
-def transport_between(sources: RankLocations, source: int, targets: RankLocations, target: int) -> Transport:
+def transport_between(
+    sources: RankLocations, source: int, targets: RankLocations, target: int
+) -> Transport:
     """How far apart two ranks of different components are."""
     if source == target and sources.process and sources.process == targets.process:
         return Transport.SAME_PROCESS
     if sources.node[source] != targets.node[target]:
         return Transport.NETWORK
     first, other = sources.first[source], targets.first[target]
-    overlap = first < other + targets.count[target] and other < first + sources.count[source]
-    return Transport.SAME_ACCELERATOR if overlap else Transport.SAME_NODE
+    overlap = (
+        first < other + targets.count[target] and other < first + sources.count[source]
+    )
+    if overlap:
+        return Transport.SAME_ACCELERATOR
+    return Transport.SAME_NODE
 
 
-def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, rows: int, name: str = "") -> Route:
+def scatter_rows(
+    placement: HybridComponentPlacement,
+    source: str,
+    target: str,
+    rows: int,
+    name: str = "",
+) -> Route:
     """Both sides cut the rows into neighbouring blocks; each common piece of two blocks is one share."""
-    blocks = [block_edges(rows, placement.world_size(component)) for component in (source, target)]
+    blocks = [
+        block_edges(rows, placement.world_size(component))
+        for component in (source, target)
+    ]
     edges = sorted({*blocks[0], *blocks[1]})
-    holders = [array("l", (bisect_right(block, start) - 1 for start in edges[:-1])) for block in blocks]
+    holders = [
+        array("l", (bisect_right(block, start) - 1 for start in edges[:-1]))
+        for block in blocks
+    ]
     return Route(
         name=name,
         source=source,
@@ -150,16 +184,27 @@ def scatter_rows(placement: HybridComponentPlacement, source: str, target: str, 
     )
 
 
-def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) -> Route:
+def copy_nearest(
+    placement: HybridComponentPlacement, source: str, target: str
+) -> Route:
     """One row to each target rank, from a source on its accelerator, else on its node, else from any; in rotation."""
-    givers, takers = placement.locations(source), placement.locations(target)
+    givers = placement.locations(source)
+    takers = placement.locations(target)
 
     def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
         """Those of one rank, from near to far."""
-        return (*(("accelerator", a) for a in range(first, first + count)), ("node", node), ("cluster", 0))
+        return (
+            *(("accelerator", a) for a in range(first, first + count)),
+            ("node", node),
+            ("cluster", 0),
+        )
 
-    near: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # source ranks by the place that they are at
-    for rank, (node, first, count) in enumerate(zip(givers.node, givers.first, givers.count, strict=True)):
+    near: defaultdict[tuple[str, int], list[int]] = defaultdict(
+        list
+    )  # source ranks by the place that they are at
+    for rank, (node, first, count) in enumerate(
+        zip(givers.node, givers.first, givers.count, strict=True)
+    ):
         for place in places(node, first, count):
             near[place].append(rank)
     given: Counter[tuple[str, int]] = Counter()  # by the place whose sources take turns
@@ -182,10 +227,18 @@ def copy_nearest(placement: HybridComponentPlacement, source: str, target: str) 
 
 
 BUCKET_BYTES = 16 << 20  # of weights on their way to a copy on another node
-CUT_BUCKET_BYTES = 64 << 20  # of weights on their way to the processes of an engine that cuts them
-SUMMED_AT_ONCE_BYTES = 1 << 20  # that a rank on a host sends at most to spare all a second exchange
-WINDOW_BYTES = 256 << 20  # of whole weights that the process of an engine loads at a time, or the largest weight
-DEVICE_BUCKET_BYTES = 64 << 20  # between accelerators; large: the notes about a bucket should take little of its time
+CUT_BUCKET_BYTES = (
+    64 << 20
+)  # of weights on their way to the processes of an engine that cuts them
+SUMMED_AT_ONCE_BYTES = (
+    1 << 20
+)  # that a rank on a host sends at most to spare all a second exchange
+WINDOW_BYTES = (
+    256 << 20
+)  # of whole weights that the process of an engine loads at a time, or the largest weight
+DEVICE_BUCKET_BYTES = (
+    64 << 20
+)  # between accelerators; large: the notes about a bucket should take little of its time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +263,10 @@ def deliver_by_node(placement: HybridComponentPlacement) -> tuple[Delivery, ...]
     for ranks_on, component in ((near, "actor"), (readers, "rollout")):
         for rank, node in enumerate(placement.locations(component).node):
             ranks_on[node].append(rank)
-    return tuple(Delivery(readers=tuple(readers[node]), near=tuple(near[node])) for node in sorted(readers))
+    return tuple(
+        Delivery(readers=tuple(readers[node]), near=tuple(near[node]))
+        for node in sorted(readers)
+    )
 
 
 class DeviceMember(NamedTuple):
@@ -218,12 +274,16 @@ class DeviceMember(NamedTuple):
 
     component: str
     rank: int
-    part: int | None = None  # of the engine: its n-th accelerator, which that process has
+    part: int | None = (
+        None  # of the engine: its n-th accelerator, which that process has
+    )
 
     @property
     def name(self) -> str:
         """ "rollout rank 0 part 1"."""
-        return owner_of(self.component, self.rank) + ("" if self.part is None else f" part {self.part}")
+        return owner_of(self.component, self.rank) + (
+            "" if self.part is None else f" part {self.part}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +295,9 @@ class DeviceDelivery(Delivery):
     one group; NCCL refuses two ranks on one accelerator.
     """
 
-    owners: tuple[int | None, ...]  # by taker, the actor rank on its accelerator, which shares its memory with it
+    owners: tuple[
+        int | None, ...
+    ]  # by taker, the actor rank on its accelerator, which shares its memory with it
     actors: int  # how many actor ranks there are
     parts: tuple[int, ...] = ()  # by reader, how many accelerators it has; (): one each
 
@@ -248,8 +310,13 @@ class DeviceDelivery(Delivery):
     def takers(self) -> tuple[DeviceMember, ...]:
         """One for each accelerator of the readers, in order."""
         found: list[DeviceMember] = []
-        for reader, parts in zip(self.readers, self.parts or (1,) * len(self.readers), strict=True):
-            found += [DeviceMember("rollout", reader, part if parts > 1 else None) for part in range(parts)]
+        for reader, parts in zip(
+            self.readers, self.parts or (1,) * len(self.readers), strict=True
+        ):
+            found += [
+                DeviceMember("rollout", reader, part if parts > 1 else None)
+                for part in range(parts)
+            ]
         return tuple(found)
 
     def takers_of(self, reader: int) -> tuple[DeviceMember, ...]:
@@ -263,23 +330,32 @@ class DeviceDelivery(Delivery):
 
     def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
         """Takers on the accelerator of an actor rank."""
-        return tuple(taker for taker, owner in zip(self.takers, self.owners, strict=True) if owner == actor)
+        return tuple(
+            taker
+            for taker, owner in zip(self.takers, self.owners, strict=True)
+            if owner == actor
+        )
 
     def owner(self, taker: DeviceMember) -> int | None:
         return self.owners[self.takers.index(taker)]
 
 
-def deliver(placement: HybridComponentPlacement, *, cut: bool = False) -> tuple[Delivery, ...]:
+def deliver(
+    placement: HybridComponentPlacement, *, cut: bool = False
+) -> tuple[Delivery, ...]:
     """Weights on the accelerators of each rollout rank where possible; one copy per node for the other ranks.
 
     Possible where all ranks of the actor have one GPU each, for a rollout rank that is the first on its GPUs. `cut`:
     ranks of several GPUs are engines that cut their weights; others go through the host.
     """
-    actors, rollouts = placement.locations("actor"), placement.locations("rollout")
+    actors = placement.locations("actor")
+    rollouts = placement.locations("rollout")
     kinds = [node.kind for node in placement.topology.nodes]
     taken: set[int] = set()  # accelerators of the ranks before
     able: dict[int, tuple[int, ...]] = {}  # accelerators by rollout rank
-    for rank, (node, first, count) in enumerate(zip(rollouts.node, rollouts.first, rollouts.count, strict=True)):
+    for rank, (node, first, count) in enumerate(
+        zip(rollouts.node, rollouts.first, rollouts.count, strict=True)
+    ):
         if kinds[node] == "cuda" and (count == 1 or (cut and count)):
             own = tuple(range(first, first + count))
             if taken.isdisjoint(own):
@@ -287,7 +363,8 @@ def deliver(placement: HybridComponentPlacement, *, cut: bool = False) -> tuple[
                 taken.update(own)
     owners = {first: rank for rank, first in enumerate(actors.first)}
     apart = len(owners) == len(actors.first) and all(
-        kinds[node] == "cuda" and count == 1 for node, count in zip(actors.node, actors.count, strict=True)
+        kinds[node] == "cuda" and count == 1
+        for node, count in zip(actors.node, actors.count, strict=True)
     )
     by_node = deliver_by_node(placement)
     if not able or not apart:
@@ -295,17 +372,24 @@ def deliver(placement: HybridComponentPlacement, *, cut: bool = False) -> tuple[
     parts = tuple(len(own) for own in able.values())
     device = DeviceDelivery(
         readers=tuple(able),
-        owners=tuple(owners.get(accelerator) for own in able.values() for accelerator in own),
+        owners=tuple(
+            owners.get(accelerator) for own in able.values() for accelerator in own
+        ),
         actors=len(actors.first),
         parts=parts if max(parts) > 1 else (),
     )
-    rest = [dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in able)) for d in by_node]
+    rest = [
+        dataclasses.replace(d, readers=tuple(r for r in d.readers if r not in able))
+        for d in by_node
+    ]
     return (device, *(delivery for delivery in rest if delivery.readers))
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
     """Those that do not stay on accelerators."""
-    return [delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)]
+    return [
+        delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)
+    ]
 
 
 def deliver_by_rank(ranks: int) -> tuple[Delivery, ...]:

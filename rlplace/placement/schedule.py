@@ -62,19 +62,29 @@ class Needs:
     """What an algorithm needs resident in each stage, in order. A component is active in the stages that name it."""
 
     stages: tuple[str, ...]
-    residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> least residency
-    divisible: tuple[str, ...] = ()  # stages whose components do not depend on each other: see `split_stages`
-    early: Mapping[str, str] = dataclasses.field(default_factory=dict)  # component -> an earlier stage to start in
+    residency: Mapping[
+        str, Mapping[str, Residency]
+    ]  # stage -> component -> least residency
+    divisible: tuple[
+        str, ...
+    ] = ()  # stages whose components do not depend on each other: see `split_stages`
+    early: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # component -> an earlier stage to start in
     ahead: int = 0  # versions by which rollout may run ahead of learning; above 0 it goes on through every stage
 
     @property
     def components(self) -> tuple[str, ...]:
         """Every component the algorithm has, in the order they first appear."""
-        return tuple(dict.fromkeys(c for stage in self.stages for c in self.residency[stage]))
+        return tuple(
+            dict.fromkeys(c for stage in self.stages for c in self.residency[stage])
+        )
 
     def of(self, stage: str, component: str) -> Residency:
         """The residency that a component needs in a stage."""
-        found = (self.residency[s][component] for s in self.active_stages(stage, component))
+        found = (
+            self.residency[s][component] for s in self.active_stages(stage, component)
+        )
         return max(found, default=Residency.OFF)
 
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
@@ -99,10 +109,21 @@ SIMULATOR_NEEDS = Needs(
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
-_FROZEN = ("reference", "reward")  # their scores do not depend on what is learned, so they may start early
+_FROZEN = (
+    "reference",
+    "reward",
+)  # their scores do not depend on what is learned, so they may start early
 _TEXT = {  # stages in the order in which they run; in each, components in the order of their turns
-    "sync": {"actor": Residency.WEIGHTS, "rollout": Residency.WEIGHTS, "reference": Residency.WEIGHTS},
-    "rollout": {"env": Residency.FULL, "rollout": Residency.FULL, "agent": Residency.FULL},
+    "sync": {
+        "actor": Residency.WEIGHTS,
+        "rollout": Residency.WEIGHTS,
+        "reference": Residency.WEIGHTS,
+    },
+    "rollout": {
+        "env": Residency.FULL,
+        "rollout": Residency.FULL,
+        "agent": Residency.FULL,
+    },
     "infer": {
         "reference": Residency.FULL,
         "reward": Residency.FULL,
@@ -116,7 +137,11 @@ _TEXT = {  # stages in the order in which they run; in each, components in the o
 
 
 def text_needs(
-    names: Iterable[str], *, actor_infers: bool | None = None, refreshed: bool = False, accumulates: bool = False
+    names: Iterable[str],
+    *,
+    actor_infers: bool | None = None,
+    refreshed: bool = False,
+    accumulates: bool = False,
 ) -> Needs:
     """The needs of a job with these components; actor and rollout are always among them.
 
@@ -127,8 +152,13 @@ def text_needs(
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
     if actor_infers is None:
-        actor_infers = any(role_of(c) in _TEXT["infer"] for c in components if c != "actor")
-    absent = {*(() if refreshed else [("sync", "reference")]), *(() if actor_infers else [("infer", "actor")])}
+        actor_infers = any(
+            role_of(c) in _TEXT["infer"] for c in components if c != "actor"
+        )
+    absent = {
+        *(() if refreshed else [("sync", "reference")]),
+        *(() if actor_infers else [("infer", "actor")]),
+    }
     residency = {
         stage: {
             c: need
@@ -146,14 +176,23 @@ def text_needs(
         stages=tuple(residency),
         residency=residency,
         divisible=tuple(stage for stage in ("infer", "learn") if stage in residency),
-        early={c: "rollout" for role in early for c in components if role_of(c) == role},
+        early={
+            c: "rollout" for role in early for c in components if role_of(c) == role
+        },
     )
 
 
 def placed_names(block: Mapping[str, object]) -> list[str]:
     """The components of a placement block; a preset places an actor, a critic, a reference, a reward and a rollout."""
     if "preset" in block:
-        return ["actor", "critic", "reference", "reward", "rollout", *(k for k in block if "." in k)]
+        return [
+            "actor",
+            "critic",
+            "reference",
+            "reward",
+            "rollout",
+            *(k for k in block if "." in k),
+        ]
     return [name.strip() for leaf in block for name in str(leaf).split(",")]
 
 
@@ -186,9 +225,13 @@ class Schedule:
 
     stages: tuple[str, ...]
     needs: Needs  # the algorithm's, in these stages
-    residency: Mapping[str, Mapping[str, Residency]]  # stage -> component -> residency held there
+    residency: Mapping[
+        str, Mapping[str, Residency]
+    ]  # stage -> component -> residency held there
     first: Transition  # into the first stage, from everything off
-    entries: Mapping[str, Transition]  # to show and count: stage -> from the stage before it, the last before the first
+    entries: Mapping[
+        str, Transition
+    ]  # to show and count: stage -> from the stage before it, the last before the first
 
     def between(self, before: str, after: str) -> Transition:
         """From any stage straight to any other."""
@@ -198,29 +241,46 @@ class Schedule:
     def active(self) -> Mapping[str, tuple[str, ...]]:
         """Stage -> the components that run in it, at the same time."""
         needed = self.needs.residency
-        return {stage: tuple(c for c in needed[stage] if c in row) for stage, row in self.residency.items()}
+        return {
+            stage: tuple(c for c in needed[stage] if c in row)
+            for stage, row in self.residency.items()
+        }
 
 
-def schedule_of(placement: Sharing, needs: Needs, offload: Mapping[str, bool]) -> Schedule:
+def schedule_of(
+    placement: Sharing, needs: Needs, offload: Mapping[str, bool]
+) -> Schedule:
     """What is resident when, and the moves between stages; `find_clashes` reports what may not share accelerators.
 
     A component with offload that shares accelerators falls to its need in every stage; all others stay full throughout.
     """
     active = split_stages(needs, placement, offload)
-    falling = {c for c in placement.components if offload[c] and makes_room(placement, active, c)}
+    falling = {
+        c
+        for c in placement.components
+        if offload[c] and makes_room(placement, active, c)
+    }
     residency = {
-        stage: {c: active.of(stage, c) if c in falling else Residency.FULL for c in placement.components}
+        stage: {
+            c: active.of(stage, c) if c in falling else Residency.FULL
+            for c in placement.components
+        }
         for stage in active.stages
     }
-    first, last = active.stages[0], active.stages[-1]
+    first = active.stages[0]
+    last = active.stages[-1]
     return Schedule(
         stages=active.stages,
         needs=active,
         residency=residency,
-        first=_transition(first, dict.fromkeys(placement.components, Residency.OFF), residency[first]),
+        first=_transition(
+            first, dict.fromkeys(placement.components, Residency.OFF), residency[first]
+        ),
         entries={
             stage: _transition(stage, residency[before], residency[stage])
-            for before, stage in zip((last, *active.stages), active.stages, strict=False)
+            for before, stage in zip(
+                (last, *active.stages), active.stages, strict=False
+            )
         },
     )
 
@@ -240,16 +300,25 @@ def find_clashes(
     for component in placement.components:
         if offload[component] or component in allow_resident:
             continue
-        hindered = [o for o in placement.sharers(component) if not _meet_in_full(needs, component, o)]
+        hindered = [
+            o
+            for o in placement.sharers(component)
+            if not _meet_in_full(needs, component, o)
+        ]
         if not hindered:
             continue
         lines: list[str] = []
         for other in hindered:
-            stages = [s for s in needs.stages if _in_the_way(needs, s, component, other)]
+            stages = [
+                s for s in needs.stages if _in_the_way(needs, s, component, other)
+            ]
             when = f"in stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
             shared = placement.shared(component, other)
-            lines.append(f"{when}, {other} needs accelerators {shared}, where {component} stays")
-        key, verb = f"{blocks.get(component, component)}.enable_offload", f"need{'s' * (len(hindered) == 1)}"
+            lines.append(
+                f"{when}, {other} needs accelerators {shared}, where {component} stays"
+            )
+        key = f"{blocks.get(component, component)}.enable_offload"
+        verb = f"need{'s' * (len(hindered) == 1)}"
         yield Problem(
             code="residents-clash",
             key=key,
@@ -263,20 +332,35 @@ def find_clashes(
 def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
     """Whether the component, if it stayed, would hold more than it needs while another needs the accelerators."""
     others = placement.sharers(component)
-    return any(_in_the_way(needs, stage, component, other) for other in others for stage in needs.stages)
+    return any(
+        _in_the_way(needs, stage, component, other)
+        for other in others
+        for stage in needs.stages
+    )
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
     """Whether `other` is needed while `component`, if it stayed, would hold more than it needs."""
-    return needs.of(stage, other) > Residency.OFF and needs.of(stage, component) < needs.peak(component)
+    return needs.of(stage, other) > Residency.OFF and needs.of(
+        stage, component
+    ) < needs.peak(component)
 
 
 def _meet_in_full(needs: Needs, a: str, b: str) -> bool:
-    return any(needs.of(s, a) == needs.peak(a) and needs.of(s, b) == needs.peak(b) for s in needs.stages)
+    return any(
+        needs.of(s, a) == needs.peak(a) and needs.of(s, b) == needs.peak(b)
+        for s in needs.stages
+    )
 
 
-def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str, Residency]) -> Transition:
-    moves = [Move(component=c, before=before[c], after=after[c]) for c in after if before[c] != after[c]]
+def _transition(
+    stage: str, before: Mapping[str, Residency], after: Mapping[str, Residency]
+) -> Transition:
+    moves = [
+        Move(component=c, before=before[c], after=after[c])
+        for c in after
+        if before[c] != after[c]
+    ]
     return Transition(
         stage=stage,
         releases=tuple(m for m in moves if m.after < m.before),
@@ -284,7 +368,9 @@ def _transition(stage: str, before: Mapping[str, Residency], after: Mapping[str,
     )
 
 
-def split_stages(needs: Needs, placement: Sharing, offload: Mapping[str, bool]) -> Needs:
+def split_stages(
+    needs: Needs, placement: Sharing, offload: Mapping[str, bool]
+) -> Needs:
     """Split each divisible stage so that components that share accelerators run in turn.
 
     A component starts early (a frozen one ends there too) only if no other component uses its accelerators in that
@@ -293,16 +379,26 @@ def split_stages(needs: Needs, placement: Sharing, offload: Mapping[str, bool]) 
     dropped.
     """
 
-    def share(a: str, b: str) -> bool:  # a component that could not be placed shares nothing
+    def share(
+        a: str, b: str
+    ) -> bool:  # a component that could not be placed shares nothing
         return {a, b} <= {*placement.components} and bool(placement.shared(a, b))
 
     rows = {stage: dict(needs.residency[stage]) for stage in needs.stages}
     for component, stage in needs.early.items():
-        busy = [c for row in rows.values() for c in row if c != component] if needs.ahead else rows[stage]
-        if component in placement.components and not any(share(component, other) for other in busy):
+        busy = (
+            [c for row in rows.values() for c in row if c != component]
+            if needs.ahead
+            else rows[stage]
+        )
+        if component in placement.components and not any(
+            share(component, other) for other in busy
+        ):
             later = [rows[name] for name in needs.divisible if component in rows[name]]
             rows[stage][component] = max(row[component] for row in later)
-            for row in later if role_of(component) in _FROZEN else ():  # what learns ends where it did
+            for row in (
+                later if role_of(component) in _FROZEN else ()
+            ):  # what learns ends where it did
                 del row[component]
     residency: dict[str, Mapping[str, Residency]] = {}
     for stage, row in rows.items():
@@ -310,20 +406,31 @@ def split_stages(needs: Needs, placement: Sharing, offload: Mapping[str, bool]) 
             residency[stage] = row
             continue
         leaving = {c for c in row if offload.get(c, False)}
-        parts: list[dict[str, Residency]] = []  # of this stage, in the order in which they run
+        parts: list[
+            dict[str, Residency]
+        ] = []  # of this stage, in the order in which they run
         for component, need in row.items():
             for part in parts:
-                if component not in leaving or not any(c in leaving and share(component, c) for c in part):
+                if component not in leaving or not any(
+                    c in leaving and share(component, c) for c in part
+                ):
                     part[component] = need
                     break
             else:
                 parts.append({component: need})
         numbered = len(parts) > 1
-        residency |= {f"{stage} {number}" if numbered else stage: part for number, part in enumerate(parts, 1)}
-    return dataclasses.replace(needs, stages=tuple(residency), residency=residency, divisible=(), early={})
+        residency |= {
+            f"{stage} {number}" if numbered else stage: part
+            for number, part in enumerate(parts, 1)
+        }
+    return dataclasses.replace(
+        needs, stages=tuple(residency), residency=residency, divisible=(), early={}
+    )
 
 
-def setup_order(accelerators: Mapping[str, Collection[int]]) -> dict[str, tuple[str, ...]]:
+def setup_order(
+    accelerators: Mapping[str, Collection[int]],
+) -> dict[str, tuple[str, ...]]:
     """Map each component to those that share `accelerators` with it and are set up before it, in an order that may be
     walked.
 
@@ -333,7 +440,11 @@ def setup_order(accelerators: Mapping[str, Collection[int]]) -> dict[str, tuple[
     """
     order = sorted(accelerators, key=lambda component: role_of(component) != "rollout")
     return {
-        component: tuple(o for o in order[:at] if not set(accelerators[o]).isdisjoint(accelerators[component]))
+        component: tuple(
+            o
+            for o in order[:at]
+            if not set(accelerators[o]).isdisjoint(accelerators[component])
+        )
         for at, component in enumerate(order)
     }
 

@@ -29,7 +29,10 @@ class Transfer:
     @property
     def by_transport(self) -> str:
         """`same_node: 4, network: 2`, in pairs of ranks."""
-        return ", ".join(f"{transport.value}: {count}" for transport, count in self.transports.items())
+        return ", ".join(
+            f"{transport.value}: {count}"
+            for transport, count in self.transports.items()
+        )
 
 
 def transfers(plan: Plan) -> tuple[Transfer, ...]:
@@ -37,8 +40,12 @@ def transfers(plan: Plan) -> tuple[Transfer, ...]:
     if plan.routes:
         found = [_along(plan, route) for route in plan.routes]
     else:
-        found = [_channelled(plan, channel) for channel in plan.channels if _amount(channel)]
-    return (*found, _delivered(plan)) if plan.deliveries else tuple(found)
+        found = [
+            _channelled(plan, channel) for channel in plan.channels if _amount(channel)
+        ]
+    if plan.deliveries:
+        return (*found, _delivered(plan))
+    return tuple(found)
 
 
 def _along(plan: Plan, route: Route) -> Transfer:
@@ -48,7 +55,12 @@ def _along(plan: Plan, route: Route) -> Transfer:
         amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
     transports = route.transports()
     return Transfer(
-        name=route.name, source=route.source, target=route.target, amount=amount, transports=transports, route=route
+        name=route.name,
+        source=route.source,
+        target=route.target,
+        amount=amount,
+        transports=transports,
+        route=route,
     )
 
 
@@ -68,7 +80,10 @@ def _amount(channel: ChannelPlan) -> str:
 
 
 def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
-    nodes = [Counter(plan.placement.locations(c).node) for c in (channel.source, channel.target)]
+    nodes = [
+        Counter(plan.placement.locations(c).node)
+        for c in (channel.source, channel.target)
+    ]
     rank_0 = channel.target in ("actor", "critic")
     if rank_0:
         nodes[1] = Counter(channel.targets.node)
@@ -79,33 +94,61 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
         source=channel.source,
         target=channel.target,
         amount=_amount(channel) + (f", to {channel.target} rank 0" if rank_0 else ""),
-        transports={t: pairs for t, pairs in ((Transport.SAME_NODE, near), (Transport.NETWORK, far)) if pairs},
+        transports={
+            t: pairs
+            for t, pairs in ((Transport.SAME_NODE, near), (Transport.NETWORK, far))
+            if pairs
+        },
     )
 
 
 def _delivered(plan: Plan) -> Transfer:
     """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
-    on_device = sum(len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery))
+    on_device = sum(
+        len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery)
+    )
     on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
-    amounts = [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")] if on_nodes else []
+    amounts = (
+        [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")]
+        if on_nodes
+        else []
+    )
     if on_device:
         amounts.insert(0, f"{_copies(on_device)} on accelerators")
-    pairs = sum((_pairs(plan, delivery) for delivery in plan.deliveries), Counter[Transport]())
+    pairs = sum(
+        (_pairs(plan, delivery) for delivery in plan.deliveries), Counter[Transport]()
+    )
     found = {transport: pairs[transport] for transport in Transport if pairs[transport]}
-    return Transfer(name="weights", source="actor", target="rollout", amount=", ".join(amounts), transports=found)
+    return Transfer(
+        name="weights",
+        source="actor",
+        target="rollout",
+        amount=", ".join(amounts),
+        transports=found,
+    )
 
 
 def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
     """Pairs of ranks: an actor rank and a copy on a node, an owner and a consumer, the group and each other reader."""
     actors = plan.placement.world_size("actor")
     if not isinstance(delivery, DeviceDelivery):
-        return Counter({Transport.SAME_NODE: len(delivery.near), Transport.NETWORK: actors - len(delivery.near)})
+        return Counter(
+            {
+                Transport.SAME_NODE: len(delivery.near),
+                Transport.NETWORK: actors - len(delivery.near),
+            }
+        )
     consumers = sum(owner is not None for owner in delivery.owners)
     free = [taker.rank for taker in delivery.takers if delivery.owner(taker) is None]
-    sources, nodes = Counter(plan.placement.locations("actor").node), plan.placement.locations("rollout").node
+    sources = Counter(plan.placement.locations("actor").node)
+    nodes = plan.placement.locations("rollout").node
     near = sum(sources[nodes[reader]] for reader in free)
     return Counter(
-        {Transport.SAME_ACCELERATOR: consumers, Transport.SAME_NODE: near, Transport.NETWORK: len(free) * actors - near}
+        {
+            Transport.SAME_ACCELERATOR: consumers,
+            Transport.SAME_NODE: near,
+            Transport.NETWORK: len(free) * actors - near,
+        }
     )
 
 
@@ -129,37 +172,80 @@ class Traffic:
 
     @property
     def total_bytes(self) -> int:
-        return self.to_host_bytes + self.from_host_bytes + sum(self.weights_bytes.values())
+        return (
+            self.to_host_bytes + self.from_host_bytes + sum(self.weights_bytes.values())
+        )
 
 
 def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
     changes: list[int] = []  # how much more the hosts hold after each move
     for entry in plan.schedule.entries.values():
         for move in (*entry.releases, *entry.acquires):
-            before, after = (ledger.host_bytes(move.component, level) for level in (move.before, move.after))
+            before, after = (
+                ledger.host_bytes(move.component, level)
+                for level in (move.before, move.after)
+            )
             changes.append((after - before) * plan.placement.world_size(move.component))
     weights: dict[Transport, int] = {}
     for transfer in transfers(plan):
         if (transfer.name, transfer.target) == ("weights", "rollout"):
-            each = max((s.accelerators_per_rank for s in plan.placement.spec("rollout").segments), default=1)
+            each = max(
+                (
+                    s.accelerators_per_rank
+                    for s in plan.placement.spec("rollout").segments
+                ),
+                default=1,
+            )
             copy = ledger.bytes("rollout", Residency.WEIGHTS) * each
-            parts = plan.placement.world_size(transfer.source) if transfer.route is None else 1  # of a copy
-            shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}  # by CUDA IPC, all parts at once
-            weights = {t: pairs * shared.get(t, 1) * copy // parts for t, pairs in transfer.transports.items()}
-    to_host, from_host = sum(c for c in changes if c > 0), -sum(c for c in changes if c < 0)
-    least_s = dict(_least_seconds(plan, {"to_host": to_host, "from_host": from_host}, weights))
-    return Traffic(to_host_bytes=to_host, from_host_bytes=from_host, weights_bytes=weights, least_s=least_s)
+            parts = (
+                plan.placement.world_size(transfer.source)
+                if transfer.route is None
+                else 1
+            )  # of a copy
+            shared = (
+                {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}
+            )  # by CUDA IPC, all parts at once
+            weights = {
+                t: pairs * shared.get(t, 1) * copy // parts
+                for t, pairs in transfer.transports.items()
+            }
+    to_host = sum(c for c in changes if c > 0)
+    from_host = -sum(c for c in changes if c < 0)
+    least_s = dict(
+        _least_seconds(plan, {"to_host": to_host, "from_host": from_host}, weights)
+    )
+    return Traffic(
+        to_host_bytes=to_host,
+        from_host_bytes=from_host,
+        weights_bytes=weights,
+        least_s=least_s,
+    )
 
 
-def least_move_seconds(plan: Plan, ledger: MemoryLedger, component: str) -> Iterator[tuple[str, float]]:
+def least_move_seconds(
+    plan: Plan, ledger: MemoryLedger, component: str
+) -> Iterator[tuple[str, float]]:
     """Yield each stage on whose entry a component copies something, and what that takes at the declared PCIe rate."""
-    pcie = min((node.pcie_gb_per_s for node in plan.topology.nodes if node.accelerators), default=0.0)
+    pcie = min(
+        (node.pcie_gb_per_s for node in plan.topology.nodes if node.accelerators),
+        default=0.0,
+    )
     accelerators = len(plan.placement.accelerators(component))
     if emulated(plan.topology) or not pcie or not accelerators:
         return
     for stage, entry in plan.schedule.entries.items():
-        moves = [move for move in (*entry.releases, *entry.acquires) if move.component == component]
-        copied = [abs(ledger.host_bytes(component, m.after) - ledger.host_bytes(component, m.before)) for m in moves]
+        moves = [
+            move
+            for move in (*entry.releases, *entry.acquires)
+            if move.component == component
+        ]
+        copied = [
+            abs(
+                ledger.host_bytes(component, m.after)
+                - ledger.host_bytes(component, m.before)
+            )
+            for m in moves
+        ]
         if size := sum(copied) * plan.placement.world_size(component):
             yield stage, size / accelerators / (1e9 * pcie)
 
@@ -173,13 +259,17 @@ def _least_seconds(
         return
     pcie = min(node.pcie_gb_per_s for node in nodes)
     rates = {
-        Transport.SAME_NODE: min(node.nvlink_gb_per_s or node.pcie_gb_per_s for node in nodes),
+        Transport.SAME_NODE: min(
+            node.nvlink_gb_per_s or node.pcie_gb_per_s for node in nodes
+        ),
         Transport.NETWORK: min(node.network_gb_per_s for node in nodes),
     }
     for way, size in copied.items():
         if size and pcie:
             yield way, size / len(plan.placement.used) / (1e9 * pcie)
-    through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
+    through_host = plan.deliveries and not any(
+        isinstance(d, DeviceDelivery) for d in plan.deliveries
+    )
     if not through_host:  # which takes far longer than the hardware does
         receiving = len(plan.placement.accelerators("rollout"))
         for transport, size in weights.items():
@@ -197,12 +287,19 @@ class TransportDetails:
 
 
 _DETAILS = {
-    Transport.SAME_PROCESS: TransportDetails("in one process", "reference", "reference"),
-    Transport.SAME_ACCELERATOR: TransportDetails("on one accelerator, in two processes", "shared memory", "CUDA IPC"),
+    Transport.SAME_PROCESS: TransportDetails(
+        "in one process", "reference", "reference"
+    ),
+    Transport.SAME_ACCELERATOR: TransportDetails(
+        "on one accelerator, in two processes", "shared memory", "CUDA IPC"
+    ),
     Transport.SAME_NODE: TransportDetails("on one node", "shared memory", "NCCL"),
     Transport.NETWORK: TransportDetails("on different nodes", "tcp", "NCCL"),
 }
-_SECURITY = {"encrypted": "tcp, encrypted", "password": "tcp, with a password, not encrypted"}
+_SECURITY = {
+    "encrypted": "tcp, encrypted",
+    "password": "tcp, with a password, not encrypted",
+}
 
 
 def details_of(transport: Transport, plan: Plan) -> TransportDetails:
@@ -210,10 +307,18 @@ def details_of(transport: Transport, plan: Plan) -> TransportDetails:
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
         found = dataclasses.replace(found, items=_SECURITY[plan.security])
-    if transport is Transport.SAME_PROCESS and isinstance(plan.routes, Routes) and plan.routes.direct:
+    if (
+        transport is Transport.SAME_PROCESS
+        and isinstance(plan.routes, Routes)
+        and plan.routes.direct
+    ):
         found = dataclasses.replace(found, items="direct call")
-    through_host = plan.deliveries and not any(isinstance(d, DeviceDelivery) for d in plan.deliveries)
-    return dataclasses.replace(found, tensors=found.items) if through_host or emulated(plan.topology) else found
+    through_host = plan.deliveries and not any(
+        isinstance(d, DeviceDelivery) for d in plan.deliveries
+    )
+    if through_host or emulated(plan.topology):
+        return dataclasses.replace(found, tensors=found.items)
+    return found
 
 
 def emulated(topology: Topology) -> bool:
@@ -222,14 +327,24 @@ def emulated(topology: Topology) -> bool:
 
 def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
     """The transports that the routes of a plan take, nearest first."""
-    taken = {transport for transfer in transfers(plan) for transport in transfer.transports}
-    found = {transport: details_of(transport, plan) for transport in Transport if transport in taken}
+    taken = {
+        transport for transfer in transfers(plan) for transport in transfer.transports
+    }
+    found = {
+        transport: details_of(transport, plan)
+        for transport in Transport
+        if transport in taken
+    }
     if Transport.SAME_PROCESS in found:  # env 0-3 and rollout 0-3 have process: shared
         sharers: dict[str, list[str]] = {}
         for component in plan.placement.components:
             if process := plan.placement.spec(component).process:
                 ranks = show_range(range(plan.placement.world_size(component)))
                 sharers.setdefault(process, []).append(f"{component} {ranks}")
-        because = "; ".join(" and ".join(names) + " have process: shared" for names in sharers.values())
-        found[Transport.SAME_PROCESS] = dataclasses.replace(found[Transport.SAME_PROCESS], because=because)
+        because = "; ".join(
+            " and ".join(names) + " have process: shared" for names in sharers.values()
+        )
+        found[Transport.SAME_PROCESS] = dataclasses.replace(
+            found[Transport.SAME_PROCESS], because=because
+        )
     return found

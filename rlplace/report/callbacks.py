@@ -13,7 +13,9 @@ from rlplace.errors import CallbackError, Problem, RlplaceError
 from rlplace.report.trackers import state_of
 from rlplace.signals import Stopped
 
-_KEY, _CODE, _NOUN = "runner.callbacks", "unknown-callback", "callback"
+_KEY = "runner.callbacks"
+_CODE = "unknown-callback"
+_NOUN = "callback"
 METHODS = ("on_iteration", "on_end")
 
 
@@ -39,31 +41,48 @@ class Callbacks:
     As a context manager it tells them of an end that nothing inside has told, such as that of a start that fails.
     """
 
-    def __init__(self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]
+    ) -> None:
         """Make each as `Class(folder, config, **kwargs)`."""
         self._made: list[tuple[str, object]] = []
         self._ended = False
         for at, each in enumerate(configs):
-            make = named(each.name, {}, key=f"{_KEY}[{at}].name", code=_CODE, noun=_NOUN)
-            self._made.append((each.name, self._call(each.name, make, folder, config, **each.kwargs)))
+            make = named(
+                each.name, {}, key=f"{_KEY}[{at}].name", code=_CODE, noun=_NOUN
+            )
+            self._made.append(
+                (each.name, self._call(each.name, make, folder, config, **each.kwargs))
+            )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: object
+    ) -> None:
         if not self._ended:
             self.on_end(state_of(error))
 
-    def on_iteration(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> bool:
+    def on_iteration(
+        self, iteration: int, env_steps: int, metrics: Mapping[str, float]
+    ) -> bool:
         """Call all that have it; return whether one has returned True, which ends the run."""
         asked = [
             name
             for name, callback in self._made
             if hasattr(callback, "on_iteration")
-            and _is_true(self._call(name, callback.on_iteration, iteration, env_steps, dict(metrics)))
+            and _is_true(
+                self._call(
+                    name, callback.on_iteration, iteration, env_steps, dict(metrics)
+                )
+            )
         ]
         if asked:
-            print(f"{', '.join(asked)} ends the run after iteration {iteration}", flush=True)
+            print(
+                f"{', '.join(asked)} ends the run after iteration {iteration}",
+                flush=True,
+            )
         return bool(asked)
 
     def on_end(self, state: str) -> None:

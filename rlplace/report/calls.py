@@ -15,7 +15,10 @@ from rlplace.stopwatch import CallRecord, Spans
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.group import Pending
 
-_GENERATING = ("run", "generate")  # which may be awaited in a later stage than they are of
+_GENERATING = (
+    "run",
+    "generate",
+)  # which may be awaited in a later stage than they are of
 KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 
 
@@ -60,12 +63,21 @@ class IterationCalls:
         That is the processor time of their threads. What a thread waits for, work of libraries' own threads and looking
         whether other ranks have come as far are not in it.
         """
-        cpu_s, cores = defaultdict[tuple[str, int], float](float), dict[int, int]()
-        last = {(call.stage, call.slot, call.name): call for call in self.calls}  # before it are evaluations
+        cpu_s = defaultdict[tuple[str, int], float](float)
+        cores = dict[int, int]()
+        last = {
+            (call.stage, call.slot, call.name): call for call in self.calls
+        }  # before it are evaluations
         for call in last.values():
-            node, parts = call.slot.node, call.record.parts
-            work_s = sum(part.cpu_s * ((part.name in WORKING) - (part.name == MEETING)) for part in parts)
-            cpu_s["rollout" if call.name in _GENERATING else call.stage, node] += max(0.0, work_s)
+            node = call.slot.node
+            parts = call.record.parts
+            work_s = sum(
+                part.cpu_s * ((part.name in WORKING) - (part.name == MEETING))
+                for part in parts
+            )
+            cpu_s["rollout" if call.name in _GENERATING else call.stage, node] += max(
+                0.0, work_s
+            )
             cores[node] = max(cores.get(node, 1), call.record.cores)
         found: dict[str, float] = {}
         for (stage, node), seconds in cpu_s.items():
@@ -74,7 +86,9 @@ class IterationCalls:
 
     @property
     def title(self) -> str:
-        return f"iteration {self.index + 1}" if self.learned else "evaluation"
+        if self.learned:
+            return f"iteration {self.index + 1}"
+        return "evaluation"
 
 
 class CallLog:
@@ -98,12 +112,16 @@ class CallLog:
         """Note calls that were awaited in `stage`. `name`: what they are called, if not by their method."""
         for call in (call for p in pending for call in p.calls):
             if call.record is not None:
-                named, work = name or call.method, call.work is None
-                self._open.calls.append(RankCall(stage, call.slot, named, call.record, work))
+                named = name or call.method
+                work = call.work is None
+                self._open.calls.append(
+                    RankCall(stage, call.slot, named, call.record, work)
+                )
 
     def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
         """Complete the iteration that is under way. Calls until the next one begins are of no iteration."""
-        self._open.seconds, self._open.uses = seconds, uses
+        self._open.seconds = seconds
+        self._open.uses = uses
         self._open.driver_cpu_s = time.process_time() - self._open.driver_cpu_s
         self.iterations.append(self._open)
         self._open = IterationCalls(-1, self._clock.epoch(), time.process_time())
@@ -118,11 +136,15 @@ def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
     for iteration in iterations:
         stages = {stage.stage: stage for stage in iteration.stages}
         for call in iteration.calls:
-            stage, record = stages[call.stage], call.record
+            stage = stages[call.stage]
+            record = call.record
             least, most = bounds.get(call.slot.node, (-math.inf, math.inf))
             most = min(most, stage.ended_s - record.began_s - record.seconds)
             bounds[call.slot.node] = (max(least, stage.began_s - record.began_s), most)
-    return {node: min(most, max(least, 0.0) if least <= most else 0.0) for node, (least, most) in bounds.items()}
+    return {
+        node: min(most, max(least, 0.0) if least <= most else 0.0)
+        for node, (least, most) in bounds.items()
+    }
 
 
 def laps(spans: Spans) -> Iterator[tuple[str, float, float]]:

@@ -10,7 +10,11 @@ from typing import NamedTuple
 from rlplace.placement.show.svg import colour, width_of
 from rlplace.report.record import Series
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 320, 170, 62, 34, 22
+_WIDTH = 320
+_HEIGHT = 170
+_LEFT = 62
+_TOP = 34
+_BOTTOM = 22
 _KEY = 12  # height of the names of several lines
 _MOST_POINTS = 240  # of a line: of more, the least and the greatest of neighbours
 STYLE = "path.line{fill:none;stroke-width:1.6;stroke-linejoin:round}.grid{stroke:#818b98;stroke-opacity:.3}"
@@ -28,37 +32,54 @@ def number(value: float) -> str:
     """Write about four digits: 12,345, 45.63, 0.0017."""
     if not math.isfinite(value):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def chart(title: str, lines: Sequence[Line]) -> str:
     """Draw lines over iterations. The last value stands beside the title, or in the key of each of several lines."""
     values = [v for line in lines for v in line.series.values]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if low == high:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+        low = low - (abs(low) or 1.0) / 2
+        high = high + (abs(high) or 1.0) / 2
     first = min(line.series.iterations[0] for line in lines)
     last = max(line.series.iterations[-1] for line in lines)
-    right, bottom = _WIDTH - 12, _HEIGHT - _BOTTOM
+    right = _WIDTH - 12
+    bottom = _HEIGHT - _BOTTOM
     top = _TOP + 8 + _KEY * (len(lines) > 1)
-    across, down = (right - _LEFT) / ((last - first) or 1.0), (bottom - top) / (high - low)
-    parts = [f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
+    across = (right - _LEFT) / ((last - first) or 1.0)
+    down = (bottom - top) / (high - low)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
+    ]
     parts.append(f'<text class="ink name" x="8" y="16">{escape(title)}</text>')
     for at in (low, (low + high) / 2, high):
         y = bottom - (at - low) * down
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>')
-        parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(at)}</text>')
+        parts.append(
+            f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(at)}</text>'
+        )
     for at, anchor in ((first, "start"), (last, "end")):
         x = _LEFT + (at - first) * across
-        parts.append(f'<text class="soft" x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{at:,.0f}</text>')
+        parts.append(
+            f'<text class="soft" x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{at:,.0f}</text>'
+        )
     for line in lines:
-        points = [(_LEFT + (x - first) * across, bottom - (y - low) * down) for x, y in _thinned(line.series)]
+        points = [
+            (_LEFT + (x - first) * across, bottom - (y - low) * down)
+            for x, y in _thinned(line.series)
+        ]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         look = colour(line.number)
         text = f"<title>{escape(line.label)} {number(line.series.values[-1])}</title>"
         parts.append(f'<path class="s{look} line" d="M{path}">{text}</path>')
         if len(points) == 1:
-            parts.append(f'<circle class="f{look}" cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3"/>')
+            parts.append(
+                f'<circle class="f{look}" cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3"/>'
+            )
     return "".join([*parts, *_key(title, lines), "</svg>"])
 
 
@@ -80,7 +101,9 @@ def _key(title: str, lines: Sequence[Line]) -> Iterator[str]:
 
 def _short(value: float) -> str:
     units = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e3, "k"), (0.0, 1.0, ""))
-    scale, unit = next((scale, unit) for least, scale, unit in units if abs(value) >= least)
+    scale, unit = next(
+        (scale, unit) for least, scale, unit in units if abs(value) >= least
+    )
     return f"{value / scale:.3g}{unit}"
 
 
@@ -91,4 +114,8 @@ def _thinned(series: Series) -> list[tuple[float, float]]:
     if each <= 2:
         return points
     stretches = (points[at : at + each] for at in range(0, len(points), each))
-    return [point for s in stretches for point in sorted({min(s, key=lambda p: p[1]), max(s, key=lambda p: p[1])})]
+    return [
+        point
+        for s in stretches
+        for point in sorted({min(s, key=lambda p: p[1]), max(s, key=lambda p: p[1])})
+    ]

@@ -66,21 +66,37 @@ class Watched(Protocol):
 class Display:
     """The block of one run, and a sink of its metrics. Prints lines instead where stdout is no terminal."""
 
-    def __init__(self, runner: RunnerConfig, console: Console, active: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        runner: RunnerConfig,
+        console: Console,
+        active: Mapping[str, Sequence[str]],
+    ) -> None:
         """`active`: components at work by stage."""
-        self._runner, self._console, self._active = runner, console, active
+        self._runner = runner
+        self._console = console
+        self._active = active
         self._began_s = time.monotonic()
-        self._starting: Mapping[str, str] = {}  # Ray, or a component -> what was last told of it
+        self._starting: Mapping[
+            str, str
+        ] = {}  # Ray, or a component -> what was last told of it
         self._telling = threading.Lock()
         self._loop: Watched | None = None  # None: the workers start
         self._channels: Mapping[str, Channel] = {}
         self._iterations = 0
-        self._seen: Mapping[str, tuple[float, int]] = {}  # metric -> its last value, and of which iteration it is
-        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds; of the driver's thread
+        self._seen: Mapping[
+            str, tuple[float, int]
+        ] = {}  # metric -> its last value, and of which iteration it is
+        self._recent: deque[float] = deque(
+            maxlen=_RECENT
+        )  # seconds; of the driver's thread
         self._iteration_s = 0.0  # their median
         self._bottleneck = ""
-        self._notices: deque[str] = deque()  # lines that are to be printed by the thread
-        self._over, self._ready = threading.Event(), threading.Event()
+        self._notices: deque[str] = (
+            deque()
+        )  # lines that are to be printed by the thread
+        self._over = threading.Event()
+        self._ready = threading.Event()
         self._thread: threading.Thread | None = None
 
     # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
@@ -94,17 +110,26 @@ class Display:
         with self._telling:
             self._starting = {**self._starting, what: how}
 
-    def watch(self, loop: Watched, channels: Mapping[str, Channel], iterations: int) -> None:
+    def watch(
+        self, loop: Watched, channels: Mapping[str, Channel], iterations: int
+    ) -> None:
         """Show what a loop does from now on, which is ready to go on after `iterations`."""
-        self._channels, self._iterations, self._loop = channels, iterations, loop
+        self._channels = channels
+        self._iterations = iterations
+        self._loop = loop
 
-    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def __call__(
+        self, iteration: int, env_steps: int, metrics: Mapping[str, float]
+    ) -> None:
         """Take the metrics of an iteration that is over, counted from 1."""
         if iteration <= self._iterations:  # the run went back
             self._seen = {}
         self._recent.append(metrics["time/iteration_s"])
         self._iteration_s = statistics.median(self._recent)
-        self._seen = {**self._seen, **{name: (value, iteration) for name, value in metrics.items()}}
+        self._seen = {
+            **self._seen,
+            **{name: (value, iteration) for name, value in metrics.items()},
+        }
         self._bottleneck = bottleneck(metrics, self._active)
         self._iterations = iteration
 
@@ -114,15 +139,33 @@ class Display:
         """Return head and text of each row but the first; empty texts are left out."""
         loop = self._loop
         if loop is None:
-            return [("starting", f"for {span(now_s - self._began_s)}"), *self._starting.items()]
+            return [
+                ("starting", f"for {span(now_s - self._began_s)}"),
+                *self._starting.items(),
+            ]
         doing = loop.doing
-        now = "between iterations" if doing is None else f"{doing[0]} for {span(now_s - doing[1])}"
+        now = (
+            "between iterations"
+            if doing is None
+            else f"{doing[0]} for {span(now_s - doing[1])}"
+        )
         rows = [
             ("last", ", ".join(self._numbers())),
             ("seconds", ", ".join(self._stages())),
             ("now", now),
-            ("resident", ", ".join(f"{component} {held.word}" for component, held in loop.held.items())),
-            ("queues", ", ".join(f"{name} {seen.depth_items}/{seen.capacity_items}" for name, seen in views.items())),
+            (
+                "resident",
+                ", ".join(
+                    f"{component} {held.word}" for component, held in loop.held.items()
+                ),
+            ),
+            (
+                "queues",
+                ", ".join(
+                    f"{name} {seen.depth_items}/{seen.capacity_items}"
+                    for name, seen in views.items()
+                ),
+            ),
             ("bottleneck", self._bottleneck),
         ]
         return [(head, text) for head, text in rows if text]
@@ -132,14 +175,22 @@ class Display:
         for head, metric, form, _ in self._console.columns:
             if not metric.startswith("time/") and metric in self._seen:
                 value, iteration = self._seen[metric]
-                old = f" (of iteration {iteration})" if iteration < self._iterations else ""
+                old = (
+                    f" (of iteration {iteration})"
+                    if iteration < self._iterations
+                    else ""
+                )
                 yield f"{head} {value:{form}}{old}"
 
     def _stages(self) -> Iterator[str]:
         """Yield the seconds of each stage in the last iteration."""
         for head, metric, form, _ in self._console.columns:
             value, iteration = self._seen.get(metric, (0.0, -1))
-            if metric.startswith("time/") and metric.endswith("_s") and iteration == self._iterations:
+            if (
+                metric.startswith("time/")
+                and metric.endswith("_s")
+                and iteration == self._iterations
+            ):
                 yield f"{head.removesuffix(' s')} {value:{form}}"
 
     def left(self, now_s: float) -> str:
@@ -147,8 +198,13 @@ class Display:
         if not self._iteration_s:
             return ""
         began_s = None if self._loop is None else self._loop.began_s
-        under_way_s = 0.0 if began_s is None else min(now_s - began_s, self._iteration_s)
-        left_s = self._iteration_s * (self._runner.total_iterations - self._iterations) - under_way_s
+        under_way_s = (
+            0.0 if began_s is None else min(now_s - began_s, self._iteration_s)
+        )
+        left_s = (
+            self._iteration_s * (self._runner.total_iterations - self._iterations)
+            - under_way_s
+        )
         return f"{span(max(0.0, left_s))} left{'' if self._runner.stop_at_return is None else ' at most'}"
 
     def block(self, now_s: float, views: Mapping[str, ChannelStats]) -> RenderableType:
@@ -160,12 +216,22 @@ class Display:
         table.add_column(style="dim", no_wrap=True, min_width=len("bottleneck"))
         table.add_column()
         if self._loop is not None:
-            done, all_of = self._iterations, self._runner.total_iterations
+            done = self._iterations
+            all_of = self._runner.total_iterations
             bar = ProgressBar(
-                total=all_of, completed=done, width=_BAR, complete_style="cyan", finished_style="cyan", style="dim"
+                total=all_of,
+                completed=done,
+                width=_BAR,
+                complete_style="cyan",
+                finished_style="cyan",
+                style="dim",
             )
             progress = Table.grid(padding=(0, 1))
-            progress.add_row(Text(f"{min(done + 1, all_of):,} of {all_of:,}"), bar, Text(self.left(now_s)))
+            progress.add_row(
+                Text(f"{min(done + 1, all_of):,} of {all_of:,}"),
+                bar,
+                Text(self.left(now_s)),
+            )
             table.add_row("iteration", progress)
         for head, text in self.rows(now_s, views):
             table.add_row(head, Text(text))
@@ -179,14 +245,21 @@ class Display:
         from rich.live import Live
 
         before = sys.stdout, sys.stderr
-        below = before[0].below if isinstance(before[0], Noted) else None  # what is printed is noted, the block is not
+        below = (
+            before[0].below if isinstance(before[0], Noted) else None
+        )  # what is printed is noted, the block is not
         # Long lines stay whole: it cuts only those of the block.
         terminal = Terminal(file=below, highlight=False, soft_wrap=True)
         with Live(
-            console=terminal, auto_refresh=False, transient=True, redirect_stderr=is_terminal(sys.stderr)
+            console=terminal,
+            auto_refresh=False,
+            transient=True,
+            redirect_stderr=is_terminal(sys.stderr),
         ) as live:
             sys.stdout, sys.stderr = (
-                stream.over(now) if isinstance(stream, Noted) and now is not stream else now
+                stream.over(now)
+                if isinstance(stream, Noted) and now is not stream
+                else now
                 for stream, now in zip(before, (sys.stdout, sys.stderr), strict=True)
             )
             self._ready.set()
@@ -194,7 +267,9 @@ class Display:
             while not self._over.wait(pause_s):
                 began_s = time.thread_time()
                 self._give_notice()
-                live.update(self.block(time.monotonic(), view(self._channels)), refresh=True)
+                live.update(
+                    self.block(time.monotonic(), view(self._channels)), refresh=True
+                )
                 pause_s = max(_REDRAW_S, (time.thread_time() - began_s) / _SHARE)
 
     def _give_notice(self) -> None:
@@ -210,9 +285,12 @@ class Display:
         if not is_terminal(sys.stdout):
             yield self
             return
-        with needs("rich", got="console", extra="run", key="runner.sinks", of="the sink"):
+        with needs(
+            "rich", got="console", extra="run", key="runner.sinks", of="the sink"
+        ):
             import rich.live  # noqa: F401  which the thread needs
-        says, signals.say = signals.say, self._notices.append
+        says = signals.say
+        signals.say = self._notices.append
         self._thread = threading.Thread(target=self._draw, name="display", daemon=True)
         try:
             self._thread.start()
@@ -237,4 +315,6 @@ def span(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 1:
         return f"{rest} s"
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -29,8 +29,21 @@ _STAGES = ("sync", "rollout", "infer", "learn", "moves", "evaluate")
 _SHARES = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
 # Headings of curves, and the ends of the names of metrics below them.
 _CURVES: Mapping[str, Sequence[str]] = {
-    "Return": ("/mean_return", "env/return", "actor/reward", "eval/reward", "/length_learned", "/episode_length"),
-    "Losses": ("_loss", "/entropy", "/grad_norm", "/explained_variance", "/clip_fraction"),
+    "Return": (
+        "/mean_return",
+        "env/return",
+        "actor/reward",
+        "eval/reward",
+        "/length_learned",
+        "/episode_length",
+    ),
+    "Losses": (
+        "_loss",
+        "/entropy",
+        "/grad_norm",
+        "/explained_variance",
+        "/clip_fraction",
+    ),
     "KL": ("/approx_kl", "/kl_reference", "/mismatch", "/mismatch_max", "/mismatch_kl"),
     "Speed": ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
 }
@@ -40,7 +53,15 @@ _TRANSFERS = (
     "The rate of weights is of all ranks while they are copied, that of channels an average of the training. What went"
     " through channels is counted from the last resumption on."
 )
-_CHANNEL = ("channel", "from → to", ">items", ">most at once", ">taking waited", ">putting waited", ">oldest, versions")
+_CHANNEL = (
+    "channel",
+    "from → to",
+    ">items",
+    ">most at once",
+    ">taking waited",
+    ">putting waited",
+    ">oldest, versions",
+)
 _SAMPLE = (">iteration", ">reward", ">tokens", "prompt", "answer")
 _SAMPLES = "Of the first and the last iteration, from the least reward to the greatest; samples.jsonl has those of all."
 _SHOWN = 1200  # characters of a text
@@ -51,8 +72,11 @@ Rows = Iterable[Sequence[str]]
 
 def render_report(run: RunRecord) -> str:
     """Return the page of one run."""
-    summary, state = run.summary, _state(run)
-    look = {FAILED: "tight", STOPPED: "unknown", "ended early": "unknown"}.get(state, "fits")
+    summary = run.summary
+    state = _state(run)
+    look = {FAILED: "tight", STOPPED: "unknown", "ended early": "unknown"}.get(
+        state, "fits"
+    )
     config, plan_text = (
         f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>"
         for name, text in (("config.yaml", run.config), ("plan.txt", run.plan_text))
@@ -68,11 +92,19 @@ def render_report(run: RunRecord) -> str:
             f'<h2>Timeline</h2>\n<div class="plan">{run.timeline}</div>',
             *_section(
                 "Accelerators by stage",
-                ("stage", ">seconds", ">moves into it", ">accelerators at work", ">planned"),
+                (
+                    "stage",
+                    ">seconds",
+                    ">moves into it",
+                    ">accelerators at work",
+                    ">planned",
+                ),
                 _uses(run),
             ),
             *_accelerators(run),
-            *_section("Seconds by part", ("part", ">whole run", ">one iteration"), _parts(run)),
+            *_section(
+                "Seconds by part", ("part", ">whole run", ">one iteration"), _parts(run)
+            ),
             *_section(
                 "Seconds of an iteration, predicted and measured",
                 _AGAINST,
@@ -80,16 +112,31 @@ def render_report(run: RunRecord) -> str:
                 f"From {escape(summary.get('predicted', {}).get('from', ''))}; measured is a median.",
             ),
             *_section(
-                "Memory of one accelerator", _AGAINST, _against(_memory(summary), lambda size: show_bytes(int(size)))
+                "Memory of one accelerator",
+                _AGAINST,
+                _against(_memory(summary), lambda size: show_bytes(int(size))),
             ),
             *_curves({run.name: run}),
             '<div class="samples">',
             *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
             "</div>",
-            *_section("Transfers", _TRANSFER, [*_weights(run), *_channel_bytes(summary)], _TRANSFERS),
+            *_section(
+                "Transfers",
+                _TRANSFER,
+                [*_weights(run), *_channel_bytes(summary)],
+                _TRANSFERS,
+            ),
             *_section("Channels", _CHANNEL, _channels(summary)),
-            *_section("Faults", ("iteration", "stage", "what", "why", ">lost"), _faults(summary)),
-            *_section("Left out, for it was not finite", ("metric", ">count"), _skipped(summary)),
+            *_section(
+                "Faults",
+                ("iteration", "stage", "what", "why", ">lost"),
+                _faults(summary),
+            ),
+            *_section(
+                "Left out, for it was not finite",
+                ("metric", ">count"),
+                _skipped(summary),
+            ),
             f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>{plan_text}',
             f"<h2>Config</h2>\n{config}",
             *_section("Machine and versions", ("what", "is"), _made_with(summary)),
@@ -99,7 +146,10 @@ def render_report(run: RunRecord) -> str:
 
 def render_comparison(left: RunRecord, right: RunRecord) -> str:
     """Return the page of two runs: numbers side by side, changed keys of the config, curves of both in one chart."""
-    names = [run.name if left.name != right.name else run.folder.name for run in (left, right)]
+    names = [
+        run.name if left.name != right.name else run.folder.name
+        for run in (left, right)
+    ]
     if names[0] == names[1]:
         names = [str(run.folder) for run in (left, right)]
     head = ("", *(f">{name}" for name in names), ">ratio")
@@ -109,46 +159,72 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
         for key in dict.fromkeys([*keys[0], *keys[1]])
         if keys[0].get(key) != keys[1].get(key)
     ]
-    pictures = "".join(f"<h3>{escape(n)}</h3>{run.timeline}" for n, run in zip(names, (left, right), strict=True))
+    pictures = "".join(
+        f"<h3>{escape(n)}</h3>{run.timeline}"
+        for n, run in zip(names, (left, right), strict=True)
+    )
     return document(
         f"{names[0]} and {names[1]}",
         [
             _LOOK,
             f"<h1>{escape(names[0])} and {escape(names[1])}</h1>",
-            *(f"<p>{escape(f'{run.folder}: {_state(run)}; {_machines(run)}')}</p>" for run in (left, right)),
+            *(
+                f"<p>{escape(f'{run.folder}: {_state(run)}; {_machines(run)}')}</p>"
+                for run in (left, right)
+            ),
             *_section("Numbers", head, _side_by_side(left, right)),
-            *(_section("Changed keys of the config", ("key", *names), changed) or ["<p>The same config.</p>"]),
+            *(
+                _section("Changed keys of the config", ("key", *names), changed)
+                or ["<p>The same config.</p>"]
+            ),
             *_curves(dict(zip(names, (left, right), strict=True))),
             f'<h2>Timeline</h2>\n<div class="plan">{pictures}</div>',
         ],
     )
 
 
-def _section(title: str, header: Sequence[str], rows: Rows, note: str = "") -> list[str]:
+def _section(
+    title: str, header: Sequence[str], rows: Rows, note: str = ""
+) -> list[str]:
     """Return a heading and a table; nothing without rows."""
     found = list(rows)
     if not found:
         return []
-    more = f"<p>and {len(found) - _MOST_ROWS} more</p>" if len(found) > _MOST_ROWS else ""
-    return [f"<h2>{title}</h2>\n" + f"<p>{note}</p>\n" * bool(note) + table(header, found[:_MOST_ROWS]) + more]
+    more = (
+        f"<p>and {len(found) - _MOST_ROWS} more</p>" if len(found) > _MOST_ROWS else ""
+    )
+    return [
+        f"<h2>{title}</h2>\n"
+        + f"<p>{note}</p>\n" * bool(note)
+        + table(header, found[:_MOST_ROWS])
+        + more
+    ]
 
 
 def _seconds(value: float) -> str:
     if 0 < value < 1e-3:
         return f"{1e6 * value:.3g} µs"
-    return f"{value:,.0f} s" if value >= 1000 else f"{value:.3g} s"
+    if value >= 1000:
+        return f"{value:,.0f} s"
+    return f"{value:.3g} s"
 
 
 def _state(run: RunRecord) -> str:
-    summary, keys = run.summary, run.keys
+    summary = run.summary
+    keys = run.keys
     if summary.get("state") == STOPPED:
         return STOPPED
     if not summary.get("policy"):
         return FAILED
-    if summary["iterations"] >= int(keys.get("runner.total_iterations", RunnerConfig().total_iterations)):
+    if summary["iterations"] >= int(
+        keys.get("runner.total_iterations", RunnerConfig().total_iterations)
+    ):
         return "finished"
-    goal, reached = keys.get("runner.stop_at_return", "null"), summary.get("return_last")
-    return "goal reached" if goal != "null" and reached is not None and reached >= float(goal) else "ended early"
+    goal = keys.get("runner.stop_at_return", "null")
+    reached = summary.get("return_last")
+    if goal != "null" and reached is not None and reached >= float(goal):
+        return "goal reached"
+    return "ended early"
 
 
 def _machines(run: RunRecord) -> str:
@@ -156,23 +232,44 @@ def _machines(run: RunRecord) -> str:
 
 
 def _score(summary: Mapping[str, Any]) -> str:
-    return "return" if "env_steps" in summary else "reward"
+    if "env_steps" in summary:
+        return "return"
+    return "reward"
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
     summary, usage = run.summary, run.summary.get("utilisation", {})
     first, last = (summary.get(key) for key in ("return_first", "return_last"))
     if first is not None and last is not None:
-        yield number(last), f"{_score(summary)}, from {number(first)} in the first iteration"
+        yield (
+            number(last),
+            f"{_score(summary)}, from {number(first)} in the first iteration",
+        )
     if (held_out := summary.get("eval_last")) is not None:
-        yield number(held_out), f"reward of held-out prompts, from {number(summary['eval_first'])}"
-    yield _seconds(summary["wall_s"]), f"start {_seconds(summary['start_s'])}, training {_seconds(summary['train_s'])}"
+        yield (
+            number(held_out),
+            f"reward of held-out prompts, from {number(summary['eval_first'])}",
+        )
+    yield (
+        _seconds(summary["wall_s"]),
+        f"start {_seconds(summary['start_s'])}, training {_seconds(summary['train_s'])}",
+    )
     steps = "env_steps" if "env_steps" in summary else "answers"
     made = f"{summary[steps]:,} in {summary['iterations']:,} iteration{'s' * (summary['iterations'] != 1)}"
-    yield f"{number(summary[f'{steps}_per_s'])} / s", f"{steps.replace('_', ' ')}: {made}"
+    yield (
+        f"{number(summary[f'{steps}_per_s'])} / s",
+        f"{steps.replace('_', ' ')}: {made}",
+    )
     if usage:
-        shares = ", ".join(f"{name} {usage['shares'][key]:.0%}" for key, name in _SHARES.items() if key != "busy")
-        yield f"{usage['shares']['busy']:.0%} at work", f"{shares}; {usage['accelerator_hours']:.3g} accelerator hours"
+        shares = ", ".join(
+            f"{name} {usage['shares'][key]:.0%}"
+            for key, name in _SHARES.items()
+            if key != "busy"
+        )
+        yield (
+            f"{usage['shares']['busy']:.0%} at work",
+            f"{shares}; {usage['accelerator_hours']:.3g} accelerator hours",
+        )
 
 
 def _lines(run: RunRecord) -> Iterator[str]:
@@ -182,7 +279,11 @@ def _lines(run: RunRecord) -> Iterator[str]:
             yield f"{key}: {run.summary[key]}"
     if whole := run.metrics.get("time/iteration_s"):
         last = whole.iterations[-1]
-        latest = {name: series.recent for name, series in run.metrics.items() if series.iterations[-1] == last}
+        latest = {
+            name: series.recent
+            for name, series in run.metrics.items()
+            if series.iterations[-1] == last
+        }
         yield f"bottleneck of an iteration: {bottleneck(latest, run.plan['schedule']['active'])}"
 
 
@@ -215,34 +316,71 @@ def _accelerators(run: RunRecord) -> list[str]:
         for stage in by_number[str(numbers[0])]:
             busy = [by_number[str(a)][stage]["busy_s"] for a in numbers]
             idle = [by_number[str(a)][stage]["idle_s"] for a in numbers]
-            shares = [f"{b / ((b + i) or 1.0):.0%}" for b, i in sorted(zip(busy, idle, strict=True))]
-            share = shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
-            rows.append((*whom, stage, *(_seconds(sum(each) / len(numbers)) for each in (busy, idle)), share))
+            shares = [
+                f"{b / ((b + i) or 1.0):.0%}"
+                for b, i in sorted(zip(busy, idle, strict=True))
+            ]
+            share = (
+                shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
+            )
+            rows.append(
+                (
+                    *whom,
+                    stage,
+                    *(_seconds(sum(each) / len(numbers)) for each in (busy, idle)),
+                    share,
+                )
+            )
             whom = ("", "")
     note = "Of one accelerator, on average; the share is from the least to the most busy. Moves and sync are above."
-    header = ("accelerators", "components", "stage", ">at work", ">idle", ">share at work")
+    header = (
+        "accelerators",
+        "components",
+        "stage",
+        ">at work",
+        ">idle",
+        ">share at work",
+    )
     return _section("Accelerators", header, rows, note)
 
 
 def _parts(run: RunRecord) -> Rows:
     for part, seconds in sorted(
-        run.summary["seconds"].items(), key=lambda item: (item[0].startswith("start_"), -item[1])
+        run.summary["seconds"].items(),
+        key=lambda item: (item[0].startswith("start_"), -item[1]),
     ):
-        series = None if part.startswith("start_") else run.metrics.get(f"time/{part}_s")
-        yield part.replace("_", " ", 1), _seconds(seconds), _seconds(series.recent) if series else ""
+        series = (
+            None if part.startswith("start_") else run.metrics.get(f"time/{part}_s")
+        )
+        yield (
+            part.replace("_", " ", 1),
+            _seconds(seconds),
+            _seconds(series.recent) if series else "",
+        )
 
 
 def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
     held = summary.get("memory", {})
     return {
-        f"{component} {word}": of for component, row in held.items() for word, of in row.items() if any(of.values())
+        f"{component} {word}": of
+        for component, row in held.items()
+        for word, of in row.items()
+        if any(of.values())
     }
 
 
-def _against(rows: Mapping[str, Mapping[str, float]], show: Callable[[float], str]) -> Rows:
+def _against(
+    rows: Mapping[str, Mapping[str, float]], show: Callable[[float], str]
+) -> Rows:
     for name, of in rows.items():
-        predicted, measured = of["predicted"], of["measured"]
-        yield name, show(predicted), show(measured), f"{measured / predicted:.2f}" if predicted else ""
+        predicted = of["predicted"]
+        measured = of["measured"]
+        yield (
+            name,
+            show(predicted),
+            show(measured),
+            f"{measured / predicted:.2f}" if predicted else "",
+        )
 
 
 def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
@@ -252,18 +390,40 @@ def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
     if len(runs) == 1:
         (run,) = runs.values()
         for title, names in (
-            ("seconds of an iteration", {f"time/{stage}_s": stage for stage in _STAGES}),
-            ("shares of the accelerators' time", {f"util/{key}_share": name for key, name in _SHARES.items()}),
+            (
+                "seconds of an iteration",
+                {f"time/{stage}_s": stage for stage in _STAGES},
+            ),
+            (
+                "shares of the accelerators' time",
+                {f"util/{key}_share": name for key, name in _SHARES.items()},
+            ),
         ):
-            there = [(label, run.metrics[name]) for name, label in names.items() if name in run.metrics]
+            there = [
+                (label, run.metrics[name])
+                for name, label in names.items()
+                if name in run.metrics
+            ]
             if there:
-                together.append(chart(title, [Line(label, at, series) for at, (label, series) in enumerate(there)]))
+                together.append(
+                    chart(
+                        title,
+                        [
+                            Line(label, at, series)
+                            for at, (label, series) in enumerate(there)
+                        ],
+                    )
+                )
     for title, ends in _CURVES.items():
         found = [name for end in ends for name in metrics if name.endswith(end)]
         charts = [
             chart(
                 name,
-                [Line(label, at, r.metrics[name]) for at, (label, r) in enumerate(runs.items()) if name in r.metrics],
+                [
+                    Line(label, at, r.metrics[name])
+                    for at, (label, r) in enumerate(runs.items())
+                    if name in r.metrics
+                ],
             )
             for name in dict.fromkeys(found)
         ]
@@ -282,27 +442,47 @@ def _samples(run: RunRecord) -> Rows:
             *(number(sample[n]) if n in sample else "" for n in ("reward", "tokens")),
         )
         texts = (str(sample.get(name, "")) for name in ("prompt", "answer"))
-        yield *numbers, *(text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in texts)
+        yield (
+            *numbers,
+            *(text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in texts),
+        )
 
 
 def _weights(run: RunRecord) -> Rows:
     """Yield what the actor writes and the rollout reads, by transport; a rate is of all transports together."""
-    for verb, sizes in (("actor/push", "actor/pushed_"), ("rollout/pull", "rollout/pulled_")):
+    for verb, sizes in (
+        ("actor/push", "actor/pushed_"),
+        ("rollout/pull", "rollout/pulled_"),
+    ):
         what = "weights, written" if verb == "actor/push" else "weights, read"
         rate = run.metrics.get(f"{verb}_gb_per_s")
         shown = "" if rate is None else _rate(1e9 * rate.recent)
         for name, series in run.metrics.items():
-            transport = name[len(sizes) : -len("_bytes")].replace("_", " ")  # none in the name of their sum
-            if name.startswith(sizes) and name.endswith("_bytes") and transport and any(series.values):
-                sent = (show_bytes(int(series.recent)), show_bytes(int(sum(series.values))))
+            transport = name[len(sizes) : -len("_bytes")].replace(
+                "_", " "
+            )  # none in the name of their sum
+            if (
+                name.startswith(sizes)
+                and name.endswith("_bytes")
+                and transport
+                and any(series.values)
+            ):
+                sent = (
+                    show_bytes(int(series.recent)),
+                    show_bytes(int(sum(series.values))),
+                )
                 yield f"{what}: {transport}", "actor → rollout", *sent, shown
                 shown = ""
 
 
 def _channel_bytes(summary: Mapping[str, Any]) -> Rows:
     """Yield channels between processes: between threads items pass by reference."""
-    earlier = summary.get("before_resume", {})  # channels are new where a run is resumed, and count from zero
-    iterations, train_s = (summary[name] - earlier.get(name, 0) for name in ("iterations", "train_s"))
+    earlier = summary.get(
+        "before_resume", {}
+    )  # channels are new where a run is resumed, and count from zero
+    iterations, train_s = (
+        summary[name] - earlier.get(name, 0) for name in ("iterations", "train_s")
+    )
     for name, seen in summary.get("waits", {}).items():
         if (size := seen.get("bytes", 0)) and iterations > 0 and train_s > 0.0:
             sent = (show_bytes(size // iterations), show_bytes(size))
@@ -336,7 +516,10 @@ def _skipped(summary: Mapping[str, Any]) -> Rows:
 
 
 def _made_with(summary: Mapping[str, Any]) -> Rows:
-    for name, value in (*summary.get("machine", {}).items(), *summary.get("versions", {}).items()):
+    for name, value in (
+        *summary.get("machine", {}).items(),
+        *summary.get("versions", {}).items(),
+    ):
         yield name, str(value)
 
 
@@ -345,18 +528,37 @@ def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
     for name in dict.fromkeys([*of[0], *of[1]]):
         values = [numbers.get(name) for numbers in of]
         shown = ["" if value is None else number(value) for value in values]
-        ratio = f"{values[1] / values[0]:.2f}" if values[0] and values[1] is not None else ""
+        ratio = (
+            f"{values[1] / values[0]:.2f}"
+            if values[0] and values[1] is not None
+            else ""
+        )
         yield name, *shown, ratio
 
 
 def _numbers(run: RunRecord) -> dict[str, float]:
     summary, usage = run.summary, run.summary.get("utilisation", {})
-    found = {f"{_score(summary)}, last": summary.get("return_last"), "held out, last": summary.get("eval_last")}
-    found |= {name.replace("_", " "): summary[name] for name in ("iterations", "wall_s", "start_s", "train_s")}
-    found |= {name.replace("_", " "): value for name, value in summary.items() if name.endswith("_per_s")}
-    found |= {f"share {name}": usage["shares"][key] for key, name in _SHARES.items() if usage}
+    found = {
+        f"{_score(summary)}, last": summary.get("return_last"),
+        "held out, last": summary.get("eval_last"),
+    }
+    found |= {
+        name.replace("_", " "): summary[name]
+        for name in ("iterations", "wall_s", "start_s", "train_s")
+    }
+    found |= {
+        name.replace("_", " "): value
+        for name, value in summary.items()
+        if name.endswith("_per_s")
+    }
+    found |= {
+        f"share {name}": usage["shares"][key] for key, name in _SHARES.items() if usage
+    }
     for part, seconds in summary["seconds"].items():
-        name, once = part.replace("_", " ", 1), part.startswith("start_")
-        found[f"{name} s" if once else f"{name} s, mean"] = seconds if once else seconds / summary["iterations"]
+        name = part.replace("_", " ", 1)
+        once = part.startswith("start_")
+        found[f"{name} s" if once else f"{name} s, mean"] = (
+            seconds if once else seconds / summary["iterations"]
+        )
     found |= {f"{name} bytes": of["measured"] for name, of in _memory(summary).items()}
     return {name: value for name, value in found.items() if value is not None}

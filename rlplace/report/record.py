@@ -19,18 +19,35 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
 
-CONFIG, PLAN, SUMMARY = "config.yaml", "plan.json", "summary.json"
+CONFIG = "config.yaml"
+PLAN = "plan.json"
+SUMMARY = "summary.json"
 _RECENT = 10  # iterations behind a median
 _NUMBER = (int, float)
 # Keys that a report cannot do without or would stumble over -> of what kinds they are; NoneType: it may lack them.
-_OF_CONFIG = {"runner.total_iterations": (int, NoneType), "runner.stop_at_return": (*_NUMBER, NoneType)}
+_OF_CONFIG = {
+    "runner.total_iterations": (int, NoneType),
+    "runner.stop_at_return": (*_NUMBER, NoneType),
+}
 _OF_PLAN = {"config": (str,), "components": (dict,), "schedule.active": (dict,)}
 _OF_SUMMARY = {
-    **dict.fromkeys(("return_first", "return_last", "eval_first", "eval_last"), (*_NUMBER, NoneType)),
+    **dict.fromkeys(
+        ("return_first", "return_last", "eval_first", "eval_last"), (*_NUMBER, NoneType)
+    ),
     **dict.fromkeys(("wall_s", "start_s", "train_s", "iterations"), _NUMBER),
     "seconds": (dict,),
     **dict.fromkeys(
-        ("predicted", "memory", "utilisation", "faults", "waits", "skipped", "machine", "versions", "before_resume"),
+        (
+            "predicted",
+            "memory",
+            "utilisation",
+            "faults",
+            "waits",
+            "skipped",
+            "machine",
+            "versions",
+            "before_resume",
+        ),
         (dict, NoneType),
     ),
 }
@@ -61,7 +78,9 @@ class RunRecord:
     timeline: str
     summary: Mapping[str, Any]
     metrics: Mapping[str, Series]
-    samples: Sequence[Mapping[str, Any]]  # of the first and the last iteration, as samples.jsonl has them
+    samples: Sequence[
+        Mapping[str, Any]
+    ]  # of the first and the last iteration, as samples.jsonl has them
 
     @property
     def name(self) -> str:
@@ -71,28 +90,54 @@ class RunRecord:
 def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     """Read the folder of a run that is over. Raises ConfigError, of `key`, where it is none or nothing was trained."""
     try:
-        config, plan = _text(folder / CONFIG), _mapping(folder / PLAN)
+        config = _text(folder / CONFIG)
+        plan = _mapping(folder / PLAN)
         keys = dict(_flat("", _checked(yaml.safe_load(config), CONFIG, _OF_CONFIG)))
         _checked(plan, PLAN, _OF_PLAN)
         pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
-        plan_picture, timeline, plan_text = (_text(file) if file.is_file() else "" for file in pictures)
+        plan_picture, timeline, plan_text = (
+            _text(file) if file.is_file() else "" for file in pictures
+        )
     except (OSError, ValueError, yaml.YAMLError) as error:
-        runs = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{SUMMARY}"))
-        why, fix = f"a run has {CONFIG} and {PLAN}: {error}", str(runs[-1]) if runs else ""
-        raise _wrong(key, "not-a-run", "is not the folder of a run", folder, why, fix) from error
+        runs = sorted(
+            file.parent
+            for depth in ("*", "*/*")
+            for file in folder.glob(f"{depth}/{SUMMARY}")
+        )
+        why = f"a run has {CONFIG} and {PLAN}: {error}"
+        fix = str(runs[-1]) if runs else ""
+        raise _wrong(
+            key, "not-a-run", "is not the folder of a run", folder, why, fix
+        ) from error
     try:
-        summary = {name: value for name, value in _mapping(folder / SUMMARY).items() if value is not None}
+        summary = {
+            name: value
+            for name, value in _mapping(folder / SUMMARY).items()
+            if value is not None
+        }
     except (OSError, ValueError) as error:
         why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
-        raise _wrong(key, "run-without-iterations", "the run has no end", folder, why) from error
+        raise _wrong(
+            key, "run-without-iterations", "the run has no end", folder, why
+        ) from error
     if not summary.get("iterations"):
         why = "it ended before the first iteration was over"
-        raise _wrong(key, "run-without-iterations", "nothing was trained in this run", folder, why)
+        raise _wrong(
+            key,
+            "run-without-iterations",
+            "nothing was trained in this run",
+            folder,
+            why,
+        )
     steps = "env_steps" if "env_steps" in summary else "answers"
     try:
-        _checked(summary, SUMMARY, {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER})
+        _checked(
+            summary, SUMMARY, {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER}
+        )
     except ValueError as error:
-        raise _wrong(key, "not-a-run", "is not what this version writes", folder, str(error)) from error
+        raise _wrong(
+            key, "not-a-run", "is not what this version writes", folder, str(error)
+        ) from error
     return RunRecord(
         folder=folder,
         config=config,
@@ -118,13 +163,17 @@ def _mapping(file: Path) -> dict[str, Any]:
     return found
 
 
-def _checked(found: object, name: str, kinds: Mapping[str, tuple[type, ...]]) -> Mapping[str, Any]:
+def _checked(
+    found: object, name: str, kinds: Mapping[str, tuple[type, ...]]
+) -> Mapping[str, Any]:
     """Return the values of a file. Raises ValueError for those of another kind."""
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is no mapping")
     for key, allowed in kinds.items():
         if not isinstance(value := value_at(found, key), allowed):
-            raise ValueError(f"{name} has {'no ' if value is None else 'an unreadable '}{key}")
+            raise ValueError(
+                f"{name} has {'no ' if value is None else 'an unreadable '}{key}"
+            )
     return found
 
 
@@ -162,7 +211,14 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
             except (ValueError, TypeError, KeyError) as error:
                 why = f"line {number} is no JSON object of an iteration: {type(error).__name__}: {error}"
                 fix = f"remove line {number}, or the file: the report does without"
-                raise _wrong(key, "broken-metrics", "the metrics of the run cannot be read", file, why, fix) from error
+                raise _wrong(
+                    key,
+                    "broken-metrics",
+                    "the metrics of the run cannot be read",
+                    file,
+                    why,
+                    fix,
+                ) from error
             yield iteration, record
 
 
@@ -174,5 +230,9 @@ def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
         yield key, show(value)
 
 
-def _wrong(key: str, code: str, what: str, got: Path, why: str, fix: str = "") -> ConfigError:
-    return ConfigError.of(code, key, what, str(got), why, fix or "the folder that a run names as `files`")
+def _wrong(
+    key: str, code: str, what: str, got: Path, why: str, fix: str = ""
+) -> ConfigError:
+    return ConfigError.of(
+        code, key, what, str(got), why, fix or "the folder that a run names as `files`"
+    )

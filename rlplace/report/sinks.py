@@ -21,7 +21,8 @@ from rlplace.envs.registry import needs
 from rlplace.errors import OutputError
 from rlplace.report.trackers import Samples, Sink, TrackerSink
 
-METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 LINES_PER_HEADER = 40
 
@@ -74,7 +75,9 @@ _STAGES = (
 )
 _SIMULATED = (
     Column("return", "env/mean_return", ",.1f", 10),
-    Column("episodes", "env/episodes", ",.0f", 9),  # ended in this iteration: without any there is no new return
+    Column(
+        "episodes", "env/episodes", ",.0f", 9
+    ),  # ended in this iteration: without any there is no new return
     Column("steps/s", "env/steps_per_s", ",.0f", 9),
 )
 _TEXT = (
@@ -82,7 +85,9 @@ _TEXT = (
     Column("held out", "eval/reward", ".3f", 9),
     Column("tokens", "actor/length_learned", ",.1f", 8),  # of an answer, on average
     Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9),
-    Column("mismatch", "actor/mismatch", ".1e", 9),  # of engine and trainer, in log-probabilities
+    Column(
+        "mismatch", "actor/mismatch", ".1e", 9
+    ),  # of engine and trainer, in log-probabilities
 )
 _SCORED = (
     Column("kl", "actor/kl_reference", ",.2f", 8),  # of a sample, from the reference
@@ -95,7 +100,10 @@ SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 def is_terminal(stream: TextIO) -> bool:
     """Whether what is written is shown by a terminal that moves its cursor."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in (
+        "dumb",
+        "unknown",
+    )
 
 
 class ConsoleSink:
@@ -105,19 +113,34 @@ class ConsoleSink:
     """
 
     def __init__(self, stream: TextIO, console: Console = RUN_CONSOLE) -> None:
-        self._stream, self._console = stream, console
+        self._stream = stream
+        self._console = console
         self._columns: tuple[Column, ...] = ()
         self._lines = 0
 
-    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def __call__(
+        self, iteration: int, env_steps: int, metrics: Mapping[str, float]
+    ) -> None:
         columns = self._console.fitting(shutil.get_terminal_size().columns)
         if self._lines % LINES_PER_HEADER == 0 or columns != self._columns:
-            self._columns, self._lines = columns, 0
-            heading = f" iter{self._console.steps:>12}" + "".join(f"{head:>{width}}" for head, _, _, width in columns)
-            self._stream.write(f"\x1b[1m{heading}\x1b[0m\n" if is_terminal(self._stream) else f"{heading}\n")
+            self._columns = columns
+            self._lines = 0
+            heading = f" iter{self._console.steps:>12}" + "".join(
+                f"{head:>{width}}" for head, _, _, width in columns
+            )
+            self._stream.write(
+                f"\x1b[1m{heading}\x1b[0m\n"
+                if is_terminal(self._stream)
+                else f"{heading}\n"
+            )
         self._lines += 1
-        values = ((metrics.get(metric), form, width) for _, metric, form, width in columns)
-        cells = (("-" if value is None else format(value, form)).rjust(width) for value, form, width in values)
+        values = (
+            (metrics.get(metric), form, width) for _, metric, form, width in columns
+        )
+        cells = (
+            ("-" if value is None else format(value, form)).rjust(width)
+            for value, form, width in values
+        )
         self._stream.write(f"{iteration:>5,}{env_steps:>12,}{''.join(cells)}\n")
         self._stream.flush()
 
@@ -129,7 +152,9 @@ class WholeAppends:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+            )
         except OSError as error:
             raise OutputError.of(path, error) from error
 
@@ -137,11 +162,15 @@ class WholeAppends:
         """Raises OutputError, with the file as it was before; also where it is no longer at its path."""
         try:
             if not self._is_there():
-                raise FileNotFoundError(errno.ENOENT, "it was removed or moved while the run wrote to it")
+                raise FileNotFoundError(
+                    errno.ENOENT, "it was removed or moved while the run wrote to it"
+                )
             before = os.fstat(self._fd).st_size
             try:
                 done = os.write(self._fd, piece)  # all of it, as a rule
-                while done < len(piece):  # a disk that fills up takes a part and names its error on the next call
+                while (
+                    done < len(piece)
+                ):  # a disk that fills up takes a part and names its error on the next call
                     done += os.write(self._fd, piece[done:])
             except OSError:
                 if os.fstat(self._fd).st_size > before:
@@ -174,18 +203,30 @@ class JsonSink:
         self._metrics = append_to(folder / METRICS_FILE)
         self._samples = functools.cache(lambda: append_to(folder / SAMPLES_FILE))
 
-    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def __call__(
+        self, iteration: int, env_steps: int, metrics: Mapping[str, float]
+    ) -> None:
         """A number that JSON cannot hold (nan, inf) is null."""
-        finite = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
-        line = json.dumps({"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False)
+        finite = {
+            name: value if math.isfinite(value) else None
+            for name, value in sorted(metrics.items())
+        }
+        line = json.dumps(
+            {"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False
+        )
         self._metrics.append(line.encode() + b"\n")
 
     def samples(self, iteration: int, samples: Samples) -> None:
-        lines = (json.dumps({"iteration": iteration, **sample}, ensure_ascii=False) + "\n" for sample in samples)
+        lines = (
+            json.dumps({"iteration": iteration, **sample}, ensure_ascii=False) + "\n"
+            for sample in samples
+        )
         self._samples().append("".join(lines).encode())
 
 
-def _append_event(file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+def _append_event(
+    file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]
+) -> None:
     """Append one TensorBoard record; its horizontal axis is env steps."""
     values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
     file.append(tensorboard_record(step=env_steps, summary={"value": values}))
@@ -193,11 +234,15 @@ def _append_event(file: WholeAppends, iteration: int, env_steps: int, metrics: M
 
 def tensorboard_record(**event: object) -> bytes:
     """Return one record of an event file, by TensorBoard's own library: the others import torch."""
-    with needs("tensorboard", got="tensorboard", extra="run", key="runner.sinks", of="the sink"):
+    with needs(
+        "tensorboard", got="tensorboard", extra="run", key="runner.sinks", of="the sink"
+    ):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
     record = io.BytesIO()
-    RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+    RecordWriter(record).write(
+        Event(wall_time=time.time(), **event).SerializeToString()
+    )
     return record.getvalue()
 
 
@@ -208,7 +253,11 @@ def metric_files(directory: Path) -> dict[str, int]:
         directory / SAMPLES_FILE,
         *sorted((directory / TENSORBOARD_FOLDER).glob("events.*")),
     ]
-    return {str(file.relative_to(directory)): file.stat().st_size for file in files if file.is_file()}
+    return {
+        str(file.relative_to(directory)): file.stat().st_size
+        for file in files
+        if file.is_file()
+    }
 
 
 @contextlib.contextmanager
@@ -241,11 +290,22 @@ def open_sinks(
             elif name == "jsonl":
                 sinks.append(JsonSink(directory, append_to))
             elif name != "tensorboard":
-                sinks.append(opened.enter_context(TrackerSink(name, directory, config or {}, note)))
+                sinks.append(
+                    opened.enter_context(
+                        TrackerSink(name, directory, config or {}, note)
+                    )
+                )
             else:
                 events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-                begun = [known for known in sizes or () if known.startswith(TENSORBOARD_FOLDER)]  # one curve, one file
-                file = append_to(directory / (begun[-1] if begun else f"{TENSORBOARD_FOLDER}/{events}"))
+                begun = [
+                    known
+                    for known in sizes or ()
+                    if known.startswith(TENSORBOARD_FOLDER)
+                ]  # one curve, one file
+                file = append_to(
+                    directory
+                    / (begun[-1] if begun else f"{TENSORBOARD_FOLDER}/{events}")
+                )
                 if not begun:
                     file.append(tensorboard_record(file_version="brain.Event:2"))
                 sinks.append(functools.partial(_append_event, file))

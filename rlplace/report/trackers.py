@@ -32,14 +32,17 @@ KEY = "runner.sinks"
 FOLDER = "trackers"
 PROJECT = "rlplace"  # what a tracker files runs under, unless the variables of its library say otherwise
 PAUSE_S = 60.0  # before a tracker that has failed is tried again, so that its timeouts delay a run seldom
-FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"  # how a run has ended
+FINISHED = "finished"
+STOPPED = "stopped"
+FAILED = "failed"  # how a run has ended
 SET_UP = {  # what makes a tracker that has failed work
     "wandb": "wandb login        (or export WANDB_MODE=offline)",
     "mlflow": "unset MLFLOW_TRACKING_URI        (or correct it: files beside the runs need no server)",
     "swanlab": "swanlab login        (or export SWANLAB_MODE=offline)",
     "trackio": "export TRACKIO_DIR=<a folder that you may write to>",
 }
-FIRST_FILES, LAST_FILES = ("config.yaml", "plan.svg"), ("report.html", "summary.json")
+FIRST_FILES = ("config.yaml", "plan.svg")
+LAST_FILES = ("report.html", "summary.json")
 
 # Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
 # OutputError if a file cannot take the iteration whole; the file is then unchanged.
@@ -55,7 +58,9 @@ class RunInfo(NamedTuple):
 
     folder: Path
     config: Mapping[str, Any]  # as config.yaml has it
-    run_id: str | None = None  # the tracker's own id of the run, where it has some of it
+    run_id: str | None = (
+        None  # the tracker's own id of the run, where it has some of it
+    )
 
     @property
     def name(self) -> str:
@@ -81,7 +86,9 @@ class Tracker(NamedTuple):
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what is drawn: finite numbers."""
-    return {"env_steps": float(env_steps)} | {name: v for name, v in metrics.items() if math.isfinite(v)}
+    return {"env_steps": float(env_steps)} | {
+        name: v for name, v in metrics.items() if math.isfinite(v)
+    }
 
 
 def _table(samples: Samples) -> tuple[list[str], list[list[Any]]]:
@@ -109,43 +116,73 @@ def _wandb(info: RunInfo) -> Tracker:
 
     return Tracker(
         id=run.id,
-        page=f"{run.url}" if not run.offline else f"wandb sync {shlex.quote(str(info.folder / 'wandb'))}/offline-run-*",
-        log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
-        attach=lambda file: run.save(str(file), base_path=str(info.folder), policy="now"),
+        page=f"{run.url}"
+        if not run.offline
+        else f"wandb sync {shlex.quote(str(info.folder / 'wandb'))}/offline-run-*",
+        log=lambda iteration, steps, metrics: run.log(
+            _points(steps, metrics), step=iteration
+        ),
+        attach=lambda file: run.save(
+            str(file), base_path=str(info.folder), policy="now"
+        ),
         close=close,
-        table=lambda iteration, samples: run.log({"samples": wandb.Table(*_table(samples))}, step=iteration),
+        table=lambda iteration, samples: run.log(
+            {"samples": wandb.Table(*_table(samples))}, step=iteration
+        ),
     )
 
 
 def _mlflow(info: RunInfo) -> Tracker:
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the library's seven take minutes
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"
+    )  # the library's seven take minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-    runs, uri = info.folder.resolve().parent.parent, os.environ.get("MLFLOW_TRACKING_URI")
+    runs = info.folder.resolve().parent.parent
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
     files = None if uri else (runs / "mlartifacts").as_uri()
     uri = uri or f"sqlite:///{runs}/mlflow.db"
-    client, name = MlflowClient(tracking_uri=uri), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    client = MlflowClient(tracking_uri=uri)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
-    experiment = found.experiment_id if found else client.create_experiment(name, artifact_location=files)
+    experiment = (
+        found.experiment_id
+        if found
+        else client.create_experiment(name, artifact_location=files)
+    )
     tags = {"group": info.group, "folder": str(info.folder)}
-    run = info.run_id or client.create_run(experiment, run_name=info.name, tags=tags).info.run_id
+    run = (
+        info.run_id
+        or client.create_run(experiment, run_name=info.name, tags=tags).info.run_id
+    )
     client.update_run(run, "RUNNING")
 
     def log(iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
-        now_ms, points = int(time.time() * 1000), _points(env_steps, metrics).items()
-        client.log_batch(run, [Metric(name, value, now_ms, iteration) for name, value in points])
+        now_ms = int(time.time() * 1000)
+        points = _points(env_steps, metrics).items()
+        client.log_batch(
+            run, [Metric(name, value, now_ms, iteration) for name, value in points]
+        )
 
-    page = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    page = (
+        uri
+        if uri.startswith("http")
+        else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    )
     return Tracker(
         id=run,
         page=page,
         log=log,
         attach=lambda file: client.log_artifact(run, str(file)),
-        close=lambda state: client.set_terminated(run, {STOPPED: "KILLED", FAILED: "FAILED"}.get(state, "FINISHED")),
+        close=lambda state: client.set_terminated(
+            run, {STOPPED: "KILLED", FAILED: "FAILED"}.get(state, "FINISHED")
+        ),
         table=lambda iteration, samples: client.log_text(
-            run, json.dumps(samples, ensure_ascii=False, indent=1), f"samples/{iteration:06}.json"
+            run,
+            json.dumps(samples, ensure_ascii=False, indent=1),
+            f"samples/{iteration:06}.json",
         ),
     )
 
@@ -164,10 +201,18 @@ def _swanlab(info: RunInfo) -> Tracker:
     )
     return Tracker(
         id=run.id,
-        page=run.url if run.mode == "online" else f"swanlab sync {shlex.quote(str(info.folder / 'swanlab'))}/run-*",
-        log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
-        attach=lambda file: run.save(str(file), base_path=str(info.folder), policy="now"),
-        close=lambda state: run.finish({STOPPED: "aborted", FAILED: "crashed"}.get(state, "success")),
+        page=run.url
+        if run.mode == "online"
+        else f"swanlab sync {shlex.quote(str(info.folder / 'swanlab'))}/run-*",
+        log=lambda iteration, steps, metrics: run.log(
+            _points(steps, metrics), step=iteration
+        ),
+        attach=lambda file: run.save(
+            str(file), base_path=str(info.folder), policy="now"
+        ),
+        close=lambda state: run.finish(
+            {STOPPED: "aborted", FAILED: "crashed"}.get(state, "success")
+        ),
         table=lambda iteration, samples: run.log(
             {"samples": swanlab.echarts.Table().add(*_table(samples))}, step=iteration
         ),
@@ -177,7 +222,8 @@ def _swanlab(info: RunInfo) -> Tracker:
 def _trackio(info: RunInfo) -> Tracker:
     import trackio
 
-    name, project = f"{info.group}/{info.name}", os.environ.get("TRACKIO_PROJECT", PROJECT)
+    name = f"{info.group}/{info.name}"
+    project = os.environ.get("TRACKIO_PROJECT", PROJECT)
     run = trackio.init(
         project=project,
         name=name,
@@ -191,10 +237,16 @@ def _trackio(info: RunInfo) -> Tracker:
     return Tracker(
         id=name,
         page=run.url or f"trackio show --project {shlex.quote(project)}",
-        log=lambda iteration, steps, metrics: run.log(_points(steps, metrics), step=iteration),
-        attach=lambda file: run.log_artifact(file, name=f"{info.group}-{info.name}-{file.stem}", type="file"),
+        log=lambda iteration, steps, metrics: run.log(
+            _points(steps, metrics), step=iteration
+        ),
+        attach=lambda file: run.log_artifact(
+            file, name=f"{info.group}-{info.name}-{file.stem}", type="file"
+        ),
         close=lambda state: run.finish(),  # it takes no state
-        table=lambda iteration, samples: run.log({"samples": trackio.Table(*_table(samples))}, step=iteration),
+        table=lambda iteration, samples: run.log(
+            {"samples": trackio.Table(*_table(samples))}, step=iteration
+        ),
     )
 
 
@@ -210,13 +262,23 @@ TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
 def _of_the_users(name: str, run: RunInfo) -> Tracker:
     """Call package.module:Name with the run's folder and config; what it returns may have `close` and `samples`."""
     sink = find_sink(name)(run.folder, run.config)
-    close, samples = getattr(sink, "close", lambda: None), getattr(sink, "samples", lambda iteration, samples: None)
-    return Tracker(id="", page="", log=sink, attach=lambda file: None, close=lambda state: close(), table=samples)
+    close = getattr(sink, "close", lambda: None)
+    samples = getattr(sink, "samples", lambda iteration, samples: None)
+    return Tracker(
+        id="",
+        page="",
+        log=sink,
+        attach=lambda file: None,
+        close=lambda state: close(),
+        table=samples,
+    )
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
     """Import package.module:Name. Raises ConfigError; what the module raises passes through."""
-    found: Callable[[Path, Mapping[str, Any]], Sink] = named(name, {}, key=KEY, code="unknown-sink", noun="sink")
+    found: Callable[[Path, Mapping[str, Any]], Sink] = named(
+        name, {}, key=KEY, code="unknown-sink", noun="sink"
+    )
     return found
 
 
@@ -229,7 +291,9 @@ def check_sinks(names: Iterable[str]) -> list[Problem]:
         elif (name in TRACKERS or name == "tensorboard") and not _installed(name):
             extra = name if name in TRACKERS else "run"
             why = f"there is no module {name}"
-            problems += missing_library(why, got=name, extra=extra, key=KEY, of="the sink").problems
+            problems += missing_library(
+                why, got=name, extra=extra, key=KEY, of="the sink"
+            ).problems
     return problems
 
 
@@ -247,15 +311,21 @@ class TrackerSink:
     continues, and iterations that the tracker has are not sent again; a sink of the user's own gets them again.
     """
 
-    def __init__(self, name: str, folder: Path, config: Mapping[str, Any], note: str = "") -> None:
+    def __init__(
+        self, name: str, folder: Path, config: Mapping[str, Any], note: str = ""
+    ) -> None:
         """Open the tracker. `note`: what a failure adds to its fix. Raises OutputError."""
-        self._name, self._folder, self._config, self._failure_note = name, folder, config, note
+        self._name = name
+        self._folder = folder
+        self._config = config
+        self._failure_note = note
         self._file = folder / FOLDER / f"{name.replace(':', '.')}.json"
         self._sent: dict[str, Any] = {"id": None, "page": "", "iteration": 0}
         with contextlib.suppress(FileNotFoundError):
             self._sent |= json.loads(self._file.read_text(encoding="utf-8"))
         self._tracker: Tracker | None = None
-        self._retry_at_s, self._reported = 0.0, False
+        self._retry_at_s = 0.0
+        self._reported = False
         with self._outlasting():
             self._open()
 
@@ -266,9 +336,13 @@ class TrackerSink:
 
     def _passes(self, iteration: int) -> bool:
         """Whether a tracker has the iteration, or is not to be tried again yet."""
-        return self._name in TRACKERS and (iteration <= self._sent["iteration"] or time.monotonic() < self._retry_at_s)
+        return self._name in TRACKERS and (
+            iteration <= self._sent["iteration"] or time.monotonic() < self._retry_at_s
+        )
 
-    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def __call__(
+        self, iteration: int, env_steps: int, metrics: Mapping[str, float]
+    ) -> None:
         if self._passes(iteration):
             return
         with self._outlasting():
@@ -279,7 +353,9 @@ class TrackerSink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
         """Attach the files of the run's end, and end the tracker's run in the state that the error says."""
         if self._tracker is not None:
             with self._outlasting(), self._quiet():
@@ -291,7 +367,11 @@ class TrackerSink:
         if self._tracker is None:
             info = RunInfo(self._folder, self._config, self._sent["id"])
             with self._quiet(), _hooks_kept():
-                opened = TRACKERS[self._name](info) if self._name in TRACKERS else _of_the_users(self._name, info)
+                opened = (
+                    TRACKERS[self._name](info)
+                    if self._name in TRACKERS
+                    else _of_the_users(self._name, info)
+                )
             self._tracker = opened
             self._sent |= {"id": opened.id or None, "page": opened.page}
             self._note()
@@ -319,7 +399,8 @@ class TrackerSink:
         if self._name not in TRACKERS:
             yield
             return
-        said, stdin = io.StringIO(), sys.stdin
+        said = io.StringIO()
+        stdin = sys.stdin
         try:
             sys.stdin = io.StringIO()
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -337,14 +418,20 @@ class TrackerSink:
             self._retry_at_s = time.monotonic() + PAUSE_S
             if not self._reported:
                 self._reported = True
-                print(_failure(self._name, error, self._failure_note), file=sys.stderr, flush=True)
+                print(
+                    _failure(self._name, error, self._failure_note),
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def state_of(error: BaseException | None) -> str:
     """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED."""
     if error is None:
         return FINISHED
-    return STOPPED if isinstance(error, Stopped) else FAILED
+    if isinstance(error, Stopped):
+        return STOPPED
+    return FAILED
 
 
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
@@ -358,7 +445,8 @@ def _failure(name: str, error: Exception, note: str) -> ConfigError:
 def _hooks_kept() -> Iterator[None]:
     """Undo what libraries do to Ctrl-C and to the text of errors, which are this program's to handle."""
     main = threading.current_thread() is threading.main_thread()
-    before, hook = signal.getsignal(signal.SIGINT), sys.excepthook
+    before = signal.getsignal(signal.SIGINT)
+    hook = sys.excepthook
     try:
         yield
     finally:
@@ -372,4 +460,11 @@ def pages(folder: Path) -> list[str]:
     files = sorted((folder / FOLDER).glob("*.json"))
     found = [json.loads(file.read_text(encoding="utf-8"))["page"] for file in files]
     events = folder / "tensorboard"
-    return [*([f"tensorboard --logdir {shlex.quote(str(events))}"] if events.is_dir() else []), *filter(None, found)]
+    return [
+        *(
+            [f"tensorboard --logdir {shlex.quote(str(events))}"]
+            if events.is_dir()
+            else []
+        ),
+        *filter(None, found),
+    ]

@@ -18,7 +18,8 @@ from typing import Any, TextIO
 from rlplace.checkpoints import write_whole
 from rlplace.workers.launch.output import Above
 
-COMMAND, SCREEN = "command.json", "screen.txt"
+COMMAND = "command.json"
+SCREEN = "screen.txt"
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # of colours and of the cursor
 _GIT_S = 5.0
 
@@ -38,7 +39,8 @@ class Typed:
 
     def __enter__(self) -> Typed:
         self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = Noted(sys.stdout, self), Noted(sys.stderr, self)
+        sys.stdout = Noted(sys.stdout, self)
+        sys.stderr = Noted(sys.stderr, self)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -51,7 +53,9 @@ class Typed:
             if self._file is not None:
                 self._file.close()
             self._words, self._began = words, time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            self._folder, self._file, self._shown = None, None, []
+            self._folder = None
+            self._file = None
+            self._shown = []
 
     def into(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Add the command to those in a run's folder, with `facts` of this machine, and what was and will be shown.
@@ -61,14 +65,32 @@ class Typed:
         if folder == self._folder:
             return
         self._folder, here = folder, Path.cwd()
-        overrides = [word.lstrip("+") for word in self._words if "=" in word and not word.startswith("-")]
-        own = {"typed": self._text, "overrides": overrides, "folder": str(here), "began": self._began}
+        overrides = [
+            word.lstrip("+")
+            for word in self._words
+            if "=" in word and not word.startswith("-")
+        ]
+        own = {
+            "typed": self._text,
+            "overrides": overrides,
+            "folder": str(here),
+            "began": self._began,
+        }
         entry = {**own, "commit": commit_of(here), **facts}
-        write_whole(folder / COMMAND, json.dumps([*commands(folder), entry], indent=1) + "\n")
-        file = open(folder / SCREEN, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  `job` closes it
+        write_whole(
+            folder / COMMAND, json.dumps([*commands(folder), entry], indent=1) + "\n"
+        )
+        file = open(  # noqa: SIM115  its user closes it
+            folder / SCREEN,
+            "a",
+            buffering=1,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
         with self._writing:
             file.write("".join(self._shown))
-            self._file, self._shown = file, []
+            self._file = file
+            self._shown = []
 
     def note(self, text: str) -> None:
         """Keep what is shown. A full disk ends this, not the run."""
@@ -84,7 +106,8 @@ class Noted(Above):
     """A standard stream, whose text is noted too."""
 
     def __init__(self, below: TextIO, by: Typed) -> None:
-        self._below, self._by = below, by
+        self._below = below
+        self._by = by
 
     @property
     def below(self) -> TextIO:
@@ -105,7 +128,9 @@ def commands(folder: Path) -> list[dict[str, Any]]:
         found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    if isinstance(found, list):
+        return [each for each in found if isinstance(each, dict)]
+    return []
 
 
 def commit_of(folder: Path) -> dict[str, Any] | None:

@@ -19,11 +19,19 @@ from typing import Any
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import base_stage
 
-WAITING = ("wait", "infer_wait", "accumulate_wait", "put")  # laps in which a rank waits; it reports them as metrics
+WAITING = (
+    "wait",
+    "infer_wait",
+    "accumulate_wait",
+    "put",
+)  # laps in which a rank waits; it reports them as metrics
 _WAITING = tuple(f"{part}_s" for part in WAITING)
-SYNC, MERGED = "sync", "rollout || learn"
+SYNC = "sync"
+MERGED = "rollout || learn"
 
-Occupancy = Mapping[str, Sequence[tuple[int, ...]]]  # component -> the accelerators of each of its ranks
+Occupancy = Mapping[
+    str, Sequence[tuple[int, ...]]
+]  # component -> the accelerators of each of its ranks
 Work = Mapping[int, Mapping[str, float]]  # accelerator -> component -> seconds at work
 
 
@@ -46,7 +54,8 @@ class StageUse:
             mine = work.setdefault(accelerator, {})
             for component, seconds in row.items():
                 mine[component] = mine.get(component, 0.0) + seconds
-        moves_s, seconds = self.moves_s + other.moves_s, self.seconds + other.seconds
+        moves_s = self.moves_s + other.moves_s
+        seconds = self.seconds + other.seconds
         return StageUse(stage=self.stage, moves_s=moves_s, seconds=seconds, work=work)
 
 
@@ -55,18 +64,29 @@ class Usage:
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
         """`merged`: all stages but sync count as one, because rollout runs ahead and reports its work when it ends."""
-        self.accelerators = tuple(sorted({a for ranks in occupancy.values() for held in ranks for a in held}))
+        self.accelerators = tuple(
+            sorted({a for ranks in occupancy.values() for held in ranks for a in held})
+        )
         self.seconds = 0.0  # of all iterations
         self.last: tuple[StageUse, ...] = ()  # of the latest iteration
-        self._occupancy, self._merged = occupancy, merged
+        self._occupancy = occupancy
+        self._merged = merged
         self._work: dict[int, dict[str, float]] = {}  # of the stage that runs
         self._stages: list[StageUse] = []  # of the iteration that runs
         self._totals: dict[str, StageUse] = {}
 
-    def worked(self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]) -> None:
+    def worked(
+        self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]
+    ) -> None:
         """Record the seconds that each rank spent inside a method, less the waiting it reports."""
-        for held, inside, metrics in zip(self._occupancy[component], seconds, ranks, strict=True):
-            waited = sum(metric.value for name, metric in metrics.items() if name.rpartition("/")[2] in _WAITING)
+        for held, inside, metrics in zip(
+            self._occupancy[component], seconds, ranks, strict=True
+        ):
+            waited = sum(
+                metric.value
+                for name, metric in metrics.items()
+                if name.rpartition("/")[2] in _WAITING
+            )
             busy = max(0.0, inside - waited)
             for accelerator in held:
                 row = self._work.setdefault(accelerator, {})
@@ -75,18 +95,21 @@ class Usage:
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
         """Close a stage: all work recorded since the last one belongs to it."""
         name = MERGED if self._merged and stage != SYNC else stage
-        use, self._work = StageUse(stage=name, moves_s=moves_s, seconds=seconds, work=self._work), {}
+        use = StageUse(stage=name, moves_s=moves_s, seconds=seconds, work=self._work)
+        self._work = {}
         if name == MERGED and self._stages and self._stages[-1].stage == MERGED:
             use = self._stages.pop().plus(use)
         self._stages.append(use)
 
     def begin_again(self) -> None:
         """Drop what was recorded of the iteration that runs."""
-        self._work, self._stages = {}, []
+        self._work = {}
+        self._stages = []
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
         """Close an iteration. Return its shares as metrics; none where no accelerator is used."""
-        self.last, self._stages = tuple(self._stages), []
+        self.last = tuple(self._stages)
+        self._stages = []
         self.seconds += seconds
         for use in self.last:
             before = self._totals.get(use.stage)
@@ -100,14 +123,17 @@ class Usage:
         """Return the whole run as plain values. `planned`: accelerators at work by stage, according to the plan."""
         if not self.accelerators or not self.seconds:
             return {}
-        uses, many = tuple(self._totals.values()), len(self.accelerators)
+        uses = tuple(self._totals.values())
+        many = len(self.accelerators)
         stages: dict[str, dict[str, Any]] = {}
         for use in uses:
             busy_s = sum(use.busy_s(a) for a in self.accelerators)
             stages[use.stage] = {
                 "seconds": use.seconds,
                 "moves_s": use.moves_s,
-                "at_work": busy_s / use.seconds if use.seconds else 0.0,  # accelerators, on average
+                "at_work": busy_s / use.seconds
+                if use.seconds
+                else 0.0,  # accelerators, on average
                 "planned_at_work": planned.get(use.stage),
             }
         return {
@@ -117,14 +143,18 @@ class Usage:
             "stages": stages,
             "by_accelerator": {
                 str(a): {
-                    u.stage: {"busy_s": u.busy_s(a), "idle_s": u.seconds - u.busy_s(a)} for u in uses if u.stage != SYNC
+                    u.stage: {"busy_s": u.busy_s(a), "idle_s": u.seconds - u.busy_s(a)}
+                    for u in uses
+                    if u.stage != SYNC
                 }
                 for a in self.accelerators
             },
         }
 
 
-def shares_of(uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float) -> dict[str, float]:
+def shares_of(
+    uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float
+) -> dict[str, float]:
     """Divide `seconds` into busy, bubble (idle within a stage), moves and sync; what is left is the driver's."""
     stages = [use for use in uses if use.stage != SYNC]
     everything = len(accelerators) * seconds
@@ -142,9 +172,11 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Render the record for the summary of a run."""
     if not record:
         return []
-    shares, many = record["shares"], record["accelerators"]
+    shares = record["shares"]
+    many = record["accelerators"]
     stages = ", ".join(
-        f"{stage} {row['at_work']:.1f}" + (f" ({row['planned_at_work']})" if row["planned_at_work"] is not None else "")
+        f"{stage} {row['at_work']:.1f}"
+        + (f" ({row['planned_at_work']})" if row["planned_at_work"] is not None else "")
         for stage, row in record["stages"].items()
         if stage != SYNC
     )
@@ -152,28 +184,44 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"{shares['busy']:.0%} of the time of {many} accelerator{'s' * (many > 1)}, idle {shares['bubble']:.0%}, "
         f"moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; {record['accelerator_hours']:.3g} accelerator hours"
     )
-    return [("at work", whole), ("", f"{stages}   accelerators at work, measured (planned)")]
+    return [
+        ("at work", whole),
+        ("", f"{stages}   accelerators at work, measured (planned)"),
+    ]
 
 
 # ── the work of an iteration, by the metrics of its components ───────────────────────────────────────────────────────
 
 # Stage -> the metrics of a component that are work, not waiting.
-_WORK = {"rollout": ("sim_s", "policy_s", "infer_s"), "infer": ("infer_s",), "learn": ("learn_s",)}
+_WORK = {
+    "rollout": ("sim_s", "policy_s", "infer_s"),
+    "infer": ("infer_s",),
+    "learn": ("learn_s",),
+}
 # The same as laps; and the laps within them in which ranks look whether the others have come as far.
-WORKING, MEETING = ("sim", "policy", "prefill", "decode", "infer", "learn"), "exchange"
+WORKING = ("sim", "policy", "prefill", "decode", "infer", "learn")
+MEETING = "exchange"
 
 
-def longest_works(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> list[tuple[float, str, str]]:
+def longest_works(
+    numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]
+) -> list[tuple[float, str, str]]:
     """Return seconds, component and stage of the longest work in each stage. `works`: components by stage."""
     each = (
-        [(numbers.get(f"{c}/{part}", 0.0), c, stage) for c in components for part in _WORK.get(base_stage(stage), ())]
+        [
+            (numbers.get(f"{c}/{part}", 0.0), c, stage)
+            for c in components
+            for part in _WORK.get(base_stage(stage), ())
+        ]
         for stage, components in works.items()
     )
     return [max(found) for found in each if found]
 
 
 def overhead(
-    numbers: Mapping[str, float], works: Mapping[str, Sequence[str]], on_cores: Mapping[str, float]
+    numbers: Mapping[str, float],
+    works: Mapping[str, Sequence[str]],
+    on_cores: Mapping[str, float],
 ) -> dict[str, float]:
     """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
 
@@ -181,16 +229,29 @@ def overhead(
     wait for cores at which others work, what all take on these. `on_cores`: that, by stage. An evaluation is work of
     its own, whole.
     """
-    stages = sum(max(s, on_cores.get(stage, 0.0)) for s, _, stage in longest_works(numbers, works))
-    total, work = numbers["time/iteration_s"], stages + numbers.get("time/evaluate_s", 0.0)
+    stages = sum(
+        max(s, on_cores.get(stage, 0.0))
+        for s, _, stage in longest_works(numbers, works)
+    )
+    total = numbers["time/iteration_s"]
+    work = stages + numbers.get("time/evaluate_s", 0.0)
     spent = max(0.0, total - work)
-    return {"time/overhead_s": spent, "time/overhead_share": spent / total if total > 0 else 0.0}
+    return {
+        "time/overhead_s": spent,
+        "time/overhead_share": spent / total if total > 0 else 0.0,
+    }
 
 
 def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
     """Name what took longest of an iteration: one component in one stage, or all in another; and the idle share."""
-    longest = [(seconds, f"{component} in {stage}") for seconds, component, stage in longest_works(numbers, works)]
-    longest += [(numbers.get(f"time/{part}_s", 0.0), part) for part in ("moves", SYNC, "evaluate")]
+    longest = [
+        (seconds, f"{component} in {stage}")
+        for seconds, component, stage in longest_works(numbers, works)
+    ]
+    longest += [
+        (numbers.get(f"time/{part}_s", 0.0), part)
+        for part in ("moves", SYNC, "evaluate")
+    ]
     seconds, what = max(longest)
     busy = numbers.get("util/busy_share")
     idle = "" if busy is None else f"; accelerators idle {1 - busy:.0%} of it"

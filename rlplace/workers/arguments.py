@@ -12,7 +12,11 @@ from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
 from rlplace.placement.language.spec import Parallel, role_of
 
-SCORERS = ("critic", "reference", "reward")  # roles that read the samples and score them
+SCORERS = (
+    "critic",
+    "reference",
+    "reward",
+)  # roles that read the samples and score them
 
 # Channels of simulators. Keys: the rollout rank; "<env rank>/<stage group>"; the actor rank.
 OBSERVATIONS = "observations"
@@ -60,14 +64,20 @@ class WorkerArguments:
 
     config: Config
     ranks: Mapping[str, int]  # of each placed component
-    deliveries: tuple[Delivery, ...] = ()  # of weights, where ranks share memory; without any each rank gets its own
+    deliveries: tuple[
+        Delivery, ...
+    ] = ()  # of weights, where ranks share memory; without any each rank gets its own
     # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
     working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    parallel: Mapping[str, Parallel] = dataclasses.field(default_factory=dict)  # of a component; left out: one rank
+    parallel: Mapping[str, Parallel] = dataclasses.field(
+        default_factory=dict
+    )  # of a component; left out: one rank
     # component -> what a token of a prompt costs for each answer that reads it, as `SampleSizes.again`; left out are
     # those that compute it anew for each
     read_again: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    copies_checkpoints: bool = True  # to write them behind the next iteration; else this waits for them
+    copies_checkpoints: bool = (
+        True  # to write them behind the next iteration; else this waits for them
+    )
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,7 +136,9 @@ def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]
     """Return what the actor is to infer by its own weights before the first step of an iteration."""
     algorithm = config.algorithm
     asked: set[Literal["old", "reference", "values"]] = set()
-    if algorithm.name == "ppo" or (algorithm.kl_coef > 0 and algorithm.kl_in == "reward"):
+    if algorithm.name == "ppo" or (
+        algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+    ):
         asked.add("old")
     if config.reference.share_actor:
         asked.add("reference")
@@ -150,7 +162,12 @@ def parts_of(job: WorkerArguments) -> tuple[int, ...]:
     """Return the groups of each part in order; a single part where something is asked of all samples first."""
     config, algorithm = job.config, job.config.algorithm
     scored = job.scorers or config.reference.share_actor or config.critic.on_actor
-    if not algorithm.max_staleness or algorithm.train_batch is None or algorithm.epochs > 1 or scored:
+    if (
+        not algorithm.max_staleness
+        or algorithm.train_batch is None
+        or algorithm.epochs > 1
+        or scored
+    ):
         return (job.prompts,)
     each = max(1, algorithm.train_batch // algorithm.samples_per_prompt)
     whole, rest = divmod(job.prompts, each)

@@ -45,15 +45,26 @@ class Lending:
         with self._lock:
             return self._places[process]
 
-    def lend(self, process: str, thing: object, *, owner: str, timeout_s: float, check: Callable[[], None]) -> None:
+    def lend(
+        self,
+        process: str,
+        thing: object,
+        *,
+        owner: str,
+        timeout_s: float,
+        check: Callable[[], None],
+    ) -> None:
         """Lend `thing` once; return when it was taken and given back. Once taken, it is waited for without a deadline.
 
         Raises what the object raised in the other thread; what `check` raises; ChannelTimeout if none takes it in time.
         """
-        place, until = self._place(process), time.monotonic() + timeout_s
+        place = self._place(process)
+        until = time.monotonic() + timeout_s
         returned = threading.Event()
         with place.changed:
-            place.thing, place.returned, place.failure = thing, returned, None
+            place.thing = thing
+            place.returned = returned
+            place.failure = None
             place.changed.notify_all()
             while place.thing is not None:
                 try:
@@ -66,12 +77,15 @@ class Lending:
             raise place.failure
 
     @contextlib.contextmanager
-    def borrow(self, process: str, *, owner: str, timeout_s: float, check: Callable[[], None]) -> Iterator[Any]:
+    def borrow(
+        self, process: str, *, owner: str, timeout_s: float, check: Callable[[], None]
+    ) -> Iterator[Any]:
         """Take what is lent, and give it back in the end. `Lent` raised inside fails the lender with its cause.
 
         Raises what `check` raises, and ChannelTimeout if nothing is lent in time.
         """
-        place, until = self._place(process), time.monotonic() + timeout_s
+        place = self._place(process)
+        until = time.monotonic() + timeout_s
         with place.changed:
             while place.thing is None:
                 _wait(place, owner, process, until, timeout_s, check)
@@ -87,7 +101,14 @@ class Lending:
             returned.set()
 
 
-def _wait(place: _Place, owner: str, process: str, until: float, timeout_s: float, check: Callable[[], None]) -> None:
+def _wait(
+    place: _Place,
+    owner: str,
+    process: str,
+    until: float,
+    timeout_s: float,
+    check: Callable[[], None],
+) -> None:
     """Sleep for a tick, or until something changes."""
     check()
     if time.monotonic() >= until:

@@ -20,7 +20,9 @@ class Offloadable:
     `tensors` is asked anew at every offload. They start on the accelerator, and are accounted at once.
     """
 
-    def __init__(self, what: str, device: Device, tensors: Callable[[], Iterable[Tensor]]) -> None:
+    def __init__(
+        self, what: str, device: Device, tensors: Callable[[], Iterable[Tensor]]
+    ) -> None:
         self.what = what
         self._device = device
         self._tensors = tensors
@@ -36,7 +38,9 @@ class Offloadable:
     @property
     def host_bytes(self) -> int:
         """Bytes of the host copies, measured."""
-        return sum(copy.untyped_storage().nbytes() for _, copy in (self._host or {}).values())
+        return sum(
+            copy.untyped_storage().nbytes() for _, copy in (self._host or {}).values()
+        )
 
     def where(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or its bytes in the host copy while they are there; to be read, or changed in place."""
@@ -44,7 +48,12 @@ class Offloadable:
         if copy is None:
             return tensor
         there = torch.empty(0, dtype=tensor.dtype)
-        return there.set_(copy.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        return there.set_(
+            copy.untyped_storage(),
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+        )
 
     @torch.no_grad()
     def offload(self) -> None:
@@ -60,7 +69,9 @@ class Offloadable:
         self._arrive()
         for storage, _ in self._host.values():
             storage.resize_(0)
-        self._device.release(self.what)  # a GPU also takes back here what torch's allocator would keep
+        self._device.release(
+            self.what
+        )  # a GPU also takes back here what torch's allocator would keep
 
     @torch.no_grad()
     def onload(self) -> None:
@@ -79,7 +90,9 @@ class Offloadable:
 
     def _arrive(self) -> None:
         """Wait once for all copies between a GPU and the host: to wait for each leaves the bus idle in between."""
-        if any(storage.device.type == "cuda" for storage, _ in (self._host or {}).values()):
+        if any(
+            storage.device.type == "cuda" for storage, _ in (self._host or {}).values()
+        ):
             torch.cuda.synchronize()
 
 

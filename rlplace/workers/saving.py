@@ -33,7 +33,9 @@ class FilesBehind:
         """Write behind: `write` makes this rank's files in `folder`, on the disk, and returns their names."""
         self.wait()
         name = f"{self._context.owner} writes {folder.name}"
-        self._thread = threading.Thread(target=self._write, args=(folder, write), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(folder, write), name=name, daemon=True
+        )
         self._thread.start()
 
     def _write(self, folder: Path, write: Callable[[], Iterable[str]]) -> None:
@@ -42,7 +44,9 @@ class FilesBehind:
             report_written(folder, rank, write())
         except Exception as error:  # noqa: BLE001  # whatever it is, the driver says it: the thread has no caller
             text = (
-                str(OutputError.of(folder, error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                str(OutputError.of(folder, error))
+                if isinstance(error, OSError)
+                else f"{type(error).__name__}: {error}"
             )
             self._context.log.warning("cannot save: %s", text)
             try:

@@ -7,5 +7,9 @@ import os
 
 def threads() -> int:
     """Return OMP_NUM_THREADS, which `cluster.env_vars` can set; 1 if it is not set, since a rank has one core."""
-    first = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0].strip()  # the others are of nested regions
-    return max(1, int(first)) if first.isdecimal() else 1
+    first = (
+        os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0].strip()
+    )  # the others are of nested regions
+    if first.isdecimal():
+        return max(1, int(first))
+    return 1

@@ -52,9 +52,15 @@ class WorkerContext:
     device: Device  # the memory of this slot's accelerators: accounted where emulated, real on a GPU
     rendezvous: Rendezvous
     channels: Mapping[str, Channel]  # already named for this rank
-    folder: Path | None = None  # of the job in this node's shared memory, gone when the job ends; None: all are threads
-    lending: Lending = dataclasses.field(default_factory=Lending)  # with the other workers of the process
-    cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when siblings failed
+    folder: Path | None = (
+        None  # of the job in this node's shared memory, gone when the job ends; None: all are threads
+    )
+    lending: Lending = dataclasses.field(
+        default_factory=Lending
+    )  # with the other workers of the process
+    cancelled: threading.Event = dataclasses.field(
+        default_factory=threading.Event
+    )  # set when siblings failed
 
     @property
     def rank(self) -> int:
@@ -80,7 +86,9 @@ class MoveReport:
     """What a change of residency did on one rank."""
 
     residency: Residency
-    accelerator_bytes: int  # held on each of the rank's accelerators after the move, measured
+    accelerator_bytes: (
+        int  # held on each of the rank's accelerators after the move, measured
+    )
     host_bytes: int  # offloaded copies held on the host after the move, measured
 
 
@@ -153,13 +161,17 @@ class RoleWorker(Worker):
     def _require(self, needs: Residency, method: str) -> None:
         """Raise NotResident below `needs`."""
         if self.residency < needs:
-            raise not_resident(self.context.owner, method, has=self.residency, needs=needs)
+            raise not_resident(
+                self.context.owner, method, has=self.residency, needs=needs
+            )
 
     def close(self) -> None:
         self._opened.close()
 
 
-def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -> NotResident:
+def not_resident(
+    owner: str, method: str, *, has: Residency, needs: Residency
+) -> NotResident:
     return NotResident.about(
         "not-resident",
         owner,
@@ -171,7 +183,9 @@ def not_resident(owner: str, method: str, *, has: Residency, needs: Residency) -
 
 def cancelled(owner: str, method: str) -> ChannelBroken:
     why = "a sibling failed, or the run is ending"
-    return ChannelBroken.about(code="cancelled", key=owner, what=f"{method} was cancelled", why=why)
+    return ChannelBroken.about(
+        code="cancelled", key=owner, what=f"{method} was cancelled", why=why
+    )
 
 
 def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:

@@ -41,7 +41,11 @@ def actor_of() -> Iterator[Callable[..., Any]]:
     def make(model: Path, **scenario: Any) -> Any:
         for worker in made:
             worker.close()
-        made.append(make_lm_worker(LmScenario(model=model, **scenario), 0, rendezvous_at(listen())))
+        made.append(
+            make_lm_worker(
+                LmScenario(model=model, **scenario), 0, rendezvous_at(listen())
+            )
+        )
         return made[-1]
 
     yield make

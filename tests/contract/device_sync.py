@@ -32,7 +32,12 @@ from rlplace.comm.weights.host_sync import CopyReceiver, WeightSender
 from rlplace.comm.weights.rendezvous import StoreAddress
 from rlplace.comm.weights.version import WeightReceiver
 from rlplace.placement.flow import Delivery, DeviceDelivery
-from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by
+from tests.contract.weight_ends import (
+    PATIENCE_S,
+    Weights,
+    assert_equal_to_the_bit,
+    held_by,
+)
 
 HOST = torch.device("cpu")
 _LAG_S = 0.0005
@@ -44,7 +49,9 @@ class Mixture:
 
     actors: int
     hosts: tuple[int | None, ...] = ()  # of takers 0, 1, ... on accelerators
-    parts: tuple[int, ...] = ()  # by reader on accelerators, how many takers it has; (): one each
+    parts: tuple[
+        int, ...
+    ] = ()  # by reader on accelerators, how many takers it has; (): one each
     on_host: tuple[int, ...] = ()  # readers through the host
     bucket_bytes: int = 999
     window_bytes: int = 2000
@@ -56,7 +63,14 @@ class Mixture:
         found: list[Delivery] = []
         if self.hosts:
             readers = tuple(range(len(self.parts or self.hosts)))
-            found.append(DeviceDelivery(readers=readers, owners=self.hosts, actors=self.actors, parts=self.parts))
+            found.append(
+                DeviceDelivery(
+                    readers=readers,
+                    owners=self.hosts,
+                    actors=self.actors,
+                    parts=self.parts,
+                )
+            )
         if self.on_host:
             found.append(Delivery(readers=self.on_host, near=tuple(range(self.actors))))
         return tuple(found)
@@ -65,7 +79,9 @@ class Mixture:
     def readers(self) -> tuple[int, ...]:
         return (*range(len(self.parts or self.hosts)), *self.on_host)
 
-    def sender(self, channel: Channel, rank: int, point: StoreAddress, folder: Path | None) -> WeightSender:
+    def sender(
+        self, channel: Channel, rank: int, point: StoreAddress, folder: Path | None
+    ) -> WeightSender:
         channel = channel.named(f"actor rank {rank}")
         return WeightSender(
             channel,
@@ -83,18 +99,28 @@ class Mixture:
             ),
         )
 
-    def receiver(self, channel: Channel, rank: int, folder: Path | None) -> WeightReceiver:
+    def receiver(
+        self, channel: Channel, rank: int, folder: Path | None
+    ) -> WeightReceiver:
         channel = channel.named(f"rollout rank {rank}")
         if rank in self.on_host:
             return CopyReceiver(channel, rank, folder=folder)
         if self.parts and self.parts[rank] > 1:
-            return CutReceiver(channel, rank, load=CutEngine(self.parts[rank], self.device).load_from)
+            return CutReceiver(
+                channel, rank, load=CutEngine(self.parts[rank], self.device).load_from
+            )
         return DeviceReceiver(channel, rank, device=self.device)
 
 
 def serve() -> tuple[Any, StoreAddress]:
     """The store lives as long as the first is kept."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_S))
+    store = dist.TCPStore(
+        "127.0.0.1",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=PATIENCE_S),
+    )
     return store, StoreAddress(host="127.0.0.1", port=store.port)
 
 
@@ -106,19 +132,29 @@ class CutEngine:
 
     def __init__(self, parts: int, device: torch.device) -> None:
         self._takers: list[PartTaker] = []
-        self._threads, self._device = [ThreadPoolExecutor(1) for _ in range(parts)], device
+        self._threads, self._device = (
+            [ThreadPoolExecutor(1) for _ in range(parts)],
+            device,
+        )
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
         if not self._takers:
             for part in range(len(self._threads)):
-                self._takers.append(PartTaker(rank, part, device=self._device, timeout_s=PATIENCE_S))
+                self._takers.append(
+                    PartTaker(rank, part, device=self._device, timeout_s=PATIENCE_S)
+                )
         each = zip(self._threads, self._takers, strict=True)
-        taken = [thread.submit(self._take, taker, sync, deadline_s) for thread, taker in each]
+        taken = [
+            thread.submit(self._take, taker, sync, deadline_s) for thread, taker in each
+        ]
         first, *others = [future.result() for future in taken]
         for other in others:
             assert_equal_to_the_bit(other, first)
         size = sum(spec.size_bytes for spec in sync.assembly.layout.tensors)
-        moved = sum((Counter({taker.transport(sync): size}) for taker in self._takers), Counter[str]())
+        moved = sum(
+            (Counter({taker.transport(sync): size}) for taker in self._takers),
+            Counter[str](),
+        )
         return LoadedParts(transports=moved, others=first)
 
     def _take(self, taker: PartTaker, sync: DevicePush, deadline_s: float) -> Weights:
@@ -131,21 +167,35 @@ class CutEngine:
 class Ends:
     """All ranks of a mixture in this process, each with a thread of its own."""
 
-    def __init__(self, mixture: Mixture, channel: Channel, point: StoreAddress, folder: Path) -> None:
+    def __init__(
+        self, mixture: Mixture, channel: Channel, point: StoreAddress, folder: Path
+    ) -> None:
         self.mixture = mixture
-        self.senders = [mixture.sender(channel, rank, point, folder) for rank in range(mixture.actors)]
-        self.receivers = {rank: mixture.receiver(channel, rank, folder) for rank in mixture.readers}
+        self.senders = [
+            mixture.sender(channel, rank, point, folder)
+            for rank in range(mixture.actors)
+        ]
+        self.receivers = {
+            rank: mixture.receiver(channel, rank, folder) for rank in mixture.readers
+        }
         self._pulling = {rank: ThreadPoolExecutor(1) for rank in mixture.readers}
         self._pushing = [ThreadPoolExecutor(1) for _ in self.senders]
 
     def push(self, version: int, tensors: Weights) -> list[Future[dict[str, int]]]:
         return [
-            thread.submit(sender.push, version, held_by(rank, self.mixture.actors, tensors))
-            for rank, (sender, thread) in enumerate(zip(self.senders, self._pushing, strict=True))
+            thread.submit(
+                sender.push, version, held_by(rank, self.mixture.actors, tensors)
+            )
+            for rank, (sender, thread) in enumerate(
+                zip(self.senders, self._pushing, strict=True)
+            )
         ]
 
     def pull(
-        self, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any], ranks: Sequence[int] | None = None
+        self,
+        version: int,
+        load: Callable[[Mapping[str, torch.Tensor]], Any],
+        ranks: Sequence[int] | None = None,
     ) -> dict[int, Future[Any]]:
         """`load` of each rank's tensors while they are valid."""
         return {
@@ -153,7 +203,9 @@ class Ends:
             for rank in (self.mixture.readers if ranks is None else ranks)
         }
 
-    def _pull(self, rank: int, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any]) -> Any:
+    def _pull(
+        self, rank: int, version: int, load: Callable[[Mapping[str, torch.Tensor]], Any]
+    ) -> Any:
         with self.receivers[rank].pull(version) as received:
             return load(received.tensors), dict(received.transports)
 
@@ -221,7 +273,11 @@ class Lagging:
         self._works: list[Future[None]] = []
 
     def broadcast(self, bucket: torch.Tensor, root: int) -> Lagging:
-        self._works.append(self._stream.give(lambda: self._group.broadcast(bucket, root=root).wait(), _LAG_S))
+        self._works.append(
+            self._stream.give(
+                lambda: self._group.broadcast(bucket, root=root).wait(), _LAG_S
+            )
+        )
         return self
 
     def wait(self) -> None:
@@ -269,7 +325,9 @@ def lagging() -> Iterator[None]:
 
 def gpu_consumer(mixture: Mixture, folder: Path, version: int) -> tuple[Weights, str]:
     """Pulls once as reader 0 of a process of its own: the tensors on the host, and where they were."""
-    receiver = mixture.receiver(SharedChannel.attach(folder / "weights.channel"), 0, folder)
+    receiver = mixture.receiver(
+        SharedChannel.attach(folder / "weights.channel"), 0, folder
+    )
     with receiver.pull(version) as received:
         loaded = {name: tensor.cpu() for name, tensor in received.tensors.items()}
         kinds = {tensor.device.type for tensor in received.tensors.values()}

@@ -36,7 +36,11 @@ class Probe(Worker):
         }
 
     def process(self) -> tuple[int, str | None, str | None]:
-        return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS")
+        return (
+            os.getpid(),
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            os.environ.get("OMP_NUM_THREADS"),
+        )
 
     def device_order(self) -> str | None:
         return os.environ.get("CUDA_DEVICE_ORDER")
@@ -73,7 +77,9 @@ class Probe(Worker):
         self.context.channels[channel].put(threading.Lock(), key=str(self.context.rank))
 
     def get_by_rank(self, channel: str) -> str:
-        return type(self.context.channels[channel].get(key=str(self.context.rank))).__name__
+        return type(
+            self.context.channels[channel].get(key=str(self.context.rank))
+        ).__name__
 
     def folder(self) -> str | None:
         return None if self.context.folder is None else str(self.context.folder)
@@ -109,12 +115,17 @@ class Mover(Worker):
 
     def move(self, to: Residency) -> MoveReport:
         device = self.context.device
-        for level, what, size in ((Residency.WEIGHTS, "weights", 100), (Residency.FULL, "gradients", 50)):
+        for level, what, size in (
+            (Residency.WEIGHTS, "weights", 100),
+            (Residency.FULL, "gradients", 50),
+        ):
             if to >= level:
                 device.acquire(size, what)
             else:
                 device.release(what)
-        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0)
+        return MoveReport(
+            residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0
+        )
 
 
 class Fragile(Worker):
@@ -142,7 +153,9 @@ class Collective(Worker):
     def meet(self) -> list[int]:
         rendezvous = self.context.rendezvous
         if self.context.rank:
-            with socket.create_connection((rendezvous.host, rendezvous.port), timeout=30.0) as peer:
+            with socket.create_connection(
+                (rendezvous.host, rendezvous.port), timeout=30.0
+            ) as peer:
                 peer.sendall(bytes([self.context.rank]))
             return []
         assert rendezvous.listen_fd is not None
@@ -169,7 +182,9 @@ class Meeting(Worker):
         self._write(folder, "begins")
         deadline = time.monotonic() + 20
         while not all((folder / f"{other} begins").exists() for other in others):
-            assert time.monotonic() < deadline, f"{self.context.owner} waited for {others}"
+            assert time.monotonic() < deadline, (
+                f"{self.context.owner} waited for {others}"
+            )
             time.sleep(0.001)
         self._write(folder, "ends")
 

@@ -17,7 +17,15 @@ from rlplace.models.policy_networks import build_policy
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import TRAJECTORIES, WEIGHTS
 from rlplace.workers.roles.actor import PolicyActor
-from tests.actor_ranks import THREE_CHOICES, Scenario, first_iteration, iteration, learn, make_actor, state_digest
+from tests.actor_ranks import (
+    THREE_CHOICES,
+    Scenario,
+    first_iteration,
+    iteration,
+    learn,
+    make_actor,
+    state_digest,
+)
 from tests.worker_ranks import listen, rendezvous_at
 
 MakeActor = Callable[[Scenario], PolicyActor]
@@ -39,15 +47,21 @@ def actor_of() -> Iterator[MakeActor]:
         actor.close()
 
 
-@pytest.mark.parametrize("actions", [ALONE.actions, THREE_CHOICES], ids=["continuous", "discrete"])
+@pytest.mark.parametrize(
+    "actions", [ALONE.actions, THREE_CHOICES], ids=["continuous", "discrete"]
+)
 def test_the_first_minibatch_is_on_policy(actor_of: MakeActor, actions: object) -> None:
     algorithm = {"epochs": 1, "num_minibatches": 1, "normalize_advantages": False}
     scenario = dataclasses.replace(ALONE, actions=actions, algorithm=algorithm)
     actor = actor_of(scenario)
     for index in range(2):  # the second after the observation statistics have changed
         actor.push_weights(index)
-        policy = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=1)
-        policy.load_state_dict(CopyReceiver(actor.context.channels[WEIGHTS], 0).pull(index).tensors)
+        policy = build_policy(
+            scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=1
+        )
+        policy.load_state_dict(
+            CopyReceiver(actor.context.channels[WEIGHTS], 0).pull(index).tensors
+        )
         metrics = learn(actor, iteration(scenario, policy, index), index)
         assert metrics["actor/approx_kl"].value < 1e-9
         assert metrics["actor/clip_fraction"].value == 0.0
@@ -66,7 +80,9 @@ def test_nothing_is_learned_from_a_poisoned_step(actor_of: MakeActor) -> None:
     digests, divisors = [], list[int]()
 
     def noted(step: Callable[..., object]) -> Callable[..., object]:
-        return lambda passes, given, mine, count: divisors.append(count) or step(passes, given, mine, count)
+        return lambda passes, given, mine, count: (
+            divisors.append(count) or step(passes, given, mine, count)
+        )
 
     for far in (0.0, 3.0):
         actions, logprobs = good.actions.copy(), good.logprobs.copy()
@@ -75,16 +91,27 @@ def test_nothing_is_learned_from_a_poisoned_step(actor_of: MakeActor) -> None:
         actor._learner._differentiate = noted(actor._learner._differentiate)
         learn(actor, dataclasses.replace(poisoned, actions=actions, logprobs=logprobs))
         digests.append(actor.digest())
-    assert sum(divisors) == 2 * (good.rewards.size - 1) * actor.config.config.algorithm.epochs
+    assert (
+        sum(divisors)
+        == 2 * (good.rewards.size - 1) * actor.config.config.algorithm.epochs
+    )
     learn(actor := actor_of(scenario), good)
     assert digests[0] == digests[1] != actor.digest()
     ends[1][at - 1, row] = True
-    finals = np.insert(good.final_observations, before, good.observations[at, row], axis=0)
+    finals = np.insert(
+        good.final_observations, before, good.observations[at, row], axis=0
+    )
     rewards = np.where(np.isnan(ends[2]), 0.0, ends[2])
-    cut = dataclasses.replace(poisoned, rewards=rewards, truncated=ends[1], final_observations=finals)
+    cut = dataclasses.replace(
+        poisoned, rewards=rewards, truncated=ends[1], final_observations=finals
+    )
     advantages = []
     for trajectory in (poisoned, cut):
-        of_rows = actor_of(ALONE)._learner._samples(trajectory).advantages.view(good.rewards.shape)
+        of_rows = (
+            actor_of(ALONE)
+            ._learner._samples(trajectory)
+            .advantages.view(good.rewards.shape)
+        )
         advantages.append(of_rows[:at, row])
     torch.testing.assert_close(advantages[0], advantages[1])
 
@@ -97,11 +124,17 @@ def test_metrics_describe_the_rows(actor_of: MakeActor) -> None:
     assert metrics["actor/version_lag"] == Metric(2, "max")
     assert metrics["actor/samples"] == Metric(48, "sum")
     assert metrics["actor/learn_s"].value > 0.0
-    assert metrics["actor/explained_variance"].value < 0.5  # an untrained critic explains little
+    assert (
+        metrics["actor/explained_variance"].value < 0.5
+    )  # an untrained critic explains little
 
 
-def test_half_precision_learns_and_pushes_what_it_computes_with(actor_of: MakeActor) -> None:
-    scenario = dataclasses.replace(ALONE, actor={"compute": "bf16", "optimizer": {"lr": 1e-2}})
+def test_half_precision_learns_and_pushes_what_it_computes_with(
+    actor_of: MakeActor,
+) -> None:
+    scenario = dataclasses.replace(
+        ALONE, actor={"compute": "bf16", "optimizer": {"lr": 1e-2}}
+    )
     actor = actor_of(scenario)
     before = state_digest(actor)
     learn(actor, first_iteration(scenario))
@@ -109,11 +142,15 @@ def test_half_precision_learns_and_pushes_what_it_computes_with(actor_of: MakeAc
     actor.push_weights(1)
     weights = CopyReceiver(actor.context.channels[WEIGHTS], 0).pull(1).tensors
     rounded = weights["policy.0.weight"]
-    assert rounded.dtype == torch.bfloat16  # as it travels: half the bytes, and the receivers' float32 holds all of it
+    assert (
+        rounded.dtype == torch.bfloat16
+    )  # as it travels: half the bytes, and the receivers' float32 holds all of it
     assert weights["normalizer.mean"].dtype == torch.float64
 
 
-def test_the_saved_policy_is_the_pushed_one(actor_of: MakeActor, tmp_path: Path) -> None:
+def test_the_saved_policy_is_the_pushed_one(
+    actor_of: MakeActor, tmp_path: Path
+) -> None:
     actor = actor_of(ALONE)
     learn(actor, first_iteration(ALONE))
     file = tmp_path / "policy.safetensors"
@@ -125,4 +162,6 @@ def test_the_saved_policy_is_the_pushed_one(actor_of: MakeActor, tmp_path: Path)
     assert saved.keys() == pushed.keys()
     assert all(torch.equal(saved[name], pushed[name]) for name in saved)
     assert [p.name for p in tmp_path.iterdir()] == ["policy.safetensors"]
-    build_policy(ALONE.spaces, ALONE.config.actor, ALONE.config.algorithm, seed=5).load_state_dict(saved)
+    build_policy(
+        ALONE.spaces, ALONE.config.actor, ALONE.config.algorithm, seed=5
+    ).load_state_dict(saved)

@@ -19,19 +19,36 @@ def odd_bits() -> Tensor:
 
 
 def test_the_way_there_and_back_changes_no_bit() -> None:
-    tensor, accelerator = odd_bits(), EmulatedDevice(MemoryAccount([1 << 10]), slot_of("actor"))
+    tensor, accelerator = (
+        odd_bits(),
+        EmulatedDevice(MemoryAccount([1 << 10]), slot_of("actor")),
+    )
     view, before = tensor[3:7], tensor.view(torch.int32).tolist()
-    part = Offloadable("weights", accelerator, lambda: [tensor, view, torch.zeros(0)])  # shared storage counts once
-    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (128, 0, 128)
+    part = Offloadable(
+        "weights", accelerator, lambda: [tensor, view, torch.zeros(0)]
+    )  # shared storage counts once
+    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (
+        128,
+        0,
+        128,
+    )
     part.offload()
     assert tensor.untyped_storage().nbytes() == view.untyped_storage().nbytes() == 0
-    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (0, 128, 0)
+    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (
+        0,
+        128,
+        0,
+    )
     part.onload()
     assert tensor.view(torch.int32).tolist() == before
     assert view.view(torch.int32).tolist() == before[3:7]
     view.fill_(2.0)
     assert tensor[3:7].tolist() == [2.0] * 4
-    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (128, 0, 128)
+    assert (part.accelerator_bytes, part.host_bytes, accelerator.held_bytes()) == (
+        128,
+        0,
+        128,
+    )
 
 
 @pytest.mark.gpu

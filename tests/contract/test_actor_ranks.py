@@ -21,7 +21,14 @@ from rlplace.trajectory import Trajectory
 from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.shared_sum import SharedSum
 from rlplace.workers.worker import Rendezvous
-from tests.actor_ranks import THREE_CHOICES, TWO_JOINTS, Outcome, Scenario, iteration, run_ranks
+from tests.actor_ranks import (
+    THREE_CHOICES,
+    TWO_JOINTS,
+    Outcome,
+    Scenario,
+    iteration,
+    run_ranks,
+)
 from tests.worker_ranks import context_of, in_processes, listen, rendezvous_at
 
 SPLITS = {1: (12,), 2: (5, 7), 8: (0, 1, 2, 3, 0, 5, 1, 0)}
@@ -35,13 +42,20 @@ CONTINUOUS = Scenario(
 DISCRETE = Scenario(
     split=SPLITS[1],
     actions=THREE_CHOICES,
-    algorithm={"target_kl": 2e-3, "num_minibatches": 5, "normalize_observations": False},
+    algorithm={
+        "target_kl": 2e-3,
+        "num_minibatches": 5,
+        "normalize_observations": False,
+    },
     actor={"optimizer": {"lr": 1e-2, "schedule": "linear"}},
 )
 SCENARIOS = {"continuous": CONTINUOUS, "discrete": DISCRETE}
 
 
-EIGHT = pytest.param("continuous", 8, marks=pytest.mark.slow), pytest.param("discrete", 8)
+EIGHT = (
+    pytest.param("continuous", 8, marks=pytest.mark.slow),
+    pytest.param("discrete", 8),
+)
 
 
 @functools.cache
@@ -52,25 +66,38 @@ def outcomes(name: str, world_size: int) -> list[Outcome]:
 def numbers(rank: Outcome) -> list[dict[str, float]]:
     """What all ranks and all world sizes must agree on."""
     own = {"actor/wait_s", "actor/learn_s", "actor/samples"}
-    return [{k: m.value for k, m in metrics.items() if k not in own} for metrics in rank.metrics]
+    return [
+        {k: m.value for k, m in metrics.items() if k not in own}
+        for metrics in rank.metrics
+    ]
 
 
-@pytest.mark.parametrize(("name", "world_size"), [*itertools.product(SCENARIOS, (1, 2)), *EIGHT])
+@pytest.mark.parametrize(
+    ("name", "world_size"), [*itertools.product(SCENARIOS, (1, 2)), *EIGHT]
+)
 def test_ranks_make_the_update_of_plain_ppo(name: str, world_size: int) -> None:
     expected_weights, expected_steps = plain_ppo(SCENARIOS[name])
     ranks = outcomes(name, world_size)
-    assert [metrics["actor/optimizer_steps"].value for metrics in ranks[0].metrics] == expected_steps
+    assert [
+        metrics["actor/optimizer_steps"].value for metrics in ranks[0].metrics
+    ] == expected_steps
     for key, expected in expected_weights.items():
-        np.testing.assert_allclose(ranks[0].weights[key], expected, rtol=2e-4, atol=2e-6, err_msg=key)
+        np.testing.assert_allclose(
+            ranks[0].weights[key], expected, rtol=2e-4, atol=2e-6, err_msg=key
+        )
 
 
-@pytest.mark.parametrize(("name", "world_size"), [*((name, 2) for name in SCENARIOS), *EIGHT])
+@pytest.mark.parametrize(
+    ("name", "world_size"), [*((name, 2) for name in SCENARIOS), *EIGHT]
+)
 def test_all_ranks_agree_to_the_bit(name: str, world_size: int) -> None:
     ranks = outcomes(name, world_size)
     assert len({rank.weights_digest for rank in ranks}) == 1
     assert all(numbers(rank) == numbers(ranks[0]) for rank in ranks)
     assert sum(rank.metrics[0]["actor/samples"].value for rank in ranks) == 12 * 8
-    for found, alone in zip(numbers(ranks[0]), numbers(outcomes(name, 1)[0]), strict=True):
+    for found, alone in zip(
+        numbers(ranks[0]), numbers(outcomes(name, 1)[0]), strict=True
+    ):
         assert found == pytest.approx(alone, rel=1e-3, abs=1e-6)
 
 
@@ -85,15 +112,25 @@ def test_the_scenarios_reach_what_they_are_for() -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_offloading_between_stages_changes_no_bit(world_size: int) -> None:
     scenario = dataclasses.replace(CONTINUOUS, split=SPLITS[world_size], offload=True)
-    assert run_ranks(scenario)[0].state_digest == outcomes("continuous", world_size)[0].state_digest
+    assert (
+        run_ranks(scenario)[0].state_digest
+        == outcomes("continuous", world_size)[0].state_digest
+    )
 
 
 SIZES = (5, 100_001, 2_000_001)  # which three ranks do not divide
 
 
 def _sums(shared: bool, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Any]:
-    ranks = Ranks(context_of("actor", rank, 3, rendezvous, {}, folder=folder if shared else None), timeout_s=60.0)
-    found = [ranks.sum(torch.arange(float(size)) / 3 + rank).numpy() for size in SIZES for _ in range(3)]
+    ranks = Ranks(
+        context_of("actor", rank, 3, rendezvous, {}, folder=folder if shared else None),
+        timeout_s=60.0,
+    )
+    found = [
+        ranks.sum(torch.arange(float(size)) / 3 + rank).numpy()
+        for size in SIZES
+        for _ in range(3)
+    ]
     found.append(ranks.sum(torch.full((2,), 1e-9 + rank, dtype=torch.float64)).numpy())
     ranks.close()
     assert not list(folder.glob("sums*"))
@@ -105,7 +142,9 @@ def test_a_sum_is_the_same_on_all_ranks_whatever_its_size(shared: bool) -> None:
     first, *others = in_processes(_sums, shared, 3)
     for found in others:
         assert all(map(np.array_equal, found, first))
-    for found, size in zip(first, [size for size in SIZES for _ in range(3)], strict=False):
+    for found, size in zip(
+        first, [size for size in SIZES for _ in range(3)], strict=False
+    ):
         np.testing.assert_allclose(found, np.arange(size) + 3.0, rtol=1e-6)
     assert first[-1].tolist() == pytest.approx([3.0 + 3e-9] * 2, rel=1e-12)
 
@@ -136,7 +175,9 @@ def plain_ppo(scenario: Scenario) -> tuple[dict[str, np.ndarray], list[int]]:
     """PPO as a textbook has it: one process, whole batches, statistics of everything seen. Weights and steps made."""
     config = scenario.config
     optimizer_config = config.actor.optimizer
-    policy = build_policy(scenario.spaces, config.actor, config.algorithm, config.runner.seed)
+    policy = build_policy(
+        scenario.spaces, config.actor, config.algorithm, config.runner.seed
+    )
     optimizer = torch.optim.AdamW(
         policy.parameters(),
         lr=optimizer_config.lr,
@@ -149,24 +190,36 @@ def plain_ppo(scenario: Scenario) -> tuple[dict[str, np.ndarray], list[int]]:
     steps_made = []
     for index in range(scenario.iterations):
         if optimizer_config.schedule == "linear":
-            optimizer.param_groups[0]["lr"] = optimizer_config.lr * (1.0 - index / 4)  # four iterations in all
+            optimizer.param_groups[0]["lr"] = optimizer_config.lr * (
+                1.0 - index / 4
+            )  # four iterations in all
         batch = iteration(scenario, policy, index)
         rewards = batch.rewards.astype(np.float64)
         if config.algorithm.normalize_rewards:
-            rewards = scaled_rewards(batch, config.algorithm.gamma, seen_returns, carried)
-        advantages, returns = plain_gae(policy, batch, rewards, config.algorithm.gamma, config.algorithm.gae_lambda)
+            rewards = scaled_rewards(
+                batch, config.algorithm.gamma, seen_returns, carried
+            )
+        advantages, returns = plain_gae(
+            policy, batch, rewards, config.algorithm.gamma, config.algorithm.gae_lambda
+        )
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        steps_made.append(plain_epochs(scenario, policy, optimizer, batch, advantages, returns, index))
+        steps_made.append(
+            plain_epochs(scenario, policy, optimizer, batch, advantages, returns, index)
+        )
         seen_observations.append(batch.observations.reshape(-1, 5).astype(np.float64))
         if policy.normalizer is not None:
             everything = np.concatenate(seen_observations)
             policy.normalizer.count.fill_(len(everything))
             policy.normalizer.mean.copy_(torch.tensor(everything.mean(axis=0)))
             policy.normalizer.var.copy_(torch.tensor(everything.var(axis=0)))
-    return {name: tensor.numpy() for name, tensor in policy.state_dict().items()}, steps_made
+    return {
+        name: tensor.numpy() for name, tensor in policy.state_dict().items()
+    }, steps_made
 
 
-def scaled_rewards(batch: Trajectory, gamma: float, seen: list[float], carried: list[float]) -> np.ndarray:
+def scaled_rewards(
+    batch: Trajectory, gamma: float, seen: list[float], carried: list[float]
+) -> np.ndarray:
     for t, row in np.ndindex(*batch.rewards.shape):
         carried[row] = gamma * carried[row] + float(batch.rewards[t, row])
         seen.append(carried[row])
@@ -177,7 +230,11 @@ def scaled_rewards(batch: Trajectory, gamma: float, seen: list[float], carried: 
 
 @torch.no_grad()
 def plain_gae(
-    policy: ActorCritic, batch: Trajectory, rewards: np.ndarray, gamma: float, gae_lambda: float
+    policy: ActorCritic,
+    batch: Trajectory,
+    rewards: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     finals = iter(policy(torch.tensor(batch.final_observations)).values.tolist())
     final_of = {(t, row): next(finals) for t, row in np.argwhere(batch.truncated)}
@@ -214,31 +271,52 @@ def plain_epochs(
 ) -> int:
     rules, made = scenario.config.algorithm, 0
     generator = iteration_generator(scenario.config.runner.seed, index)
-    columns = [batch.observations, batch.actions, batch.logprobs, batch.values, advantages, returns]
+    columns = [
+        batch.observations,
+        batch.actions,
+        batch.logprobs,
+        batch.values,
+        advantages,
+        returns,
+    ]
     flat = [
-        torch.tensor(c.reshape(-1, *c.shape[2:])).to(torch.int64 if c.dtype == np.int64 else torch.float32)
+        torch.tensor(c.reshape(-1, *c.shape[2:])).to(
+            torch.int64 if c.dtype == np.int64 else torch.float32
+        )
         for c in columns
     ]
     for _ in range(rules.epochs):
-        for part in torch.randperm(batch.weight, generator=generator).tensor_split(rules.num_minibatches):
-            observations, actions, old_logprobs, old_values, advantage, target = (c[part] for c in flat)
+        for part in torch.randperm(batch.weight, generator=generator).tensor_split(
+            rules.num_minibatches
+        ):
+            observations, actions, old_logprobs, old_values, advantage, target = (
+                c[part] for c in flat
+            )
             output = policy(observations)
             difference = logprob(output, actions) - old_logprobs
             ratio = difference.exp()
-            if rules.target_kl is not None and (ratio - 1.0 - difference).mean() > rules.target_kl:
+            if (
+                rules.target_kl is not None
+                and (ratio - 1.0 - difference).mean() > rules.target_kl
+            ):
                 return made
             surrogate = torch.min(
-                ratio * advantage, ratio.clamp(1 - rules.clip_ratio_low, 1 + rules.clip_high) * advantage
+                ratio * advantage,
+                ratio.clamp(1 - rules.clip_ratio_low, 1 + rules.clip_high) * advantage,
             )
             squared = (output.values - target) ** 2
             if rules.value_clip is not None:
-                moved = (output.values - old_values).clamp(-rules.value_clip, rules.value_clip)
+                moved = (output.values - old_values).clamp(
+                    -rules.value_clip, rules.value_clip
+                )
                 squared = torch.max(squared, (old_values + moved - target) ** 2)
             loss = -surrogate.mean() + rules.value_coef * 0.5 * squared.mean()
             loss = loss - rules.entropy_coef * entropy_of(output)
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), scenario.config.actor.optimizer.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(
+                policy.parameters(), scenario.config.actor.optimizer.max_grad_norm
+            )
             optimizer.step()
             made += 1
     return made

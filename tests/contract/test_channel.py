@@ -36,7 +36,9 @@ class Make(Protocol):
 
 
 @pytest.fixture(scope="module", params=["local", "spread", "shared", "network"])
-def create(request: pytest.FixtureRequest) -> Iterator[Callable[[ChannelSpec], Channel]]:
+def create(
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[ChannelSpec], Channel]]:
     if request.param in ("local", "spread"):
         yield {"local": LocalChannel, "spread": spread_channel}[request.param]
         return
@@ -53,7 +55,9 @@ def spread_channel(spec: ChannelSpec) -> SpreadChannel:
     keys = spec.keys or ("", "other", *"0134abcxy")
     used = LocalChannel(spec)
     other = LocalChannel(dataclasses.replace(spec, keys=("elsewhere",)))
-    return SpreadChannel(spec, [Branch(("elsewhere",), lambda: other), Branch(keys, lambda: used)])
+    return SpreadChannel(
+        spec, [Branch(("elsewhere",), lambda: other), Branch(keys, lambda: used)]
+    )
 
 
 @contextlib.contextmanager
@@ -66,7 +70,9 @@ def shared_channels() -> Iterator[Callable[[ChannelSpec], Channel]]:
 
 
 @contextlib.contextmanager
-def remote_channels(behind: Callable[[ChannelSpec], Any]) -> Iterator[Callable[[ChannelSpec], Channel]]:
+def remote_channels(
+    behind: Callable[[ChannelSpec], Any],
+) -> Iterator[Callable[[ChannelSpec], Channel]]:
     """Ends that reach channels made by `behind` through one channel server and one connection."""
     from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel
 
@@ -99,7 +105,18 @@ def make(create: Callable[[ChannelSpec], Any], start: object) -> Iterator[Make]:
     made: list[Any] = []
 
     def channel(**fields: Any) -> Any:
-        made.append(create(ChannelSpec(**{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields})))
+        made.append(
+            create(
+                ChannelSpec(
+                    **{
+                        "name": "test",
+                        "capacity_items": 4,
+                        "timeout_s": PATIENCE_S,
+                        **fields,
+                    }
+                )
+            )
+        )
         return made[-1]
 
     yield channel
@@ -123,7 +140,9 @@ def drain(channel: Channel, key: str = "") -> list[Any]:
 # ── order and waiting ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_many_producers_and_consumers_get_each_item_once_in_order(make: Make, start: Callable[..., Future]) -> None:
+def test_many_producers_and_consumers_get_each_item_once_in_order(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel, each = make(keys=("a", "b")), 20
 
     def produce(rank: int) -> None:
@@ -136,8 +155,12 @@ def test_many_producers_and_consumers_get_each_item_once_in_order(make: Make, st
         producer.result()
     channel.close()
     taken = [consumer.result() for consumer in consumers]
-    assert sorted(itertools.chain(*taken)) == [(rank, i) for rank in range(3) for i in range(each)]
-    for items in taken:  # what one consumer saw of one producer is in the order it was put
+    assert sorted(itertools.chain(*taken)) == [
+        (rank, i) for rank in range(3) for i in range(each)
+    ]
+    for (
+        items
+    ) in taken:  # what one consumer saw of one producer is in the order it was put
         for rank in range(3):
             of_rank = [i for r, i in items if r == rank]
             assert of_rank == sorted(of_rank)
@@ -152,7 +175,9 @@ def test_keys_are_lines_of_their_own(make: Make) -> None:
     assert [channel.get(key=k) for k in "baab"] == ["b0", "a0", "a1", "b1"]
 
 
-def test_a_get_waits_for_an_item_and_is_released_by_a_put(make: Make, start: Callable[..., Future]) -> None:
+def test_a_get_waits_for_an_item_and_is_released_by_a_put(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make()
     blocked = start(channel.named("rollout rank 1").get, key="1")
     assert waiting(channel, gets=1).waiting_consumers == ("rollout rank 1",)
@@ -174,7 +199,9 @@ def test_without_waiting(make: Make) -> None:
     assert channel.get_nowait() == "a"
 
 
-def test_who_waits_first_is_served_first(make: Make, start: Callable[..., Future]) -> None:
+def test_who_waits_first_is_served_first(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make(capacity_items=1)
     channel.put(0)
     blocked = []
@@ -190,7 +217,9 @@ def test_who_waits_first_is_served_first(make: Make, start: Callable[..., Future
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_put_that_waited_in_vain_says_for_whom(make: Make, start: Callable[..., Future]) -> None:
+def test_a_put_that_waited_in_vain_says_for_whom(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make(capacity_items=1)
     channel.named("env rank 0").put("a", key="3")
     assert channel.named("rollout rank 3").get(key="3") == "a"
@@ -236,7 +265,9 @@ def test_ages_of_items_are_counted(make: Make) -> None:
 # ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_large_items_take_credit_before_they_move(make: Make, start: Callable[..., Future]) -> None:
+def test_large_items_take_credit_before_they_move(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make(capacity_items=1)
     large = np.arange(200_000, dtype=np.float32)
     channel.put(large)
@@ -268,7 +299,9 @@ WRONG_CALLS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("call", WRONG_CALLS)
-def test_a_wrong_argument_is_refused_to_its_caller_alone(make: Make, call: Callable[[Any], Any]) -> None:
+def test_a_wrong_argument_is_refused_to_its_caller_alone(
+    make: Make, call: Callable[[Any], Any]
+) -> None:
     channel = make()
     with pytest.raises(ChannelMisuse) as caught:
         call(channel.named("env rank 3"))
@@ -278,7 +311,9 @@ def test_a_wrong_argument_is_refused_to_its_caller_alone(make: Make, call: Calla
     assert channel.stats().puts == 1
 
 
-@pytest.mark.parametrize("call", [lambda c: c.put(1, key="wieghts"), lambda c: c.get_batch(1, key="wieghts")])
+@pytest.mark.parametrize(
+    "call", [lambda c: c.put(1, key="wieghts"), lambda c: c.get_batch(1, key="wieghts")]
+)
 def test_an_undeclared_key_is_refused(make: Make, call: Callable[[Any], Any]) -> None:
     with pytest.raises(ValueError, match="did you mean 'weights'") as caught:
         call(make(keys=("weights", "grads")))
@@ -307,7 +342,9 @@ def test_a_batch_is_what_is_there_up_to_a_weight(make: Make) -> None:
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_closing_ends_the_stream_for_every_consumer(make: Make, start: Callable[..., Future]) -> None:
+def test_closing_ends_the_stream_for_every_consumer(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make()
     consumers = [start(drain, channel) for _ in range(3)]
     for i in range(3):
@@ -315,7 +352,11 @@ def test_closing_ends_the_stream_for_every_consumer(make: Make, start: Callable[
     waiting(channel, gets=3)
     channel.close()
     channel.close()
-    assert sorted(itertools.chain(*(c.result(PATIENCE_S) for c in consumers))) == [0, 1, 2]
+    assert sorted(itertools.chain(*(c.result(PATIENCE_S) for c in consumers))) == [
+        0,
+        1,
+        2,
+    ]
     with pytest.raises(EndOfStream) as ended:
         channel.get_nowait()
     with pytest.raises(ChannelClosed) as closed:
@@ -323,7 +364,9 @@ def test_closing_ends_the_stream_for_every_consumer(make: Make, start: Callable[
     assert (ended.value.code, closed.value.code) == ("end-of-stream", "channel-closed")
 
 
-def test_closing_fails_the_puts_that_wait(make: Make, start: Callable[..., Future]) -> None:
+def test_closing_fails_the_puts_that_wait(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make(capacity_items=1)
     channel.put("in")
     blocked = start(channel.put, "out")
@@ -334,14 +377,19 @@ def test_closing_fails_the_puts_that_wait(make: Make, start: Callable[..., Futur
     assert drain(channel) == ["in"]
 
 
-def test_breaking_wakes_everyone_with_the_first_reason(make: Make, start: Callable[..., Future]) -> None:
+def test_breaking_wakes_everyone_with_the_first_reason(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make(capacity_items=1)
     channel.put("lost", key="a")
     blocked = [start(channel.put, "x"), start(channel.get), start(channel.get_batch, 2)]
     waiting(channel, puts=1, gets=2)
     channel.break_("env rank 3 died")
     channel.break_("a later reason")
-    calls: list[Callable[[], Any]] = [lambda: channel.get_nowait(key="a"), lambda: channel.put("y")]
+    calls: list[Callable[[], Any]] = [
+        lambda: channel.get_nowait(key="a"),
+        lambda: channel.put("y"),
+    ]
     calls += [functools.partial(b.result, PATIENCE_S) for b in blocked]
     for call in calls:
         with pytest.raises(ChannelBroken, match="env rank 3 died") as caught:
@@ -350,7 +398,9 @@ def test_breaking_wakes_everyone_with_the_first_reason(make: Make, start: Callab
     assert channel.stats().depth_items == 0
 
 
-def test_a_reset_channel_serves_again_and_nothing_of_before(make: Make, start: Callable[..., Future]) -> None:
+def test_a_reset_channel_serves_again_and_nothing_of_before(
+    make: Make, start: Callable[..., Future]
+) -> None:
     channel = make(capacity_items=2)
     for end in (lambda: channel.break_("env rank 3 died"), channel.close, lambda: None):
         channel.put("lost", key="a")
@@ -383,13 +433,21 @@ def test_statistics_tell_the_truth(make: Make, start: Callable[..., Future]) -> 
     start(channel.named("rollout rank 2").get, key="c")
     stats = waiting(channel, puts=1, gets=1)
     assert (stats.puts, stats.gets, stats.depth_items) == (3, 0, 3)
-    assert (stats.waiting_producers, stats.waiting_consumers) == (("env rank 1",), ("rollout rank 2",))
+    assert (stats.waiting_producers, stats.waiting_consumers) == (
+        ("env rank 1",),
+        ("rollout rank 2",),
+    )
     assert stats.depth_by_key == {"a": 2, "b": 1}
     assert stats.producer_wait_s > 0 < stats.consumer_wait_s
     assert channel.stats().producer_wait_s > stats.producer_wait_s
     channel.get(key="a")
     stats = waiting(channel, gets=1)
-    assert (stats.puts, stats.gets, stats.depth_items, stats.high_water_items) == (4, 1, 3, 3)
+    assert (stats.puts, stats.gets, stats.depth_items, stats.high_water_items) == (
+        4,
+        1,
+        3,
+        3,
+    )
     assert stats.producers == ("an unnamed worker", "env rank 1")
     assert sorted(stats.consumers) == ["an unnamed worker", "rollout rank 2"]
     assert stats.dead == ()
@@ -402,9 +460,20 @@ def test_statistics_tell_the_truth(make: Make, start: Callable[..., Future]) -> 
 def test_observations_arrive_as_they_were(make: Make, rows: int) -> None:
     channel = make()
     strided = np.arange(rows * 8, dtype=np.float32).reshape(rows, 8)[:, ::2]
-    channel.put(Observation(env_rank=2, stage_group=1, step=5, first_row=16, observations=strided), weight=rows)
+    channel.put(
+        Observation(
+            env_rank=2, stage_group=1, step=5, first_row=16, observations=strided
+        ),
+        weight=rows,
+    )
     got = channel.get()
-    assert (got.env_rank, got.stage_group, got.step, got.first_row, got.weight) == (2, 1, 5, 16, rows)
+    assert (got.env_rank, got.stage_group, got.step, got.first_row, got.weight) == (
+        2,
+        1,
+        5,
+        16,
+        rows,
+    )
     np.testing.assert_array_equal(got.observations, strided)
     got.observations[:] = 0  # it is the consumer's now
 

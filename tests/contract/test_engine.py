@@ -24,7 +24,10 @@ OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 WORKSPACE = 4096
 SPACES = {
     "discrete": Spaces(observation_shape=(4,), actions=DiscreteActions(n=3)),
-    "continuous": Spaces(observation_shape=(2, 3), actions=ContinuousActions(shape=(2,), low=(-1, -1), high=(1, 1))),
+    "continuous": Spaces(
+        observation_shape=(2, 3),
+        actions=ContinuousActions(shape=(2,), low=(-1, -1), high=(1, 1)),
+    ),
 }
 
 
@@ -35,10 +38,17 @@ class Bench:
         self.spaces = spaces
         self.device = Ledger(limit)
         policy = self._policy(seed=99)
-        self.engine: Engine = TorchEngine(policy, device=self.device, owner="rollout rank 0", workspace_bytes=WORKSPACE)
+        self.engine: Engine = TorchEngine(
+            policy,
+            device=self.device,
+            owner="rollout rank 0",
+            workspace_bytes=WORKSPACE,
+        )
 
     def _policy(self, seed: int) -> torch.nn.Module:
-        return build_policy(self.spaces, ActorConfig(model=MlpConfig()), AlgorithmConfig(), seed)
+        return build_policy(
+            self.spaces, ActorConfig(model=MlpConfig()), AlgorithmConfig(), seed
+        )
 
     def weights(self, seed: int = 1) -> Mapping[str, Tensor]:
         return self._policy(seed).state_dict()
@@ -49,8 +59,12 @@ class Bench:
 
     def batch(self, rows: int = 5) -> tuple[np.ndarray, np.ndarray]:
         numbers = np.random.default_rng(0)
-        observations = numbers.standard_normal((rows, *self.spaces.observation_shape)).astype(np.float32)
-        return observations, numbers.random((rows, *noise_shape(self.spaces.actions))).astype(np.float32)
+        observations = numbers.standard_normal(
+            (rows, *self.spaces.observation_shape)
+        ).astype(np.float32)
+        return observations, numbers.random(
+            (rows, *noise_shape(self.spaces.actions))
+        ).astype(np.float32)
 
 
 @pytest.fixture(params=SPACES)
@@ -78,13 +92,18 @@ def test_it_decides_one_action_per_row_and_says_by_which_version(ready: Bench) -
 
 def test_the_same_row_with_the_same_noise_gets_the_same_action(ready: Bench) -> None:
     observations, noise = ready.batch(64)
-    whole, part = ready.engine.decide(observations, noise), ready.engine.decide(observations[2:5], noise[2:5])
+    whole, part = (
+        ready.engine.decide(observations, noise),
+        ready.engine.decide(observations[2:5], noise[2:5]),
+    )
     assert np.allclose(whole.actions[2:5], part.actions, atol=1e-6)
     assert np.allclose(whole.logprobs[2:5], part.logprobs, atol=1e-5)
     again = ready.engine.decide(observations, noise)
     assert np.array_equal(whole.actions, again.actions)
     assert np.array_equal(whole.values, again.values)
-    assert not np.array_equal(whole.actions, ready.engine.decide(observations, noise[::-1].copy()).actions)
+    assert not np.array_equal(
+        whole.actions, ready.engine.decide(observations, noise[::-1].copy()).actions
+    )
 
 
 def test_it_decides_by_the_weights_loaded_last(ready: Bench) -> None:
@@ -100,7 +119,11 @@ def test_it_decides_by_the_weights_loaded_last(ready: Bench) -> None:
 
 
 def test_each_residency_holds_what_it_says(bench: Bench) -> None:
-    expected = {OFF: 0, WEIGHTS: bench.weight_bytes, FULL: bench.weight_bytes + WORKSPACE}
+    expected = {
+        OFF: 0,
+        WEIGHTS: bench.weight_bytes,
+        FULL: bench.weight_bytes + WORKSPACE,
+    }
     for to in (FULL, OFF, WEIGHTS, FULL, WEIGHTS, OFF, OFF, WEIGHTS, WEIGHTS):
         assert bench.engine.move(to) == expected[to]
         assert bench.device.held_bytes() == expected[to]

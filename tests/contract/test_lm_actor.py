@@ -71,7 +71,11 @@ def logprobs(model: torch.nn.Module) -> Tensor:
     ids=["learn", "accumulate"],
 )
 def test_a_lap_ends_when_the_accelerator_has_done_what_it_was_given(
-    actor_of: MakeActor, qwen: Path, rules: dict[str, Any], laps: set[str], monkeypatch: pytest.MonkeyPatch
+    actor_of: MakeActor,
+    qwen: Path,
+    rules: dict[str, Any],
+    laps: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A GPU is only given its work: without a wait, all of it would be in the lap that reads the first number."""
     actor, log, lap = actor_of(qwen, algorithm=rules), list[str](), Stopwatch.lap
@@ -102,12 +106,21 @@ RULES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("kind", ["qwen", "llama"])
 def test_the_update_is_that_of_plain_grpo(
-    actor_of: MakeActor, request: pytest.FixtureRequest, kind: str, rules: dict[str, Any]
+    actor_of: MakeActor,
+    request: pytest.FixtureRequest,
+    kind: str,
+    rules: dict[str, Any],
 ) -> None:
     folder: Path = request.getfixturevalue(kind)
     model, optimizer = of_transformers(folder)
     others = {name: value for name, value in rules.items() if name != "clip_ratio_high"}
-    loss, norm = grpo_step(model, optimizer, everything(), Rules(clip_high=rules.get("clip_ratio_high", 0.2)), **others)
+    loss, norm = grpo_step(
+        model,
+        optimizer,
+        everything(),
+        Rules(clip_high=rules.get("clip_ratio_high", 0.2)),
+        **others,
+    )
     actor = actor_of(folder, algorithm=rules)
     metrics = iterate(actor)
     assert metrics["actor/loss"].value == pytest.approx(loss, rel=1e-4, abs=1e-6)
@@ -118,7 +131,12 @@ def test_the_update_is_that_of_plain_grpo(
 
 @pytest.mark.parametrize(
     "rules",
-    [{}, {"loss": "sequence"}, {"loss": "constant", "entropy_coef": 0.01}, {"tis_cap": 1.1, "dynamic_sampling": True}],
+    [
+        {},
+        {"loss": "sequence"},
+        {"loss": "constant", "entropy_coef": 0.01},
+        {"tis_cap": 1.1, "dynamic_sampling": True},
+    ],
     ids=str,
 )
 def test_gradients_that_are_made_early_make_the_same_step(
@@ -133,29 +151,54 @@ def test_gradients_that_are_made_early_make_the_same_step(
         give(early, groups)
         early.move(Residency.FULL)
         early.accumulate(iteration, iteration)
-        begun = [group for experience in early._accumulated for group in experience.groups]
-        assert 0 < len(begun) < len(groups), "some are learned from before the last has come"
+        begun = [
+            group for experience in early._accumulated for group in experience.groups
+        ]
+        assert 0 < len(begun) < len(groups), (
+            "some are learned from before the last has come"
+        )
         metrics = early.learn(iteration, iteration)
-        same = ("loss", "grad_norm", "entropy", "approx_kl", "reward", "samples", "tokens_learned", "optimizer_steps")
+        same = (
+            "loss",
+            "grad_norm",
+            "entropy",
+            "approx_kl",
+            "reward",
+            "samples",
+            "tokens_learned",
+            "optimizer_steps",
+        )
         for name in (f"actor/{name}" for name in same):
-            assert metrics[name].value == pytest.approx(expected[iteration][name].value, rel=1e-4, abs=1e-6), name
+            assert metrics[name].value == pytest.approx(
+                expected[iteration][name].value, rel=1e-4, abs=1e-6
+            ), name
     assert_same(pushed(early), weights)
 
 
-def test_a_variant_with_the_same_loss_makes_the_same_step_and_another_another(actor_of: MakeActor, qwen: Path) -> None:
+def test_a_variant_with_the_same_loss_makes_the_same_step_and_another_another(
+    actor_of: MakeActor, qwen: Path
+) -> None:
     rules: dict[str, Any] = {"tis_cap": 1.1}
     shipped = iterate(actor_of(qwen, algorithm=rules))
     own = {"variant": {"name": "tests.own_variant:Same"}}
     metrics = iterate(actor_of(qwen, algorithm=rules | own))
     for name in ("actor/loss", "actor/grad_norm", "actor/entropy"):
-        assert metrics[name].value == pytest.approx(shipped[name].value, rel=1e-4, abs=1e-6), name
+        assert metrics[name].value == pytest.approx(
+            shipped[name].value, rel=1e-4, abs=1e-6
+        ), name
     assert metrics["actor/own/ratio"].value == pytest.approx(1.0, abs=1e-4)
-    doubled = {"variant": {"name": "tests.own_variant:Same", "kwargs": {"doubled": True}}}
+    doubled = {
+        "variant": {"name": "tests.own_variant:Same", "kwargs": {"doubled": True}}
+    }
     metrics = iterate(actor_of(qwen, algorithm=rules | doubled))
-    assert metrics["actor/grad_norm"].value == pytest.approx(2 * shipped["actor/grad_norm"].value, rel=1e-3)
+    assert metrics["actor/grad_norm"].value == pytest.approx(
+        2 * shipped["actor/grad_norm"].value, rel=1e-3
+    )
 
 
-def test_what_was_made_early_of_an_iteration_that_begins_again_is_forgotten(actor_of: MakeActor, qwen: Path) -> None:
+def test_what_was_made_early_of_an_iteration_that_begins_again_is_forgotten(
+    actor_of: MakeActor, qwen: Path
+) -> None:
     early = actor_of(qwen, algorithm={"accumulate_early": True})
     once = iterate(early)
     weights = pushed(early)
@@ -168,16 +211,26 @@ def test_what_was_made_early_of_an_iteration_that_begins_again_is_forgotten(acto
     assert_same(pushed(early), weights)
 
 
-def test_several_steps_correct_by_the_policy_before_the_first(actor_of: MakeActor, qwen: Path) -> None:
+def test_several_steps_correct_by_the_policy_before_the_first(
+    actor_of: MakeActor, qwen: Path
+) -> None:
     samples, cap = everything(), 1.5
     model, optimizer = of_transformers(qwen)
     mask, engine, advantages = targets(samples)
     old = token_logprobs(model, samples).detach()
-    weighted = torch.exp(old - engine).clamp(max=cap) * advantages[:, None]  # above 0: as good inside the clip
+    weighted = (
+        torch.exp(old - engine).clamp(max=cap) * advantages[:, None]
+    )  # above 0: as good inside the clip
     for epoch in range(2):
         for picks in optimizer_steps(sizes_of(samples, again=0.25), 5, f"7 0 {epoch}"):
             logprobs = token_logprobs(model, samples)[picks]
-            step(optimizer, clipped_policy_loss(logprobs, old[picks], weighted[picks], mask[picks], Rules()), Rules())
+            step(
+                optimizer,
+                clipped_policy_loss(
+                    logprobs, old[picks], weighted[picks], mask[picks], Rules()
+                ),
+                Rules(),
+            )
     actor = actor_of(qwen, algorithm={"tis_cap": cap, "epochs": 2, "train_batch": 5})
     assert iterate(actor)["actor/optimizer_steps"].value == 6
     assert_same(pushed(actor), model.state_dict())
@@ -200,7 +253,9 @@ def test_how_it_is_computed_changes_nothing(
     model, optimizer = of_transformers(qwen)
     actor = actor_of(qwen, trained=trained, rollout={"temperature": temperature})
     for iteration in range(2):
-        grpo_step(model, optimizer, everything(iteration), Rules(), temperature=temperature)
+        grpo_step(
+            model, optimizer, everything(iteration), Rules(), temperature=temperature
+        )
         iterate(actor, iteration)
         actor.move(Residency.OFF)
     assert_same(pushed(actor), model.state_dict())
@@ -212,8 +267,12 @@ def test_half_precision_keeps_float32_masters(actor_of: MakeActor, qwen: Path) -
     iterate(actor)
     after = pushed(actor, 2)
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
-    assert any(not torch.equal(before[name], tensor.float()) for name, tensor in after.items())
-    assert {tensor.dtype for _, tensor in actor._model.whole_weights()} == {torch.float32}
+    assert any(
+        not torch.equal(before[name], tensor.float()) for name, tensor in after.items()
+    )
+    assert {tensor.dtype for _, tensor in actor._model.whole_weights()} == {
+        torch.float32
+    }
 
 
 # ── the samples ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,11 +307,19 @@ def test_metrics_describe_samples_and_update(actor_of: MakeActor, qwen: Path) ->
     actor.move(Residency.FULL)
     metrics = actor.learn(0, 5)
     samples = [sample for group in stale for sample in group]
-    assert metrics["actor/reward"].value == pytest.approx(np.mean([s.reward for s in samples]))
+    assert metrics["actor/reward"].value == pytest.approx(
+        np.mean([s.reward for s in samples])
+    )
     assert metrics["actor/age"].value == 2.0
-    assert metrics["actor/tokens_learned"].value == sum(s.response_tokens for s in samples)
-    assert metrics["actor/approx_kl"].value == pytest.approx(0.0, abs=1e-9)  # old is of the pass that learns
-    assert metrics["actor/mismatch"].weight == 0  # by other weights: nothing is known of the engine
+    assert metrics["actor/tokens_learned"].value == sum(
+        s.response_tokens for s in samples
+    )
+    assert metrics["actor/approx_kl"].value == pytest.approx(
+        0.0, abs=1e-9
+    )  # old is of the pass that learns
+    assert (
+        metrics["actor/mismatch"].weight == 0
+    )  # by other weights: nothing is known of the engine
     assert 0.0 < metrics["actor/mismatch_capped"].value < 1.0
     assert 4.0 < metrics["actor/entropy"].value < np.log(320)
     assert metrics["actor/tokens_per_s"].value > 0.0
@@ -266,17 +333,25 @@ def test_the_mismatch_is_of_the_tokens_that_the_actors_own_version_sampled(
     actor = actor_of(qwen, algorithm={"accumulate_early": early})
     old, current = made_up_samples(version=0)[:1], made_up_samples(version=1)[1:]
     metrics = iterate(actor, 1, [*old, *current])
-    assert metrics["actor/mismatch"].weight == sum(s.response_tokens for group in current for s in group)
+    assert metrics["actor/mismatch"].weight == sum(
+        s.response_tokens for group in current for s in group
+    )
     assert metrics["actor/mismatch"].value > 0.1  # no engine sampled these
 
 
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("trained", [{}, {"lora_rank": 4, "optimizer": QUICK}], ids=["all", "factors"])
+@pytest.mark.parametrize(
+    "trained", [{}, {"lora_rank": 4, "optimizer": QUICK}], ids=["all", "factors"]
+)
 @pytest.mark.parametrize("kind", ["qwen", "llama"])
 def test_the_saved_policy_is_the_pushed_one_and_can_be_trained_on(
-    actor_of: MakeActor, request: pytest.FixtureRequest, tmp_path: Path, kind: str, trained: dict[str, object]
+    actor_of: MakeActor,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    kind: str,
+    trained: dict[str, object],
 ) -> None:
     folder: Path = request.getfixturevalue(kind)
     actor = actor_of(folder, trained=trained)
@@ -286,11 +361,19 @@ def test_the_saved_policy_is_the_pushed_one_and_can_be_trained_on(
     actor.save_model(str(tmp_path / "policy"))
     before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
-    assert found.keys() == model.state_dict().keys()  # the tied head too: an engine must not be left with a stale one
+    assert (
+        found.keys() == model.state_dict().keys()
+    )  # the tied head too: an engine must not be left with a stale one
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(found[name], tensor)  # factors are merged rank by rank here, and whole there
-        assert torch.equal(before[name], tensor) == bool(trained and not name.endswith("_proj.weight")), name
-    torch.testing.assert_close(torch.tensor(scored), logprobs(model), atol=1e-4 if trained else 1e-5, rtol=0)
+        torch.testing.assert_close(
+            found[name], tensor
+        )  # factors are merged rank by rank here, and whole there
+        assert torch.equal(before[name], tensor) == bool(
+            trained and not name.endswith("_proj.weight")
+        ), name
+    torch.testing.assert_close(
+        torch.tensor(scored), logprobs(model), atol=1e-4 if trained else 1e-5, rtol=0
+    )
     again = actor_of(tmp_path / "policy")
     again.move(Residency.WEIGHTS)
     assert again.digest() == digest
@@ -311,10 +394,21 @@ def test_weights_that_cannot_be_written_are_gathered_to_the_end(
     assert list(left) == []
 
 
-def test_after_the_first_sync_only_trained_weights_may_travel(actor_of: MakeActor, qwen: Path) -> None:
-    actor = actor_of(qwen, trained={"lora_rank": 2, "lora_targets": ["q_proj"], "sync": {"mode": "trainable"}})
+def test_after_the_first_sync_only_trained_weights_may_travel(
+    actor_of: MakeActor, qwen: Path
+) -> None:
+    actor = actor_of(
+        qwen,
+        trained={
+            "lora_rank": 2,
+            "lora_targets": ["q_proj"],
+            "sync": {"mode": "trainable"},
+        },
+    )
     assert "model.norm.weight" in pushed(actor, 1)
-    assert pushed(actor, 2).keys() == {f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)}
+    assert pushed(actor, 2).keys() == {
+        f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)
+    }
 
 
 # ── before launch ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,9 +421,15 @@ def test_after_the_first_sync_only_trained_weights_may_travel(actor_of: MakeActo
         ({"compute": "fp16"}, "actor.compute", "compute: fp32 or compute: bf16"),
         ({"zero_stage": 1}, "actor.zero_stage", "zero_stage: 2 or zero_stage: 3"),
     ],
-    ids=lambda value: value if isinstance(value, str) and value.startswith("actor.") else "",
+    ids=lambda value: (
+        value if isinstance(value, str) and value.startswith("actor.") else ""
+    ),
 )
-def test_what_only_a_plan_may_have(actor: dict[str, object], key: str, fix: str) -> None:
-    (problem,) = not_run("actor", LmScenario(model=Path("anywhere"), trained=actor).job.config.actor)
+def test_what_only_a_plan_may_have(
+    actor: dict[str, object], key: str, fix: str
+) -> None:
+    (problem,) = not_run(
+        "actor", LmScenario(model=Path("anywhere"), trained=actor).job.config.actor
+    )
     assert (problem.code, problem.key, problem.fix) == ("plan-only", key, fix)
     assert not_run("actor", LmScenario(model=Path("anywhere")).job.config.actor) == []

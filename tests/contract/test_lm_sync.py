@@ -35,9 +35,18 @@ from tests.worker_ranks import attached, context_of, listen, rendezvous_at, spec
 
 OFF, WEIGHTS_ONLY, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 TOKENS = [40 + 7 * i for i in range(30)]
-ENGINE = {"engine": "transformers", "dtype": "fp32", "cache_dtype": "fp32", "kv_cache_memory": 1 << 20}
+ENGINE = {
+    "engine": "transformers",
+    "dtype": "fp32",
+    "cache_dtype": "fp32",
+    "kv_cache_memory": 1 << 20,
+}
 LENGTHS = {"max_prompt_length": 40, "max_new_tokens": 60}
-LORA = {"lora_rank": 3, "lora_targets": ["q_proj", "down_proj"], "optimizer": ADAM | {"lr": 2e-2}}
+LORA = {
+    "lora_rank": 3,
+    "lora_targets": ["q_proj", "down_proj"],
+    "optimizer": ADAM | {"lr": 2e-2},
+}
 FAR = (Delivery(readers=(0,)),)  # as from another node
 
 
@@ -54,10 +63,14 @@ class Pair:
 
     def __init__(self, scenario: LmScenario, folder: Path) -> None:
         self.actor = make_lm_worker(scenario, 0, rendezvous_at(listen()), folder=folder)
-        channels: dict[str, Channel] = {name: LocalChannel(spec_of(name)) for name in (REQUESTS, COMPLETIONS)}
+        channels: dict[str, Channel] = {
+            name: LocalChannel(spec_of(name)) for name in (REQUESTS, COMPLETIONS)
+        }
         channels[WEIGHTS] = attached(WEIGHTS, folder, "rollout rank 0")
         nowhere = Rendezvous(host="", port=0)
-        self.context = context_of("rollout", 0, 1, nowhere, channels, folder=folder, device=Ledger())
+        self.context = context_of(
+            "rollout", 0, 1, nowhere, channels, folder=folder, device=Ledger()
+        )
         self.rollout = TextRolloutWorker(scenario.job, self.context)
         self.rollout.setup()
 
@@ -71,7 +84,9 @@ class Pair:
         self.rollout.move(OFF)
         self.actor.move(WEIGHTS_ONLY)
         self.rollout.move(WEIGHTS_ONLY)
-        with ThreadPoolExecutor(1) as thread:  # past the host, a push takes as long as its pull
+        with ThreadPoolExecutor(
+            1
+        ) as thread:  # past the host, a push takes as long as its pull
             pushed = thread.submit(self.actor.push_weights, version)
             pulled = self.rollout.pull_weights(version)
             return pushed.result(), pulled
@@ -84,7 +99,10 @@ class Pair:
 
     def difference(self) -> float:
         self.rollout.move(FULL)
-        by_engine, by_actor = self.rollout.engine.logprobs(TOKENS), self.actor.logprobs(TOKENS)
+        by_engine, by_actor = (
+            self.rollout.engine.logprobs(TOKENS),
+            self.actor.logprobs(TOKENS),
+        )
         return float((torch.tensor(by_engine) - torch.tensor(by_actor)).abs().max())
 
     @property
@@ -104,9 +122,15 @@ def pair_of(root: Path) -> Iterator[Callable[..., Pair]]:
     with JobFolder.create() as folder:
         channel = SharedChannel.create(folder.path, spec_of(WEIGHTS))
 
-        def make(kind: Kind = "qwen3", deliveries: tuple[Delivery, ...] = (), **actor: object) -> Pair:
+        def make(
+            kind: Kind = "qwen3", deliveries: tuple[Delivery, ...] = (), **actor: object
+        ) -> Pair:
             scenario = LmScenario(
-                model=root / kind, algorithm=LENGTHS, trained=actor, rollout=ENGINE, deliveries=deliveries
+                model=root / kind,
+                algorithm=LENGTHS,
+                trained=actor,
+                rollout=ENGINE,
+                deliveries=deliveries,
             )
             made.append(Pair(scenario, folder.path))
             return made[-1]
@@ -117,10 +141,17 @@ def pair_of(root: Path) -> Iterator[Callable[..., Pair]]:
         channel.destroy()
 
 
-@pytest.mark.parametrize(("kind", "deliveries"), [("qwen3", FAR), ("llama", ())], ids=["from far", "on the node"])
+@pytest.mark.parametrize(
+    ("kind", "deliveries"),
+    [("qwen3", FAR), ("llama", ())],
+    ids=["from far", "on the node"],
+)
 @pytest.mark.parametrize("mode", ["all", "trainable", "lora", "delta"])
 def test_engine_and_trainer_agree_after_every_sync(
-    pair_of: Callable[..., Pair], mode: str, deliveries: tuple[Delivery, ...], kind: Kind
+    pair_of: Callable[..., Pair],
+    mode: str,
+    deliveries: tuple[Delivery, ...],
+    kind: Kind,
 ) -> None:
     pair = pair_of(kind, deliveries, **LORA, sync={"mode": mode})
     pair.sync(0)
@@ -131,19 +162,29 @@ def test_engine_and_trainer_agree_after_every_sync(
         pair.sync(version)
         assert pair.difference() < 1e-4
         after = pair.rollout.engine.logprobs(TOKENS)
-        assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.01, "nothing was learned"
+        assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.01, (
+            "nothing was learned"
+        )
 
 
 @pytest.mark.parametrize(("host", "way"), [(0, "shared_tensor"), (None, "gloo")])
-def test_past_the_host_they_agree_too(pair_of: Callable[..., Pair], host: int | None, way: str) -> None:
+def test_past_the_host_they_agree_too(
+    pair_of: Callable[..., Pair], host: int | None, way: str
+) -> None:
     """The ways of GPUs, here with what stands for CUDA IPC and NCCL."""
     past_host = DeviceDelivery(readers=(0,), owners=(host,), actors=1)
-    pair = pair_of("llama", (past_host,), sync={"verify": "logprobs", "verify_every": 1})
+    pair = pair_of(
+        "llama", (past_host,), sync={"verify": "logprobs", "verify_every": 1}
+    )
     for version in range(3):
         if version:
             pair.learn(version - 1)
         pushed, pulled = pair.sync(version)
-        assert pushed[f"actor/pushed_{way}_bytes"].value == pulled[f"rollout/pulled_{way}_bytes"].value > 0
+        assert (
+            pushed[f"actor/pushed_{way}_bytes"].value
+            == pulled[f"rollout/pulled_{way}_bytes"].value
+            > 0
+        )
         assert pair.generate()["sync/verify_max_diff"].value < 1e-4
 
 
@@ -153,7 +194,9 @@ def test_an_engine_whose_processes_load_what_they_take_agrees_too(
     """One of them beside the actor, one in a group; threads stand for them, and a whole engine for their parts."""
     cut = CutEngine(2, torch.device("cpu"))
 
-    def load_from(engine: TransformersEngine, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
+    def load_from(
+        engine: TransformersEngine, sync: DevicePush, rank: int, deadline_s: float
+    ) -> LoadedParts:
         found = cut.load_from(sync, rank, deadline_s)
         others = {name: found.others.pop(name) for name in [PROBE]}
         engine.load(found.others, sync.push.version)
@@ -167,7 +210,11 @@ def test_an_engine_whose_processes_load_what_they_take_agrees_too(
             pair.learn(version - 1)
         pushed, pulled = pair.sync(version)
         for way in ("gloo", "shared_tensor"):
-            assert pushed[f"actor/pushed_{way}_bytes"].value == pulled[f"rollout/pulled_{way}_bytes"].value > 0
+            assert (
+                pushed[f"actor/pushed_{way}_bytes"].value
+                == pulled[f"rollout/pulled_{way}_bytes"].value
+                > 0
+            )
         assert pair.generate()["sync/verify_max_diff"].value < 1e-4
 
 
@@ -179,38 +226,65 @@ def test_only_factors_travel_and_rounding_does_not_add_up(
     pair = pair_of(**LORA, sync={"mode": "lora"})
     first, _ = pair.sync(0)
     stored = load_file(root / "qwen3" / "model.safetensors")
-    adapted = [weight for name, weight in stored.items() if "q_proj" in name or "down_proj" in name]
+    adapted = [
+        weight
+        for name, weight in stored.items()
+        if "q_proj" in name or "down_proj" in name
+    ]
     factors = sum(3 * sum(weight.shape) * 4 for weight in adapted)
-    assert first["actor/pushed_bytes"].value == sum(w.nbytes for w in stored.values()) + factors
+    assert (
+        first["actor/pushed_bytes"].value
+        == sum(w.nbytes for w in stored.values()) + factors
+    )
     for version in range(1, 6):
         pair.learn(version - 1)
         with monkeypatch.context() as patched:
-            patched.setattr(trained_model, "by_rows", prepared := Mock(side_effect=trained_model.by_rows))
+            patched.setattr(
+                trained_model,
+                "by_rows",
+                prepared := Mock(side_effect=trained_model.by_rows),
+            )
             pushed, pulled = pair.sync(version)
-        assert pushed["actor/pushed_bytes"].value == pulled["rollout/pull_bytes"].value == factors
-        assert prepared.call_count == 2 * len(adapted), "ranks that cut a copy would exchange what is frozen as well"
+        assert (
+            pushed["actor/pushed_bytes"].value
+            == pulled["rollout/pull_bytes"].value
+            == factors
+        )
+        assert prepared.call_count == 2 * len(adapted), (
+            "ranks that cut a copy would exchange what is frozen as well"
+        )
     engine = {name: weight.clone() for name, weight in pair.engine._tensors.items()}
     pair.actor.move(FULL)
     for name, weight in dict(pair.actor._model.whole_weights()).items():
         touched = "q_proj" in name or "down_proj" in name
-        torch.testing.assert_close(engine[name], weight, rtol=0, atol=1e-6 if touched else 0)
+        torch.testing.assert_close(
+            engine[name], weight, rtol=0, atol=1e-6 if touched else 0
+        )
         assert torch.equal(weight, stored[name]) != touched
 
 
-def test_changes_are_enough_for_an_engine_that_dropped_its_weights(pair_of: Callable[..., Pair]) -> None:
+def test_changes_are_enough_for_an_engine_that_dropped_its_weights(
+    pair_of: Callable[..., Pair],
+) -> None:
     """They apply to the copy on the engine's node, from which it is given all weights."""
-    pair = pair_of("qwen3", FAR, **LORA | {"lora_targets": ["k_proj"]}, sync={"mode": "delta"})
+    pair = pair_of(
+        "qwen3", FAR, **LORA | {"lora_targets": ["k_proj"]}, sync={"mode": "delta"}
+    )
     first, _ = pair.sync(0)
     for version in range(1, 4):
         pair.learn(version - 1)
         assert pair.engine.version is None
         pushed, pulled = pair.sync(version)
-        assert 2 * pushed["actor/pushed_bytes"].value < first["actor/pushed_bytes"].value
+        assert (
+            2 * pushed["actor/pushed_bytes"].value < first["actor/pushed_bytes"].value
+        )
         assert pulled["rollout/pull_bytes"].value == first["actor/pushed_bytes"].value
         assert pair.difference() < 1e-4
 
 
-def test_what_the_first_sync_brought_is_shared_memory_of_the_node(pair_of: Callable[..., Pair]) -> None:
+def test_what_the_first_sync_brought_is_shared_memory_of_the_node(
+    pair_of: Callable[..., Pair],
+) -> None:
     """Kept where it was written, not copied by every rank."""
     pair = pair_of(**LORA, sync={"mode": "lora"})
     pair.sync(0)
@@ -219,10 +293,14 @@ def test_what_the_first_sync_brought_is_shared_memory_of_the_node(pair_of: Calla
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     boards = [line.split()[0].split("-") for line in lines if ".buffer" in line]
     for tensor in kept.tensors.values():
-        assert any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in boards)
+        assert any(
+            int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in boards
+        )
 
 
-def test_some_weights_without_the_others_are_refused(pair_of: Callable[..., Pair]) -> None:
+def test_some_weights_without_the_others_are_refused(
+    pair_of: Callable[..., Pair],
+) -> None:
     pair = pair_of(**LORA, sync={"mode": "lora"})
     pair.actor._pushes = 1  # as if another engine had been there before
     with pytest.raises(WeightSyncError) as caught:
@@ -235,7 +313,9 @@ def test_some_weights_without_the_others_are_refused(pair_of: Callable[..., Pair
 
 
 @pytest.mark.parametrize("mode", ["all", "lora"])
-def test_every_nth_version_is_compared_by_what_both_say_of_the_probe(pair_of: Callable[..., Pair], mode: str) -> None:
+def test_every_nth_version_is_compared_by_what_both_say_of_the_probe(
+    pair_of: Callable[..., Pair], mode: str
+) -> None:
     pair = pair_of(**LORA, sync={"mode": mode, "verify": "logprobs", "verify_every": 2})
     seen = []
     for version in range(3):
@@ -266,5 +346,7 @@ def test_an_engine_that_says_something_else_is_an_error_with_the_worst_token(
         pair.generate()
     assert caught.value.code == "logprobs-differ"
     text = str(caught.value)
-    assert text.startswith("rollout rank 0: the engine does not use the weights of version 3: token ")
+    assert text.startswith(
+        "rollout rank 0: the engine does not use the weights of version 3: token "
+    )
     assert "rounding explains 0.001 at most" in text

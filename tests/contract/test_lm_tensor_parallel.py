@@ -31,11 +31,21 @@ SCENARIOS: dict[str, tuple[str, int, tuple[int, int], LmScenario]] = {
         (2, 1),
         LmScenario(
             model=Path(),
-            algorithm={"tis_cap": 1.5, "epochs": 2, "train_batch": 5, "entropy_coef": 0.01},
+            algorithm={
+                "tis_cap": 1.5,
+                "epochs": 2,
+                "train_batch": 5,
+                "entropy_coef": 0.01,
+            },
             trained={"zero_stage": 2},
         ),
     ),
-    "factors, merged": ("qwen", 2, (2, 1), LmScenario(model=Path(), trained={"lora_rank": 3, "optimizer": QUICK})),
+    "factors, merged": (
+        "qwen",
+        2,
+        (2, 1),
+        LmScenario(model=Path(), trained={"lora_rank": 3, "optimizer": QUICK}),
+    ),
     "two copies, factors apart": (
         "qwen",
         4,
@@ -59,7 +69,13 @@ SCENARIOS: dict[str, tuple[str, int, tuple[int, int], LmScenario]] = {
         (1, 2),
         LmScenario(
             model=Path(),
-            algorithm={"tis_cap": 1.5, "epochs": 2, "train_batch": 5, "entropy_coef": 0.01, "ratio": "sequence"},
+            algorithm={
+                "tis_cap": 1.5,
+                "epochs": 2,
+                "train_batch": 5,
+                "entropy_coef": 0.01,
+                "ratio": "sequence",
+            },
         ),
     ),
     "tokens and weights, factors": (
@@ -85,23 +101,42 @@ SLOW = {"factors, merged", "critic, nothing recomputed", "tokens of two copies, 
 
 
 @functools.cache
-def outcomes(folder: Path, name: str, ranks: int, weights: int, tokens: int) -> list[Outcome]:
+def outcomes(
+    folder: Path, name: str, ranks: int, weights: int, tokens: int
+) -> list[Outcome]:
     cut = {"ranks": ranks, "tensor_parallel": weights, "context_parallel": tokens}
-    return run_lm_ranks(dataclasses.replace(SCENARIOS[name][3], model=folder, iterations=2, **cut))
+    return run_lm_ranks(
+        dataclasses.replace(SCENARIOS[name][3], model=folder, iterations=2, **cut)
+    )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SCENARIOS])
-def test_ranks_of_a_copy_make_the_update_of_one(request: pytest.FixtureRequest, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SCENARIOS],
+)
+def test_ranks_of_a_copy_make_the_update_of_one(
+    request: pytest.FixtureRequest, name: str
+) -> None:
     model, ranks, within, scenario = SCENARIOS[name]
     folder: Path = request.getfixturevalue(model)
-    check_update_of_one(outcomes(folder, name, ranks, *within), outcomes(folder, name, 1, 1, 1), scenario.component)
+    check_update_of_one(
+        outcomes(folder, name, ranks, *within),
+        outcomes(folder, name, 1, 1, 1),
+        scenario.component,
+    )
 
 
 FACTORS = {"lora_rank": 3, "optimizer": QUICK}
 
 
-@pytest.mark.parametrize("trained", [{}, pytest.param(FACTORS, marks=pytest.mark.slow)], ids=["all weights", "factors"])
-def test_a_state_goes_on_however_its_model_is_cut(qwen: Path, tmp_path: Path, trained: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "trained",
+    [{}, pytest.param(FACTORS, marks=pytest.mark.slow)],
+    ids=["all weights", "factors"],
+)
+def test_a_state_goes_on_however_its_model_is_cut(
+    qwen: Path, tmp_path: Path, trained: dict[str, Any]
+) -> None:
     chain = ((4, 2), (1, 1), (2, 2))  # ranks, and of each copy
     scenario = LmScenario(model=qwen, trained=trained, iterations=len(chain))
     (expected,), load = run_lm_ranks(scenario), None
@@ -110,12 +145,19 @@ def test_a_state_goes_on_however_its_model_is_cut(qwen: Path, tmp_path: Path, tr
         folder.mkdir()
         session = Session(first=index, load=load, save=folder, save_after=index + 1)
         cut = {"ranks": ranks, "tensor_parallel": within, "iterations": index + 1}
-        outcomes, load = run_lm_ranks(dataclasses.replace(scenario, **cut, session=session)), folder
+        outcomes, load = (
+            run_lm_ranks(dataclasses.replace(scenario, **cut, session=session)),
+            folder,
+        )
     for name, weight in expected.weights.items():
-        np.testing.assert_allclose(outcomes[0].weights[name], weight, rtol=2e-4, atol=4e-5, err_msg=name)
+        np.testing.assert_allclose(
+            outcomes[0].weights[name], weight, rtol=2e-4, atol=4e-5, err_msg=name
+        )
 
 
-def _save_rank(scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> None:
+def _save_rank(
+    scenario: LmScenario, rank: int, rendezvous: Rendezvous, folder: Path
+) -> None:
     worker = make_lm_worker(scenario, rank, rendezvous, folder=folder)
     iterate(worker)
     worker.save_model(str(scenario.model.parent / "saved"))
@@ -127,11 +169,17 @@ def test_a_saved_model_and_an_exported_one_are_that_of_one_rank(tmp_path: Path) 
     folder = tiny_model(tmp_path / "model")
     scenario = LmScenario(model=folder, ranks=4, tensor_parallel=2, trained=FACTORS)
     in_processes(_save_rank, scenario, 4, channels=(spec_of(WEIGHTS),))
-    (alone,) = run_lm_ranks(dataclasses.replace(scenario, ranks=1, tensor_parallel=1, iterations=1))
+    (alone,) = run_lm_ranks(
+        dataclasses.replace(scenario, ranks=1, tensor_parallel=1, iterations=1)
+    )
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     for name, weight in alone.weights.items():
-        np.testing.assert_allclose(saved[name], weight, rtol=1e-4, atol=2e-5, err_msg=name)
-    spec = LmSpec(folder=folder, lora=LoraSpec(rank=3, alpha=scenario.job.config.actor.lora_alpha))
+        np.testing.assert_allclose(
+            saved[name], weight, rtol=1e-4, atol=2e-5, err_msg=name
+        )
+    spec = LmSpec(
+        folder=folder, lora=LoraSpec(rank=3, alpha=scenario.job.config.actor.lora_alpha)
+    )
     write_lm(tmp_path, tmp_path / "exported", spec, CausalLm, average=False)
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     assert exported.keys() == saved.keys()

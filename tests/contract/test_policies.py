@@ -15,9 +15,20 @@ from torch.distributions import Categorical, Normal
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, MultiDiscreteActions, Part, Spaces
+from rlplace.envs.contract import (
+    ContinuousActions,
+    DiscreteActions,
+    MultiDiscreteActions,
+    Part,
+    Spaces,
+)
 from rlplace.models.describe_policy import describe
-from rlplace.models.mlp import DiscreteOutput, MultiDiscreteOutput, PolicyOutput, noise_shape
+from rlplace.models.mlp import (
+    DiscreteOutput,
+    MultiDiscreteOutput,
+    PolicyOutput,
+    noise_shape,
+)
 from rlplace.models.passes import Passes, flatten
 from rlplace.models.policy_networks import PolicyNetwork, build_policy, decisions_of
 from rlplace.placement.memory import policies
@@ -35,14 +46,21 @@ GRU = {"kind": "mlp", "hidden": [16], "memory": "gru", "memory_size": 6}
 LSTM = {**IMPALA, "memory": "lstm", "memory_size": 5}
 REMEMBERS = {"kind": "module", "name": "tests.own_network:Remembers", "remembered": 4}
 TRANSFORMER = {"kind": "transformer", "width": 16, "patch": 3}
-VECTOR, PIXELS = {"observation_shape": (4,)}, {"observation_shape": (40, 36, 3), "observation_dtype": "uint8"}
+VECTOR, PIXELS = (
+    {"observation_shape": (4,)},
+    {"observation_shape": (40, 36, 3), "observation_dtype": "uint8"},
+)
 STACK = {"observation_shape": (2, 9, 7), "observation_dtype": "uint8"}
 ENTRIES = (
     Part(name="arm.place", shape=(2, 2)),
     Part(name="hand", shape=(1,)),
     Part(name="eye", shape=(9, 7), dtype="uint8"),
 )
-MIXED = {"observation_shape": (4 * 5 + 9 * 7,), "observation_dtype": "uint8", "parts": ENTRIES}
+MIXED = {
+    "observation_shape": (4 * 5 + 9 * 7,),
+    "observation_dtype": "uint8",
+    "parts": ENTRIES,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,12 +70,18 @@ class Case:
 
     @property
     def config(self) -> Config:
-        given = {"cluster": {"component_placement": {}}, "env": {"id": "synthetic"}, "actor": {"model": self.model}}
+        given = {
+            "cluster": {"component_placement": {}},
+            "env": {"id": "synthetic"},
+            "actor": {"model": self.model},
+        }
         return read_config(given)
 
     def policy(self) -> PolicyNetwork:
         """Return it with moments of its numbers, and heads that are not all but zero."""
-        made = build_policy(self.spaces, self.config.actor, self.config.algorithm, seed=3)
+        made = build_policy(
+            self.spaces, self.config.actor, self.config.algorithm, seed=3
+        )
         generator = torch.Generator().manual_seed(5)
         if made.normalizer is not None:
             made.normalizer.mean.uniform_(-1.0, 1.0, generator=generator)
@@ -70,7 +94,11 @@ class Case:
     def observations(self, rows: int = ROWS) -> Tensor:
         numbers, spaces = np.random.default_rng(1), self.spaces
         if spaces.observation_dtype == "float32":
-            return torch.from_numpy(numbers.standard_normal((rows, *spaces.observation_shape)).astype(np.float32))
+            return torch.from_numpy(
+                numbers.standard_normal((rows, *spaces.observation_shape)).astype(
+                    np.float32
+                )
+            )
         seen = numbers.integers(0, 256, (rows, *spaces.observation_shape), np.uint8)
         if spaces.numbers:
             normal = numbers.standard_normal((rows, spaces.numbers)).astype(np.float32)
@@ -78,7 +106,10 @@ class Case:
         return torch.from_numpy(seen)
 
     def noise(self, rows: int = ROWS) -> Tensor:
-        return torch.rand((rows, *noise_shape(self.spaces.actions)), generator=torch.Generator().manual_seed(2))
+        return torch.rand(
+            (rows, *noise_shape(self.spaces.actions)),
+            generator=torch.Generator().manual_seed(2),
+        )
 
 
 SWITCHES = MultiDiscreteActions(n=(2, 3, 2, 4), shape=(2, 2))
@@ -90,13 +121,19 @@ CASES = {
     "impala of a stack": Case(IMPALA, Spaces(actions=ARM, **STACK)),
     "impala and numbers": Case(IMPALA, Spaces(actions=BUTTONS, **MIXED)),
     "own of numbers": Case(OWN, Spaces(actions=ARM, **VECTOR)),
-    "transformer of a chunk": Case(TRANSFORMER, Spaces(actions=ARM, **VECTOR).chunked(2)),
-    "transformer and images": Case(TRANSFORMER, Spaces(actions=BUTTONS, **MIXED).chunked(3)),
+    "transformer of a chunk": Case(
+        TRANSFORMER, Spaces(actions=ARM, **VECTOR).chunked(2)
+    ),
+    "transformer and images": Case(
+        TRANSFORMER, Spaces(actions=BUTTONS, **MIXED).chunked(3)
+    ),
     "transformer of one": Case(TRANSFORMER, Spaces(actions=SWITCHES, **STACK)),
     "gru of numbers": Case(GRU, Spaces(actions=ARM, **VECTOR).remembering(6)),
     "lstm of a dict": Case(LSTM, Spaces(actions=BUTTONS, **MIXED).remembering(10)),
     "own with memory": Case(REMEMBERS, Spaces(actions=BUTTONS, **MIXED).remembering(4)),
-    "own of a dict": Case({**OWN, "kwargs": {"width": 8}}, Spaces(actions=BUTTONS, **MIXED)),
+    "own of a dict": Case(
+        {**OWN, "kwargs": {"width": 8}}, Spaces(actions=BUTTONS, **MIXED)
+    ),
 }
 
 
@@ -111,9 +148,14 @@ def by_torch(output: PolicyOutput, actions: Tensor) -> tuple[Tensor, Tensor]:
         chosen = Categorical(logits=output.logits)
         return chosen.log_prob(actions[:, 0]), chosen.entropy()
     if isinstance(output, MultiDiscreteOutput):
-        each = [Categorical(logits=part) for part in output.logits.split(output.actions.n, dim=-1)]
+        each = [
+            Categorical(logits=part)
+            for part in output.logits.split(output.actions.n, dim=-1)
+        ]
         logprobs = [one.log_prob(actions[:, at]) for at, one in enumerate(each)]
-        return torch.stack(logprobs).sum(0), torch.stack([one.entropy() for one in each]).sum(0)
+        return torch.stack(logprobs).sum(0), torch.stack(
+            [one.entropy() for one in each]
+        ).sum(0)
     normal = Normal(output.means.flatten(1), output.log_std.exp().flatten())
     return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
 
@@ -124,7 +166,9 @@ def passes_of(policy: PolicyNetwork) -> tuple[Passes, Tensor]:
     return Passes(policy, flat, gradient), gradient
 
 
-def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(case: Case) -> None:
+def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(
+    case: Case,
+) -> None:
     policy, observations = case.policy(), case.observations()
     with torch.inference_mode():
         actions, logprobs, values, *_ = decisions_of(policy)(observations, case.noise())
@@ -132,7 +176,9 @@ def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(cas
     torch.testing.assert_close(logprobs, expected.detach())
     passes, _ = passes_of(policy)
     with torch.inference_mode(policy.by_hand):
-        outputs, trained = passes.forward(policy.prepared(observations).reshape(ROWS, -1))
+        outputs, trained = passes.forward(
+            policy.prepared(observations).reshape(ROWS, -1)
+        )
         chosen = passes.actions(outputs, actions.clone().reshape(ROWS, -1))
     torch.testing.assert_close(chosen.logprobs, logprobs)
     torch.testing.assert_close(trained, values)
@@ -142,15 +188,23 @@ def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(cas
 def test_the_gradient_is_that_of_autograd(case: Case, rows: int) -> None:
     policy, observations = case.policy(), case.observations()[:rows]
     with torch.inference_mode():
-        actions = decisions_of(policy)(case.observations(), case.noise())[0].reshape(ROWS, -1)[:rows]
+        actions = decisions_of(policy)(case.observations(), case.noise())[0].reshape(
+            ROWS, -1
+        )[:rows]
     generator, of_entropy = torch.Generator().manual_seed(2), -0.2
     of_logprobs, of_values = (torch.randn(rows, generator=generator) for _ in range(2))
     expected = torch.zeros(sum(parameter.numel() for parameter in policy.parameters()))
     if rows:
         output = policy(observations)
         logprobs, entropies = by_torch(output, actions.clone())
-        loss = (of_logprobs * logprobs).sum() + of_entropy * entropies.sum() + (of_values * output.values).sum()
-        found = torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True, materialize_grads=True)
+        loss = (
+            (of_logprobs * logprobs).sum()
+            + of_entropy * entropies.sum()
+            + (of_values * output.values).sum()
+        )
+        found = torch.autograd.grad(
+            loss, list(policy.parameters()), allow_unused=True, materialize_grads=True
+        )
         expected = torch.cat([each.flatten() for each in found])
     passes, gradient = passes_of(policy)
     with torch.inference_mode(policy.by_hand):
@@ -161,9 +215,14 @@ def test_the_gradient_is_that_of_autograd(case: Case, rows: int) -> None:
     torch.testing.assert_close(gradient, expected)
 
 
-def test_the_same_seed_makes_the_same_policy_and_another_seed_another(case: Case) -> None:
+def test_the_same_seed_makes_the_same_policy_and_another_seed_another(
+    case: Case,
+) -> None:
     config = case.config
-    made = [build_policy(case.spaces, config.actor, config.algorithm, seed).state_dict() for seed in (1, 1, 2)]
+    made = [
+        build_policy(case.spaces, config.actor, config.algorithm, seed).state_dict()
+        for seed in (1, 1, 2)
+    ]
     first, again, other = made
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
@@ -173,11 +232,19 @@ def test_every_weight_is_counted_and_a_pass_holds_about_what_is_predicted(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Described here, where torch is, instead of in a process that imports it: whole runs show that one."""
-    monkeypatch.setattr(policies, "ask", lambda module, keys: json.loads(json.dumps(describe(json.loads(keys)))))
+    monkeypatch.setattr(
+        policies,
+        "ask",
+        lambda module, keys: json.loads(json.dumps(describe(json.loads(keys)))),
+    )
     policies._found.cache_clear()
     policy, rows = case.policy(), 256
-    counted = policy_shape(case.config.actor.policy, case.spaces, normalize_observations=True)
-    assert {w.name: w.shape for w in counted.weights} == {n: tuple(p.shape) for n, p in policy.named_parameters()}
+    counted = policy_shape(
+        case.config.actor.policy, case.spaces, normalize_observations=True
+    )
+    assert {w.name: w.shape for w in counted.weights} == {
+        n: tuple(p.shape) for n, p in policy.named_parameters()
+    }
     assert counted.buffer_bytes == sum(buffer.nbytes for buffer in policy.buffers())
     observations = case.observations(rows)
     noise = case.noise(rows)
@@ -189,7 +256,11 @@ def test_every_weight_is_counted_and_a_pass_holds_about_what_is_predicted(
         outputs, values = passes.forward(given)
         chosen = passes.actions(outputs, actions.clone())
         passes.backward(chosen, torch.ones(rows), 0.0, values)
-    assert 0.6 * found.peak_bytes < counted.pass_bytes(rows, 4) < 2.0 * found.peak_bytes + 100_000
+    assert (
+        0.6 * found.peak_bytes
+        < counted.pass_bytes(rows, 4)
+        < 2.0 * found.peak_bytes + 100_000
+    )
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
@@ -204,16 +275,35 @@ def test_every_weight_is_counted_and_a_pass_holds_about_what_is_predicted(
     ids=["images", "own network", "gru", "own memory"],
 )
 def test_one_and_two_ranks_make_the_same_update(
-    compute: str, model: dict[str, Any], shape: tuple[int, ...], algorithm: dict[str, Any]
+    compute: str,
+    model: dict[str, Any],
+    shape: tuple[int, ...],
+    algorithm: dict[str, Any],
 ) -> None:
     scenario = Scenario(
-        split=(4,), actions=BUTTONS, actor={"model": model, "compute": compute}, shape=shape, algorithm=algorithm
+        split=(4,),
+        actions=BUTTONS,
+        actor={"model": model, "compute": compute},
+        shape=shape,
+        algorithm=algorithm,
     )
     (alone,) = run_ranks(scenario)
     pair = run_ranks(dataclasses.replace(scenario, split=(3, 1)))
     assert pair[0].weights_digest == pair[1].weights_digest
-    start = build_policy(scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=7).state_dict()
-    near = {"rtol": 1e-4, "atol": 1e-5} if compute == "fp32" else {"rtol": 5e-2, "atol": 5e-3}
+    start = build_policy(
+        scenario.spaces, scenario.config.actor, scenario.config.algorithm, seed=7
+    ).state_dict()
+    near = (
+        {"rtol": 1e-4, "atol": 1e-5}
+        if compute == "fp32"
+        else {"rtol": 5e-2, "atol": 5e-3}
+    )
     for name, weights in alone.weights.items():
         np.testing.assert_allclose(pair[0].weights[name], weights, **near)
-    assert sum(np.abs(weights - start[name].numpy()).sum() for name, weights in alone.weights.items()) > 0.1
+    assert (
+        sum(
+            np.abs(weights - start[name].numpy()).sum()
+            for name, weights in alone.weights.items()
+        )
+        > 0.1
+    )

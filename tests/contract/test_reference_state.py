@@ -17,7 +17,14 @@ from rlplace.models.sharding import own
 from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import Rendezvous
 from tests.lm_ranks import made_up_samples
-from tests.scorer_ranks import ScorerScenario, give, make_scorer, said, sole_scorer, values
+from tests.scorer_ranks import (
+    ScorerScenario,
+    give,
+    make_scorer,
+    said,
+    sole_scorer,
+    values,
+)
 from tests.worker_ranks import in_processes
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -36,8 +43,17 @@ def save_another(scorer: Any, folder: Path) -> None:
     scorer.save_state(str(folder))
 
 
-def _rank(saved: Path, scenario: ScorerScenario, rank: int, rendezvous: Rendezvous, folder: Path) -> None:
-    channels = {spec.name: SharedChannel.attach(folder / f"{spec.name}.channel") for spec in scenario.specs}
+def _rank(
+    saved: Path,
+    scenario: ScorerScenario,
+    rank: int,
+    rendezvous: Rendezvous,
+    folder: Path,
+) -> None:
+    channels = {
+        spec.name: SharedChannel.attach(folder / f"{spec.name}.channel")
+        for spec in scenario.specs
+    }
     scorer = make_scorer(scenario, channels, rank=rank, rendezvous=rendezvous)
     try:
         save_another(scorer, saved)
@@ -45,7 +61,9 @@ def _rank(saved: Path, scenario: ScorerScenario, rank: int, rendezvous: Rendezvo
         scorer.close()
 
 
-def scores(scenario: ScorerScenario, scorer: Any, channels: Any) -> dict[tuple[int, int], list[float]]:
+def scores(
+    scenario: ScorerScenario, scorer: Any, channels: Any
+) -> dict[tuple[int, int], list[float]]:
     groups = made_up_samples()
     give(scenario, channels, groups)
     scorer.infer(0, 0)
@@ -53,7 +71,9 @@ def scores(scenario: ScorerScenario, scorer: Any, channels: Any) -> dict[tuple[i
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_another_goes_on_with_the_weights_that_were_saved(way: str, qwen: Path, tmp_path: Path) -> None:
+def test_another_goes_on_with_the_weights_that_were_saved(
+    way: str, qwen: Path, tmp_path: Path
+) -> None:
     ranks, block = WAYS[way]
     scenario = ScorerScenario(model=qwen, block={**block, "refresh_every": 2})
     expected = None
@@ -64,7 +84,9 @@ def test_another_goes_on_with_the_weights_that_were_saved(way: str, qwen: Path, 
             expected = scores(scenario, scorer, channels)
     else:
         several = dataclasses.replace(scenario, ranks=ranks)
-        in_processes(functools.partial(_rank, tmp_path), several, ranks, channels=scenario.specs)
+        in_processes(
+            functools.partial(_rank, tmp_path), several, ranks, channels=scenario.specs
+        )
     assert written(tmp_path, ranks)
     plain = ScorerScenario(model=qwen, block={"refresh_every": 2})
     with sole_scorer(plain) as (scorer, channels):
@@ -73,7 +95,10 @@ def test_another_goes_on_with_the_weights_that_were_saved(way: str, qwen: Path, 
         assert scorer.load_state(str(tmp_path))
         scorer.move(Residency.FULL)
         found = scores(plain, scorer, channels)
-        whole = {name: own(weight).clone() for name, weight in scorer._lm.module.lm.named_parameters()}
+        whole = {
+            name: own(weight).clone()
+            for name, weight in scorer._lm.module.lm.named_parameters()
+        }
     assert found != before
     if expected is not None:
         np.testing.assert_allclose(values(found), values(expected), rtol=1e-5)

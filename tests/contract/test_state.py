@@ -31,33 +31,53 @@ def new(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("ranks", "offload"),
-    [(1, False), pytest.param(3, True, marks=pytest.mark.slow), pytest.param(8, True, marks=pytest.mark.slow)],
+    [
+        (1, False),
+        pytest.param(3, True, marks=pytest.mark.slow),
+        pytest.param(8, True, marks=pytest.mark.slow),
+    ],
 )
-def test_as_many_ranks_go_on_to_the_bit(ranks: int, offload: bool, tmp_path: Path) -> None:
+def test_as_many_ranks_go_on_to_the_bit(
+    ranks: int, offload: bool, tmp_path: Path
+) -> None:
     folder = new(tmp_path / "actor")
     session = Session(save=folder, save_after=1)
-    whole = dataclasses.replace(POLICY, split=SPLIT[ranks], offload=offload, session=session)
+    whole = dataclasses.replace(
+        POLICY, split=SPLIT[ranks], offload=offload, session=session
+    )
     uninterrupted = run_ranks(whole)
     assert written(folder, ranks)
-    resumed = run_ranks(dataclasses.replace(whole, session=Session(first=1, load=folder)))
+    resumed = run_ranks(
+        dataclasses.replace(whole, session=Session(first=1, load=folder))
+    )
     for before, after in zip(uninterrupted, resumed, strict=True):
         assert after.state_digest == before.state_digest
         assert numbers(after) == numbers(before)[1:]
 
 
-@pytest.mark.parametrize("chain", [(3, 1, 2), pytest.param((8, 2, 1, 8), marks=pytest.mark.slow)])
-def test_other_numbers_of_ranks_go_on_nearly_alike(chain: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "chain", [(3, 1, 2), pytest.param((8, 2, 1, 8), marks=pytest.mark.slow)]
+)
+def test_other_numbers_of_ranks_go_on_nearly_alike(
+    chain: tuple[int, ...], tmp_path: Path
+) -> None:
     policy = dataclasses.replace(POLICY, iterations=len(chain))
     (expected,), load = run_ranks(dataclasses.replace(policy, split=SPLIT[1])), None
     for index, ranks in enumerate(chain):
         folder = new(tmp_path / str(index))
         session = Session(first=index, load=load, save=folder, save_after=index + 1)
-        part = dataclasses.replace(policy, split=SPLIT[ranks], iterations=index + 1, session=session)
+        part = dataclasses.replace(
+            policy, split=SPLIT[ranks], iterations=index + 1, session=session
+        )
         outcomes, load = run_ranks(part), folder
-        for found, alone in zip(numbers(outcomes[0]), numbers(expected)[index:], strict=False):
+        for found, alone in zip(
+            numbers(outcomes[0]), numbers(expected)[index:], strict=False
+        ):
             assert found == pytest.approx(alone, rel=1e-3, abs=1e-6)
     for name, weight in expected.weights.items():
-        np.testing.assert_allclose(outcomes[0].weights[name], weight, rtol=2e-4, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            outcomes[0].weights[name], weight, rtol=2e-4, atol=2e-6, err_msg=name
+        )
 
 
 # ── language models ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -81,7 +101,11 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "moments of 8 bits": {"trained": {"optimizer": ADAM | {"kind": "adamw_8bit"}}},
     "16-bit weights": {"trained": {"weights": "bf16", "compute": "bf16"}},
     "16-bit weights, float32 copies": {
-        "trained": {"weights": "bf16", "compute": "bf16", "optimizer": ADAM | {"kind": "adamw_master"}}
+        "trained": {
+            "weights": "bf16",
+            "compute": "bf16",
+            "optimizer": ADAM | {"kind": "adamw_master"},
+        }
     },
     "critic": {"component": "critic"},
 }
@@ -101,12 +125,16 @@ def shown(worker: Any) -> dict[str, Any]:
 def wait_for(folder: Path, ranks: int = 1) -> None:
     deadline = time.monotonic() + 20.0
     while written(folder, ranks) is None:
-        assert time.monotonic() < deadline, sorted(file.name for file in folder.iterdir())
+        assert time.monotonic() < deadline, sorted(
+            file.name for file in folder.iterdir()
+        )
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_language_model_goes_on_to_the_bit(kind: str, qwen: Path, tmp_path: Path) -> None:
+def test_a_language_model_goes_on_to_the_bit(
+    kind: str, qwen: Path, tmp_path: Path
+) -> None:
     scenario = LmScenario(model=qwen, **KINDS[kind])
     one = make_lm_worker(scenario, 0, rendezvous_at(listen()))
     iterate(one, 0)
@@ -119,7 +147,9 @@ def test_a_language_model_goes_on_to_the_bit(kind: str, qwen: Path, tmp_path: Pa
     wait_for(tmp_path / "FULL")
     one.close()
     for residency in (Residency.FULL, Residency.OFF):
-        other = make_lm_worker(dataclasses.replace(scenario), 0, rendezvous_at(listen()))
+        other = make_lm_worker(
+            dataclasses.replace(scenario), 0, rendezvous_at(listen())
+        )
         other.move(residency)
         other.load_state(str(tmp_path / residency.name))
         assert other.residency == residency
@@ -128,7 +158,9 @@ def test_a_language_model_goes_on_to_the_bit(kind: str, qwen: Path, tmp_path: Pa
         other.close()
 
 
-def test_without_room_for_a_copy_the_state_is_written_before_it_returns(qwen: Path, tmp_path: Path) -> None:
+def test_without_room_for_a_copy_the_state_is_written_before_it_returns(
+    qwen: Path, tmp_path: Path
+) -> None:
     scenario = LmScenario(model=qwen)
     one = make_lm_worker(scenario, 0, rendezvous_at(listen()))
     one.config = dataclasses.replace(one.config, copies_checkpoints=False)
@@ -146,7 +178,9 @@ def test_without_room_for_a_copy_the_state_is_written_before_it_returns(qwen: Pa
     other.close()
 
 
-def test_what_is_frozen_is_left_to_the_folder_of_the_model(qwen: Path, tmp_path: Path) -> None:
+def test_what_is_frozen_is_left_to_the_folder_of_the_model(
+    qwen: Path, tmp_path: Path
+) -> None:
     worker = make_lm_worker(LmScenario(model=qwen, **LORA), 0, rendezvous_at(listen()))
     worker.save_state(str(tmp_path))
     wait_for(tmp_path)
@@ -161,12 +195,19 @@ def test_what_is_frozen_is_left_to_the_folder_of_the_model(qwen: Path, tmp_path:
     [
         "factors",
         "moments of 8 bits",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("16-bit weights, float32 copies", "critic")),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("16-bit weights, float32 copies", "critic")
+        ),
     ],
 )
-def test_ranks_of_a_language_model_go_on_from_those_of_other_numbers(kind: str, llama: Path, tmp_path: Path) -> None:
+def test_ranks_of_a_language_model_go_on_from_those_of_other_numbers(
+    kind: str, llama: Path, tmp_path: Path
+) -> None:
     scenario = LmScenario(model=llama, iterations=2, **KINDS[kind])
-    atol = {"1": 1e-2, "m": 0.1 * ADAM["lr"]}.get(kind[0], 2e-5)  # other blocks are packed: a tenth of a step at most
+    atol = {"1": 1e-2, "m": 0.1 * ADAM["lr"]}.get(
+        kind[0], 2e-5
+    )  # other blocks are packed: a tenth of a step at most
     session = Session(save=new(tmp_path / "3"), save_after=1)
     expected = run_lm_ranks(dataclasses.replace(scenario, ranks=3, session=session))[0]
     again = Session(first=1, load=session.save)
@@ -174,14 +215,20 @@ def test_ranks_of_a_language_model_go_on_from_those_of_other_numbers(kind: str, 
     assert same.digest == expected.digest
     fewer = run_lm_ranks(dataclasses.replace(scenario, ranks=2, session=again))[0]
     for name, weight in expected.weights.items():
-        np.testing.assert_allclose(fewer.weights[name], weight, rtol=1e-4, atol=atol, err_msg=name)
+        np.testing.assert_allclose(
+            fewer.weights[name], weight, rtol=1e-4, atol=atol, err_msg=name
+        )
 
 
 # ── what cannot be saved or loaded ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_state_of_something_else_is_refused_and_changes_nothing(qwen: Path, tmp_path: Path) -> None:
-    worker = make_lm_worker(LmScenario(model=qwen, trained={"ema_decay": 0.9}), 0, rendezvous_at(listen()))
+def test_the_state_of_something_else_is_refused_and_changes_nothing(
+    qwen: Path, tmp_path: Path
+) -> None:
+    worker = make_lm_worker(
+        LmScenario(model=qwen, trained={"ema_decay": 0.9}), 0, rendezvous_at(listen())
+    )
     worker.save_state(str(tmp_path))
     wait_for(tmp_path)
     worker.close()
@@ -205,7 +252,9 @@ def test_the_state_of_something_else_is_refused_and_changes_nothing(qwen: Path, 
     other.close()
 
 
-def test_a_save_that_fails_is_reported_and_ends_nothing(qwen: Path, tmp_path: Path) -> None:
+def test_a_save_that_fails_is_reported_and_ends_nothing(
+    qwen: Path, tmp_path: Path
+) -> None:
     worker = make_lm_worker(LmScenario(model=qwen), 0, rendezvous_at(listen()))
     (tmp_path / "shard-00001-model-00001-of-00001.safetensors").mkdir()  # in its way
     worker.save_state(str(tmp_path))

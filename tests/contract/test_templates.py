@@ -40,14 +40,20 @@ def test_a_node_whose_template_fails_stays_without_and_the_others_clean_up() -> 
 
     templates.start_on({3: {}}, ["tests.contract.starts_a_thread"], timeout_s=15.0)
     until = time.monotonic() + 30.0
-    while "node 3: importing tests.contract.starts_a_thread starts threads (1)" not in (templates.why_not() or ""):
+    while "node 3: importing tests.contract.starts_a_thread starts threads (1)" not in (
+        templates.why_not() or ""
+    ):
         assert time.monotonic() < until
         time.sleep(0.1)
 
     templates.start_on({0: {}, 1: {}, 2: {}}, [TOO_LONG], timeout_s=30.0)
-    assert (templates.command(0), templates.command(1)) == (command, None), "each node is asked once"
+    assert (templates.command(0), templates.command(1)) == (command, None), (
+        "each node is asked once"
+    )
     assert templates.command(2) is None
-    assert "node 2: OSError: [Errno 7] Argument list too long" in (templates.why_not() or "")
+    assert "node 2: OSError: [Errno 7] Argument list too long" in (
+        templates.why_not() or ""
+    )
 
     door = Path(command.split()[-1])
     assert door.parent.exists()
@@ -56,10 +62,14 @@ def test_a_node_whose_template_fails_stays_without_and_the_others_clean_up() -> 
 
 
 @pytest.mark.parametrize(("start", "forks"), [("fork", True), ("plain", False)])
-def test_workers_start_as_the_config_says(start: Literal["fork", "plain"], forks: bool) -> None:
+def test_workers_start_as_the_config_says(
+    start: Literal["fork", "plain"], forks: bool
+) -> None:
     accelerator = AcceleratorConfig(kind="emulated")
     with Cluster(1, 1, accelerator=accelerator, ray=RayConfig(start=start)) as cluster:
         where = FlexiblePlacementStrategy([[0]])
-        probe = Probe.create_group("a config").launch(cluster, name="probe", placement_strategy=where)
+        probe = Probe.create_group("a config").launch(
+            cluster, name="probe", placement_strategy=where
+        )
         assert probe.rank().wait() == [0]
         assert ("1 fork of" in cluster.describe()) == forks

@@ -41,7 +41,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(
     params=[
         *(pytest.param((name, False), id=f"{name}, a stand-in") for name in TRACKERS),
-        *(pytest.param((name, True), id=name, marks=pytest.mark.slow) for name in TRACKERS),
+        *(
+            pytest.param((name, True), id=name, marks=pytest.mark.slow)
+            for name in TRACKERS
+        ),
     ]
 )
 def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -53,18 +56,25 @@ def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(name)
 
 
-def follow(name: str, folder: Path, iterations: Iterator[int] | range) -> dict[str, Any]:
+def follow(
+    name: str, folder: Path, iterations: Iterator[int] | range
+) -> dict[str, Any]:
     """Send iterations as a run does, and leave a report; return what is known of the tracker's run."""
     with open_sinks([name], folder, config=CONFIG) as (sink,):
         samples: Any = sink
         for i in iterations:
-            samples.samples(i, [{"reward": float(i), "answer": "4"}, {"reward": 0.5, "answer": "<b>"}])
+            samples.samples(
+                i,
+                [{"reward": float(i), "answer": "4"}, {"reward": 0.5, "answer": "<b>"}],
+            )
             sink(i, i * 64, {"env/return": float(i), "actor/loss": math.nan})
         (folder / "report.html").write_text("<html></html>")
     return dict(json.loads((folder / "trackers" / f"{name}.json").read_text()))
 
 
-def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_its_resumption_are_one_curve(
+    tracker: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
     first = follow(tracker, folder, range(1, 4))
     again = follow(tracker, folder, range(3, 6))  # the third is done again
@@ -74,10 +84,22 @@ def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, caps
     assert capsys.readouterr() == ("", "")
     assert (signal.getsignal(signal.SIGINT), sys.excepthook) == (handler, hook)
     if getattr(sys.modules[tracker], "__file__", None) is None:  # what a stand-in got
-        points = [(i, {"env_steps": i * 64.0, "env/return": float(i)}) for i in range(1, 6)]
-        files = ["config.yaml", "plan.svg", "report.html", "config.yaml", "plan.svg", "report.html"]
+        points = [
+            (i, {"env_steps": i * 64.0, "env/return": float(i)}) for i in range(1, 6)
+        ]
+        files = [
+            "config.yaml",
+            "plan.svg",
+            "report.html",
+            "config.yaml",
+            "plan.svg",
+            "report.html",
+        ]
         assert points == fake_trackers.POINTS
-        tables = [(i, {"samples": (["reward", "answer"], [[float(i), "4"], [0.5, "<b>"]])}) for i in range(1, 6)]
+        tables = [
+            (i, {"samples": (["reward", "answer"], [[float(i), "4"], [0.5, "<b>"]])})
+            for i in range(1, 6)
+        ]
         assert tables == fake_trackers.TABLES
         assert files == fake_trackers.FILES
         assert [again["id"], f"-{again['id']}"] * 2 == fake_trackers.RUNS
@@ -86,7 +108,9 @@ def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, caps
 
         client = MlflowClient(f"sqlite:///{folder.parent.parent}/mlflow.db")
         history = client.get_metric_history(again["id"], "env/return")
-        assert [(point.step, point.value) for point in history] == [(i, float(i)) for i in range(1, 6)]
+        assert [(point.step, point.value) for point in history] == [
+            (i, float(i)) for i in range(1, 6)
+        ]
         assert [a.path for a in client.list_artifacts(again["id"])] == [
             *("config.yaml", "plan.svg", "report.html", "samples"),
         ]
@@ -99,7 +123,10 @@ def test_a_run_and_its_resumption_are_one_curve(tracker: str, folder: Path, caps
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_tracker_that_is_down_is_said_once_and_taken_up_again(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake_trackers.install(name, monkeypatch)
     monkeypatch.setattr(trackers, "PAUSE_S", 0.0)
@@ -137,7 +164,9 @@ class Noted:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.seen.append((folder.name, config["runner"]["seed"]))
 
-    def __call__(self, iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def __call__(
+        self, iteration: int, env_steps: int, metrics: Mapping[str, float]
+    ) -> None:
         if iteration == 2:
             raise KeyError("no such table")
         self.seen.append((iteration, env_steps, metrics["env/return"]))
@@ -168,7 +197,9 @@ def test_a_sink_of_the_users_gets_iterations_that_are_done_again(folder: Path) -
         with open_sinks([f"{__name__}:Noted"], folder, config=CONFIG) as (sink,):
             for i in iterations:
                 sink(i, i * 64, {"env/return": 0.0})
-    assert [seen[0] for seen in Noted.seen if isinstance(seen, tuple) and len(seen) == 3] == [3, 4, 4, 5]
+    assert [
+        seen[0] for seen in Noted.seen if isinstance(seen, tuple) and len(seen) == 3
+    ] == [3, 4, 4, 5]
 
 
 STATES: dict[str, list[object]] = {
@@ -180,10 +211,15 @@ STATES: dict[str, list[object]] = {
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_knows_how_a_run_has_ended(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_knows_how_a_run_has_ended(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_trackers.install(name, monkeypatch)
     for error in (None, Stopped(signal.SIGTERM), ValueError()):
-        with contextlib.suppress(Stopped, ValueError), open_sinks([name], folder, config=CONFIG):
+        with (
+            contextlib.suppress(Stopped, ValueError),
+            open_sinks([name], folder, config=CONFIG),
+        ):
             if error is not None:
                 raise error
     assert STATES[name] == fake_trackers.STATES
@@ -192,7 +228,9 @@ def test_a_tracker_knows_how_a_run_has_ended(name: str, folder: Path, monkeypatc
 def test_the_users_line_is_named_where_a_library_that_it_calls_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "my_sink.py").write_text("import json\n\n\ndef make(folder, config):\n    json.loads('{')\n")
+    (folder / "my_sink.py").write_text(
+        "import json\n\n\ndef make(folder, config):\n    json.loads('{')\n"
+    )
     monkeypatch.syspath_prepend(folder)
     with open_sinks(["my_sink:make", "jsonl"], folder):
         pass
@@ -201,7 +239,9 @@ def test_the_users_line_is_named_where_a_library_that_it_calls_fails(
     assert "(metrics.jsonl has every iteration)" in said
 
 
-@pytest.mark.parametrize("text", ["\nprint(1 / 0)\n", "\nimport no_such_module\n", "\ndef (\n"])
+@pytest.mark.parametrize(
+    "text", ["\nprint(1 / 0)\n", "\nimport no_such_module\n", "\ndef (\n"]
+)
 def test_a_module_that_fails_at_import_is_a_problem_with_its_line(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,10 +261,26 @@ def test_a_folder_with_the_name_of_a_library_is_not_the_library(
     assert [problem.code for problem in check_sinks(["trackio"])] == ["missing-library"]
 
 
-def test_what_is_not_there_is_reported_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_is_reported_before_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    problems = check_sinks(["console", "jsonl", "wandb", "tensorboard", "rlplace.units:nothing", "no_such:Sink"])
-    assert [p.code for p in problems] == ["missing-library", "missing-library", "unknown-sink", "unknown-sink"]
+    problems = check_sinks(
+        [
+            "console",
+            "jsonl",
+            "wandb",
+            "tensorboard",
+            "rlplace.units:nothing",
+            "no_such:Sink",
+        ]
+    )
+    assert [p.code for p in problems] == [
+        "missing-library",
+        "missing-library",
+        "unknown-sink",
+        "unknown-sink",
+    ]
     assert all(p.key == "runner.sinks" and p.fix for p in problems)
     with pytest.raises(ConfigError, match="no sink can be found there"):
         find_sink("rlplace.units:nothing")
@@ -232,4 +288,6 @@ def test_what_is_not_there_is_reported_before_a_run(monkeypatch: pytest.MonkeyPa
 
 def test_tensorboard_is_opened_by_a_command(tmp_path: Path) -> None:
     (tmp_path / "a run" / "tensorboard").mkdir(parents=True)
-    assert pages(tmp_path / "a run") == [f"tensorboard --logdir '{tmp_path}/a run/tensorboard'"]
+    assert pages(tmp_path / "a run") == [
+        f"tensorboard --logdir '{tmp_path}/a run/tensorboard'"
+    ]

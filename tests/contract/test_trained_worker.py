@@ -11,16 +11,37 @@ import numpy as np
 import pytest
 import torch
 
-from rlplace.errors import AcceleratorOutOfMemory, DivergedError, NotResident, OutputError
+from rlplace.errors import (
+    AcceleratorOutOfMemory,
+    DivergedError,
+    NotResident,
+    OutputError,
+)
 from rlplace.placement.schedule import Residency
 from rlplace.workers.launch.devices import CudaDevice, Device
-from tests.actor_ranks import Scenario, first_iteration, learn, make_actor, optimizer_tensors, state_digest
-from tests.lm_ranks import ADAM, LmScenario, give, iterate, made_up_samples, make_lm_worker
+from tests.actor_ranks import (
+    Scenario,
+    first_iteration,
+    learn,
+    make_actor,
+    optimizer_tensors,
+    state_digest,
+)
+from tests.lm_ranks import (
+    ADAM,
+    LmScenario,
+    give,
+    iterate,
+    made_up_samples,
+    make_lm_worker,
+)
 from tests.worker_ranks import CAPACITY_BYTES, listen, rendezvous_at
 
 OFF, WEIGHTS, FULL = Residency.OFF, Residency.WEIGHTS, Residency.FULL
 Make = Callable[..., "Trained"]
-ROTARY = 2 * 4 * 16  # bytes of the frequencies of a tiny language model, which it has twice
+ROTARY = (
+    2 * 4 * 16
+)  # bytes of the frequencies of a tiny language model, which it has twice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +67,29 @@ def policy(device: Device | None) -> Trained:
     return Trained(worker=actor, iterate=iterate, diverge=lambda: learn(actor, bad))
 
 
-def language_model(folder: Path, component: str, device: Device | None, **trained: object) -> Trained:
+def language_model(
+    folder: Path, component: str, device: Device | None, **trained: object
+) -> Trained:
     scenario = LmScenario(model=folder, component=component, trained=trained)
     worker = make_lm_worker(scenario, 0, rendezvous_at(listen()), device=device)
     groups = made_up_samples()
-    poisoned = dataclasses.replace(groups[0][0], logprobs=np.full_like(groups[0][0].logprobs, np.nan))
+    poisoned = dataclasses.replace(
+        groups[0][0], logprobs=np.full_like(groups[0][0].logprobs, np.nan)
+    )
     bad = groups if component == "critic" else [(poisoned, *groups[0][1:]), *groups[1:]]
     return Trained(
         worker=worker,
         iterate=lambda: iterate(worker),
-        diverge=lambda: iterate(worker, groups=bad, returns_factor=1e30),  # whose square is none
+        diverge=lambda: iterate(
+            worker, groups=bad, returns_factor=1e30
+        ),  # whose square is none
         buffer_bytes=ROTARY,
     )
 
 
-@pytest.fixture(params=["policy", "actor", "critic", "actor on the host", "critic on the host"])
+@pytest.fixture(
+    params=["policy", "actor", "critic", "actor on the host", "critic on the host"]
+)
 def trained(request: pytest.FixtureRequest, qwen: Path) -> Iterator[Make]:
     """Makes a worker; one at a time, since a process has one default process group."""
     made: list[Any] = []
@@ -68,7 +97,11 @@ def trained(request: pytest.FixtureRequest, qwen: Path) -> Iterator[Make]:
     def make(device: Device | None = None) -> Trained:
         component, _, on_host = request.param.partition(" ")
         optimizer = {"optimizer": ADAM | {"on_host": True}} if on_host else {}
-        one = policy(device) if component == "policy" else language_model(qwen, component, device, **optimizer)
+        one = (
+            policy(device)
+            if component == "policy"
+            else language_model(qwen, component, device, **optimizer)
+        )
         made.append(one.worker)
         return one
 
@@ -91,7 +124,10 @@ def test_it_starts_off_and_refuses_to_compute(trained: Make, tmp_path: Path) -> 
     for method, arguments in calls.items():
         # A critic refuses to learn what it has not inferred; an actor here has nothing to infer.
         if hasattr(worker, method) and method != ("learn" if critic else "infer"):
-            with pytest.raises(NotResident, match=f"rank 0: {method} was called while the worker is off") as caught:
+            with pytest.raises(
+                NotResident,
+                match=f"rank 0: {method} was called while the worker is off",
+            ) as caught:
                 getattr(worker, method)(*arguments)
             assert caught.value.code == "not-resident"
     worker.move(WEIGHTS)
@@ -102,7 +138,9 @@ def test_it_starts_off_and_refuses_to_compute(trained: Make, tmp_path: Path) -> 
         worker.learn(0, 0)
 
 
-def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(trained: Make) -> None:
+def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(
+    trained: Make,
+) -> None:
     made = trained()
     worker = made.worker
     made.iterate()
@@ -110,7 +148,9 @@ def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(trained: Make)
     tensors = [tensor for _, tensor in worker._model.whole_weights()]
     weights = sum(tensor.nbytes for tensor in tensors) + made.buffer_bytes
     on_host = worker._trainer.host_bytes > 0
-    floats = [tensor.numel() for tensor in tensors if tensor.dtype == torch.float32]  # the others are moments
+    floats = [
+        tensor.numel() for tensor in tensors if tensor.dtype == torch.float32
+    ]  # the others are moments
     steps = len(worker._model.trained_shards())  # each with a count of them
     adam = (3 if on_host else 2) * 4 * sum(floats) + 4 * steps
     expected = {
@@ -126,7 +166,9 @@ def test_moves_release_what_they_say_and_bring_it_back_to_the_bit(trained: Make)
             assert worker.context.device.held_bytes() == report.accelerator_bytes
     assert (worker.digest(), state_digest(worker)) == (digest, state)
     made.iterate()
-    assert worker.context.device.held_bytes() == worker.move(FULL).accelerator_bytes, "nothing stays gathered"
+    assert worker.context.device.held_bytes() == worker.move(FULL).accelerator_bytes, (
+        "nothing stays gathered"
+    )
 
 
 @pytest.mark.parametrize("missing", ["optimizer state", "working memory of"])
@@ -150,7 +192,9 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_step(trained: Make) -> 
     made = trained()
     made.worker.move(FULL)
     before = made.worker.digest()
-    with pytest.raises(DivergedError, match="iteration 0 is not a finite number") as caught:
+    with pytest.raises(
+        DivergedError, match="iteration 0 is not a finite number"
+    ) as caught:
         made.diverge()
     assert caught.value.code == "diverged"
     assert f"{made.worker.context.slot.component}.optimizer.lr" in str(caught.value)
@@ -185,14 +229,18 @@ def test_a_full_disk_keeps_the_older_policy(tmp_path: Path) -> None:
         actor.save_model(str(file))
     actor.close()
     assert caught.value.code == "disk-full"
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(file.name, b"an older one")]
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [
+        (file.name, b"an older one")
+    ]
 
 
 @pytest.mark.gpu
 def test_a_gpu_learns_the_same_and_frees_its_memory(trained: Make) -> None:
     expected = trained()
     expected.iterate()
-    weights = {name: tensor.clone() for name, tensor in expected.worker._model.whole_weights()}
+    weights = {
+        name: tensor.clone() for name, tensor in expected.worker._model.whole_weights()
+    }
     expected.worker.close()
     worker = (made := trained(CudaDevice())).worker
     made.iterate()

@@ -21,14 +21,29 @@ MOST = 1.25  # times what is measured: it is counted as if all tokens were of im
 PROMPT, ANSWER, SEEN = 260, 8, 256
 
 
-def _seen(_: int, prompt: int = PROMPT, answer: int = ANSWER) -> list[tuple[Sample, ...]]:
+def _seen(
+    _: int, prompt: int = PROMPT, answer: int = ANSWER
+) -> list[tuple[Sample, ...]]:
     """One group of four answers to one image."""
-    tokens = np.array([TURN, START, *[IMAGE] * SEEN, STOP, TURN, *[TURN] * answer], np.int32)
+    tokens = np.array(
+        [TURN, START, *[IMAGE] * SEEN, STOP, TURN, *[TURN] * answer], np.int32
+    )
     mask, image = np.arange(len(tokens)) >= prompt, png(128, 128)
-    sampled: dict[str, Any] = {"tokens": tokens, "mask": mask, "versions": np.where(mask, 0, -1).astype(np.int32)}
-    sampled |= {"logprobs": np.where(mask, -3.0, 0.0).astype(np.float32), "images": (image,)}
+    sampled: dict[str, Any] = {
+        "tokens": tokens,
+        "mask": mask,
+        "versions": np.where(mask, 0, -1).astype(np.int32),
+    }
+    sampled |= {
+        "logprobs": np.where(mask, -3.0, 0.0).astype(np.float32),
+        "images": (image,),
+    }
     facts: dict[str, Any] = {"group": 0, "turns": 1, "truncated": False, "rewards": {}}
-    return [tuple(Sample(sample=n, reward=float(n % 2), **sampled, **facts) for n in range(4))]
+    return [
+        tuple(
+            Sample(sample=n, reward=float(n % 2), **sampled, **facts) for n in range(4)
+        )
+    ]
 
 
 def _rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[Reading]:
@@ -40,8 +55,16 @@ def _rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[R
 @pytest.mark.parametrize("family", sorted(SEEING))
 def test_what_is_held_is_foreseen(family: Any, tmp_path: Path) -> None:
     model = tiny_vlm(tmp_path / "model", family, hidden=192, most=SEEN)
-    algorithm = {"share_prompts": False, "max_prompt_length": PROMPT, "max_new_tokens": ANSWER}
-    job = LmJob(model=model, trained={"token_budget": 2 * (PROMPT + ANSWER)}, algorithm=algorithm)
+    algorithm = {
+        "share_prompts": False,
+        "max_prompt_length": PROMPT,
+        "max_new_tokens": ANSWER,
+    }
+    job = LmJob(
+        model=model,
+        trained={"token_budget": 2 * (PROMPT + ANSWER)},
+        algorithm=algorithm,
+    )
     (readings,) = in_processes(_rank, job, 1, channels=(spec_of(WEIGHTS),))
     (learned,) = (reading for reading in readings if reading.stage == "learn")
     assert learned.measured <= learned.predicted <= MOST * learned.measured

@@ -32,7 +32,14 @@ from rlplace.tokens import Request
 from rlplace.workers.engines import vllm_loading, vllm_versions
 from rlplace.workers.engines.contract import EngineSettings
 from rlplace.workers.engines.vllm import _build, _memory_arguments
-from rlplace.workers.engines.vllm_memory import KV_CACHE, WEIGHTS, CudaMemory, Held, OlderCudaMemory, cuda_memory
+from rlplace.workers.engines.vllm_memory import (
+    KV_CACHE,
+    WEIGHTS,
+    CudaMemory,
+    Held,
+    OlderCudaMemory,
+    cuda_memory,
+)
 from rlplace.workers.engines.weights import ExpectedWeights, in_buckets
 from rlplace.workers.launch.devices import CudaDevice, Device
 from tests.contract.device_sync import Mixture, serve
@@ -51,7 +58,10 @@ CACHE_BYTES = 4 << 20
 GREEDY = request_of(0, longest=8, greedy=True, tokens=np.array(TOKENS, np.int32))
 
 # What vLLM below 0.32 has no step of its own for.
-OLDER = {vllm_versions.unmap_cache: "discard", vllm_versions.sleep_but_for_what_sleeps: "sleep"}
+OLDER = {
+    vllm_versions.unmap_cache: "discard",
+    vllm_versions.sleep_but_for_what_sleeps: "sleep",
+}
 
 Build = Callable[..., Any]
 
@@ -96,16 +106,36 @@ def build(folder: Path) -> Iterator[Build]:
     engines, job = list[VllmEngine](), JobFolder.create()
 
     def make(
-        device: Device, *, memory: int = 0, tensor_parallel: int = 1, model: Path = folder, **others: Any
+        device: Device,
+        *,
+        memory: int = 0,
+        tensor_parallel: int = 1,
+        model: Path = folder,
+        **others: Any,
     ) -> VllmEngine:
-        small = {"dtype": "fp32", "kv_cache_memory": CACHE_BYTES, "step_tokens": 64, "step_sequences": 4}
+        small = {
+            "dtype": "fp32",
+            "kv_cache_memory": CACHE_BYTES,
+            "step_tokens": 64,
+            "step_sequences": 4,
+        }
         rollout = TextRolloutConfig(**small | {"enforce_eager": True} | others)
         settings = EngineSettings(
-            rollout=rollout, model=model, context=64, emulated_memory=memory, tensor_parallel=tensor_parallel
+            rollout=rollout,
+            model=model,
+            context=64,
+            emulated_memory=memory,
+            tensor_parallel=tensor_parallel,
         )
         engines.append(VllmEngine(settings, device=device, owner="rollout rank 0"))
         if tensor_parallel > 1:
-            claim(job.path, [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))])
+            claim(
+                job.path,
+                [
+                    os.getpid(),
+                    *(child.pid for child in psutil.Process().children(recursive=True)),
+                ],
+            )
         return engines[-1]
 
     yield make
@@ -126,14 +156,18 @@ def answer(engine: Any, request: Request = GREEDY) -> list[int]:
     raise AssertionError("no answer")
 
 
-def test_at_level_1_weights_outlive_a_sleep(build: Build, weights: Mapping[str, Tensor], expected: np.ndarray) -> None:
+def test_at_level_1_weights_outlive_a_sleep(
+    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
+) -> None:
     size = sum(weight.nbytes for weight in weights.values())
     device = Ledger()
     engine = build(device, sleep_level=1)
     assert (engine.move(OFF), engine.host_bytes, device.held) == (0, 0, {})
     assert engine.move(FULL) == size + CACHE_BYTES
     engine.load(weights, 5)
-    asked = dataclasses.replace(GREEDY, tokens=np.array(TOKENS + TOKENS[:10], np.int32))  # a block, which is cached
+    asked = dataclasses.replace(
+        GREEDY, tokens=np.array(TOKENS + TOKENS[:10], np.int32)
+    )  # a block, which is cached
     before = answer(engine, asked)
     assert engine.move(OFF) == 0
     assert (engine.host_bytes, device.held, engine.version) == (size, {}, 5)
@@ -146,7 +180,11 @@ def test_at_level_1_weights_outlive_a_sleep(build: Build, weights: Mapping[str, 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
-    build: Build, weights: Mapping[str, Tensor], expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, level: int
+    build: Build,
+    weights: Mapping[str, Tensor],
+    expected: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    level: int,
 ) -> None:
     """Its scheduler and executor are real; of the worker only what moves memory is not: a CPU's has none of it."""
     engine, moved = build(Ledger(), sleep_level=level), list[str]()
@@ -163,7 +201,11 @@ def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
         return [None]
 
     monkeypatch.setattr(executor, "collective_rpc", on_a_gpu)
-    monkeypatch.setattr(CudaMemory, "_measure", lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)])
+    monkeypatch.setattr(
+        CudaMemory,
+        "_measure",
+        lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)],
+    )
     engine._memory = cuda_memory(engine._vllm)(engine._vllm, Ledger(), level)
     for version in (2, 3):
         assert len(answer(engine)) == 8
@@ -181,7 +223,9 @@ def test_moves_on_a_gpu_are_steps_that_vllms_own_core_allows(
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_vllms_own_allocator_unmaps_and_maps_each_page_once(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_own_allocator_unmaps_and_maps_each_page_once(
+    level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its code is the installed vLLM's; the driver's calls below it, which take a GPU, are counted instead."""
     cumem = pytest.importorskip("vllm.device_allocator.cumem")
     from vllm import device_allocator
@@ -198,9 +242,14 @@ def test_vllms_own_allocator_unmaps_and_maps_each_page_once(level: int, monkeypa
 
     allocator = object.__new__(cumem.CuMemAllocator)
     tags = {1: "weights", 2: "kv_cache", 3: "weights"}
-    made = {at: device_allocator.AllocationData((0, 8, at, at), tag) for at, tag in tags.items()}
+    made = {
+        at: device_allocator.AllocationData((0, 8, at, at), tag)
+        for at, tag in tags.items()
+    }
     allocator.pointer_to_data = made
-    driver = types.SimpleNamespace(cudaMemcpy=lambda to, of, size: copied.append(size), cudaMemset=lambda *_: None)
+    driver = types.SimpleNamespace(
+        cudaMemcpy=lambda to, of, size: copied.append(size), cudaMemset=lambda *_: None
+    )
     for name, value in (
         ("unmap_and_release", turned(False)),
         ("create_and_map", turned(True)),
@@ -208,7 +257,9 @@ def test_vllms_own_allocator_unmaps_and_maps_each_page_once(level: int, monkeypa
         ("PIN_MEMORY", False),
     ):
         monkeypatch.setattr(cumem, name, value)
-    monkeypatch.setattr(device_allocator, "get_mem_allocator_instance", lambda: allocator)
+    monkeypatch.setattr(
+        device_allocator, "get_mem_allocator_instance", lambda: allocator
+    )
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
         monkeypatch.setattr(torch.accelerator, name, lambda *_: None)
@@ -222,14 +273,24 @@ def test_vllms_own_allocator_unmaps_and_maps_each_page_once(level: int, monkeypa
             backend.resume(tags)
 
     class Engine:
-        def collective_rpc(self, method: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
-            step = getattr(Worker(), method) if isinstance(method, str) else partial(method, Worker())
+        def collective_rpc(
+            self, method: Any, args: Any = (), kwargs: Any = None
+        ) -> list[Any]:
+            step = (
+                getattr(Worker(), method)
+                if isinstance(method, str)
+                else partial(method, Worker())
+            )
             return [step(*args, **(kwargs or {}))]
 
         def reset_prefix_cache(self) -> bool:
             return True
 
-    monkeypatch.setattr(OlderCudaMemory, "_measure", lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)])
+    monkeypatch.setattr(
+        OlderCudaMemory,
+        "_measure",
+        lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)],
+    )
     memory = OlderCudaMemory(Engine(), Ledger(), level)
     mapped = {OFF: set(), WEIGHTS_ONLY: {1, 3}, FULL: {1, 2, 3}}
     for to in (OFF, WEIGHTS_ONLY, FULL, WEIGHTS_ONLY, FULL, OFF, FULL, OFF):
@@ -250,7 +311,9 @@ def test_keys_and_values_of_8_bits_take_a_quarter_and_are_nearly_right(
     blocks = exact._vllm.vllm_config.cache_config.num_gpu_blocks
     exact.close()
     engine = build(Ledger(), cache_dtype="fp8")
-    assert engine._vllm.vllm_config.cache_config.num_gpu_blocks == pytest.approx(4 * blocks, abs=4)
+    assert engine._vllm.vllm_config.cache_config.num_gpu_blocks == pytest.approx(
+        4 * blocks, abs=4
+    )
     engine.move(FULL)
     engine.load(weights, 1)
     assert 1e-3 < difference(engine, expected) < 0.5
@@ -261,24 +324,41 @@ def test_a_share_of_an_emulated_accelerator_is_for_weights_and_cache(
     build: Build, weights: Mapping[str, Tensor]
 ) -> None:
     size = sum(weight.nbytes for weight in weights.values()) + CACHE_BYTES
-    assert build(Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size).move(FULL) == size
+    assert (
+        build(
+            Ledger(), kv_cache_memory=None, gpu_memory_utilization=0.5, memory=2 * size
+        ).move(FULL)
+        == size
+    )
 
 
-@pytest.mark.parametrize("given", [{"kv_cache_memory": CACHE_BYTES}, {"gpu_memory_utilization": 0.1}])
-def test_a_cache_of_a_given_size_needs_no_share_of_a_gpu_to_be_free(folder: Path, given: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "given", [{"kv_cache_memory": CACHE_BYTES}, {"gpu_memory_utilization": 0.1}]
+)
+def test_a_cache_of_a_given_size_needs_no_share_of_a_gpu_to_be_free(
+    folder: Path, given: Mapping[str, Any]
+) -> None:
     """VLLM's own start asks for the share in any case: a rank that is replaced starts beside what is resident there."""
     from vllm.config import CacheConfig
     from vllm.utils.mem_utils import MemorySnapshot
     from vllm.v1.worker.utils import request_memory
 
-    settings = EngineSettings(rollout=TextRolloutConfig(**given), model=folder, context=64)
-    cache = CacheConfig(**_memory_arguments(settings, ExpectedWeights.of_folder(folder), False))
-    found = MemorySnapshot(device="cpu", auto_measure=False, total_memory=80 << 30, free_memory=2 << 30)
+    settings = EngineSettings(
+        rollout=TextRolloutConfig(**given), model=folder, context=64
+    )
+    cache = CacheConfig(
+        **_memory_arguments(settings, ExpectedWeights.of_folder(folder), False)
+    )
+    found = MemorySnapshot(
+        device="cpu", auto_measure=False, total_memory=80 << 30, free_memory=2 << 30
+    )
     if "kv_cache_memory" in given:
         assert cache.kv_cache_memory_bytes == CACHE_BYTES
         request_memory(found, cache)
     else:
-        with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
+        with pytest.raises(
+            ValueError, match="less than desired GPU memory utilization"
+        ):
             request_memory(found, cache)
 
 
@@ -290,11 +370,21 @@ def test_it_is_built_on_the_gpus_of_its_rank_and_computes_in_its_dtype(
 
     monkeypatch.setattr(LLMEngine, "from_engine_args", lambda arguments: arguments)
 
-    def built(at: int, tensor_parallel: int, dtype: Any) -> tuple[list[int] | None, str | None]:
-        monkeypatch.setattr(os, "environ", {n: v for n, v in os.environ.items() if n != "TRITON_F32_DEFAULT"})
+    def built(
+        at: int, tensor_parallel: int, dtype: Any
+    ) -> tuple[list[int] | None, str | None]:
+        monkeypatch.setattr(
+            os,
+            "environ",
+            {n: v for n, v in os.environ.items() if n != "TRITON_F32_DEFAULT"},
+        )
         rollout = TextRolloutConfig(dtype=dtype, kv_cache_memory=CACHE_BYTES)
-        settings = EngineSettings(rollout=rollout, model=folder, context=64, tensor_parallel=tensor_parallel)
-        arguments = _build(settings, ExpectedWeights.of_folder(folder), torch.device("cuda", at))
+        settings = EngineSettings(
+            rollout=rollout, model=folder, context=64, tensor_parallel=tensor_parallel
+        )
+        arguments = _build(
+            settings, ExpectedWeights.of_folder(folder), torch.device("cuda", at)
+        )
         return arguments.device_ids, os.environ.get("TRITON_F32_DEFAULT")
 
     assert built(0, 2, "bf16") == (None, None)
@@ -318,7 +408,9 @@ def test_it_leaves_the_process_as_it_found_it_and_without_a_seed_no_two_draw_ali
     assert drawn[0] != drawn[1]
 
 
-@pytest.mark.parametrize("bad", ["layers.0.self_attn.k_proj.weight", "layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize(
+    "bad", ["layers.0.self_attn.k_proj.weight", "layers.1.mlp.up_proj.weight"]
+)
 def test_layers_that_a_reload_leaves_unfinished_have_the_tensors_that_they_had(
     bad: str, build: Build, weights: Mapping[str, Tensor], expected: np.ndarray
 ) -> None:
@@ -326,9 +418,17 @@ def test_layers_that_a_reload_leaves_unfinished_have_the_tensors_that_they_had(
     engine = build(Device())
     engine.move(FULL)
     engine.load(weights, 1)
-    (model,) = engine._vllm.collective_rpc(lambda worker: worker.model_runner.get_model())
-    before = {name: (weight, weight.detach().clone()) for name, weight in model.named_parameters()}
-    new = {name: weight[:-1] if name.endswith(bad) else 2 * weight for name, weight in weights.items()}
+    (model,) = engine._vllm.collective_rpc(
+        lambda worker: worker.model_runner.get_model()
+    )
+    before = {
+        name: (weight, weight.detach().clone())
+        for name, weight in model.named_parameters()
+    }
+    new = {
+        name: weight[:-1] if name.endswith(bad) else 2 * weight
+        for name, weight in weights.items()
+    }
     engine._vllm.collective_rpc(vllm_loading._begin_reload)
     with pytest.raises(Exception, match=r"size|shape|dimension"):
         engine._vllm.collective_rpc(vllm_loading._load_some, args=(new.items(),))
@@ -340,7 +440,9 @@ def test_layers_that_a_reload_leaves_unfinished_have_the_tensors_that_they_had(
             assert torch.equal(weight, 2 * before[name][1])
             changed.add(name)
     assert changed
-    assert not any(name.startswith("model.layers.1") for name in changed if "layers.0" in bad)
+    assert not any(
+        name.startswith("model.layers.1") for name in changed if "layers.0" in bad
+    )
     engine.load(weights, 2)
     assert difference(engine, expected) < 1e-3
 
@@ -367,7 +469,10 @@ def test_an_engine_over_two_processes_is_the_same_engine(
         assert sync(2, wrong) == {"shared_tensor": size, "gloo": size}
         engine.move(FULL)
         assert difference(engine, expected) > 0.1
-        with pytest.raises(WeightSyncError, match="engines over several accelerators may have no weights"):
+        with pytest.raises(
+            WeightSyncError,
+            match="engines over several accelerators may have no weights",
+        ):
             sync(3, weights, fails_at=15)
         assert engine.version is None
         sync(4, weights)
@@ -386,7 +491,8 @@ def test_an_engine_over_two_processes_is_the_same_engine(
 
         engine._vllm.collective_rpc(fails_once)
         with pytest.raises(
-            WeightSyncError, match=r"rank 0 part 1: version 5 could not be loaded.*no memory(.|\n)*rank 0;"
+            WeightSyncError,
+            match=r"rank 0 part 1: version 5 could not be loaded.*no memory(.|\n)*rank 0;",
         ):
             sync(5, wrong)
         assert engine.version is None
@@ -396,7 +502,9 @@ def test_an_engine_over_two_processes_is_the_same_engine(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_experts_are_shared_by_an_engine_over_two_processes(build: Build, tmp_path: Path) -> None:
+def test_experts_are_shared_by_an_engine_over_two_processes(
+    build: Build, tmp_path: Path
+) -> None:
     """The actor sends all experts of a layer in one, vLLM takes each by itself, and packs them anew each time."""
     folder = tiny_model(tmp_path, "qwen3_moe")
     model = plain(folder)
@@ -404,7 +512,10 @@ def test_experts_are_shared_by_an_engine_over_two_processes(build: Build, tmp_pa
     engine = build(Ledger(), tensor_parallel=2, model=folder)
     engine.move(FULL)
     with syncs_to(engine) as sync:
-        for version, load in ((2, sync), (4, lambda version, weights: engine.load(weights, version))):
+        for version, load in (
+            (2, sync),
+            (4, lambda version, weights: engine.load(weights, version)),
+        ):
             sync(version - 1, {name: 2 * weight for name, weight in weights.items()})
             assert difference(engine, expected) > 0.1
             load(version, weights)
@@ -414,14 +525,22 @@ def test_experts_are_shared_by_an_engine_over_two_processes(build: Build, tmp_pa
 @contextlib.contextmanager
 def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
     """From two actor ranks past the host: the first shares with one process of the engine, the other is in a group."""
-    mixture = Mixture(actors=2, hosts=(0, None), parts=(2,), bucket_bytes=20_000, window_bytes=50_000)
-    channel = LocalChannel(ChannelSpec(name="weights", capacity_items=64, timeout_s=20.0))
+    mixture = Mixture(
+        actors=2, hosts=(0, None), parts=(2,), bucket_bytes=20_000, window_bytes=50_000
+    )
+    channel = LocalChannel(
+        ChannelSpec(name="weights", capacity_items=64, timeout_s=20.0)
+    )
     store, point = serve()
-    senders = [mixture.sender(channel, rank, point, None) for rank in range(mixture.actors)]
+    senders = [
+        mixture.sender(channel, rank, point, None) for rank in range(mixture.actors)
+    ]
     receiver = CutReceiver(channel, 0, load=engine.load_from)
     failing = senders[1]._device._member
 
-    def sync(version: int, weights: Mapping[str, Tensor], fails_at: int | None = None) -> Mapping[str, int]:
+    def sync(
+        version: int, weights: Mapping[str, Tensor], fails_at: int | None = None
+    ) -> Mapping[str, int]:
         calls, broadcast = itertools.count(), failing.broadcast
 
         def broken(*arguments: Any) -> None:
@@ -432,7 +551,9 @@ def syncs_to(engine: VllmEngine) -> Iterator[Callable[..., Mapping[str, int]]]:
         with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(2) as threads:
             patched.setattr(failing, "broadcast", broken)
             pushes = [
-                threads.submit(sender.push, version, held_by(rank, mixture.actors, {**weights}))
+                threads.submit(
+                    sender.push, version, held_by(rank, mixture.actors, {**weights})
+                )
                 for rank, sender in enumerate(senders)
             ]
             with receiver.pull(version) as received:
@@ -466,16 +587,25 @@ def test_a_sync_into_an_engine_over_two_processes_holds_two_buckets_beside_the_m
     """
     folder = tiny_model(tmp_path, "llama", **LARGE)
     stored = load_file(folder / "model.safetensors")
-    weights = {name: weight.clone() for name, weight in stored.items()}  # in memory, not in files
-    monkeypatch.setattr(vllm_loading, "in_buckets", partial(in_buckets, size_bytes=BUCKET))
+    weights = {
+        name: weight.clone() for name, weight in stored.items()
+    }  # in memory, not in files
+    monkeypatch.setattr(
+        vllm_loading, "in_buckets", partial(in_buckets, size_bytes=BUCKET)
+    )
     engine = build(Device(), tensor_parallel=2, model=folder)
     engine.move(FULL)
     engine.load(weights, 1)
     with Peak() as peak:
         engine.load(weights, 2)
-    size, largest = sum(weight.nbytes for weight in weights.values()), max(weight.nbytes for weight in weights.values())
+    size, largest = (
+        sum(weight.nbytes for weight in weights.values()),
+        max(weight.nbytes for weight in weights.values()),
+    )
     on_the_way, all_of_it = peak.shared_bytes, peak.all_bytes
-    print(f"above {size >> 20} MiB of weights: {on_the_way >> 10} KiB on their way, {all_of_it >> 10} KiB in all")
+    print(
+        f"above {size >> 20} MiB of weights: {on_the_way >> 10} KiB on their way, {all_of_it >> 10} KiB in all"
+    )
     assert largest <= BUCKET < on_the_way <= 2 * BUCKET
     assert all_of_it < size / 2
 
@@ -487,7 +617,9 @@ class Peak:
 
     def __enter__(self) -> Peak:
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        self._files = [Path(f"/proc/{process.pid}/smaps_rollup") for process in processes]
+        self._files = [
+            Path(f"/proc/{process.pid}/smaps_rollup") for process in processes
+        ]
         self._before, self._over = self._held(), threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -505,8 +637,13 @@ class Peak:
 
     def _held(self) -> tuple[int, int]:
         """Bytes in shared memory, and of every kind; a page that several processes have counts once."""
-        found = [dict(line.split()[:2] for line in file.read_text().splitlines()[1:]) for file in self._files]
-        return sum(int(of["Pss_Shmem:"]) << 10 for of in found), sum(int(of["Pss:"]) << 10 for of in found)
+        found = [
+            dict(line.split()[:2] for line in file.read_text().splitlines()[1:])
+            for file in self._files
+        ]
+        return sum(int(of["Pss_Shmem:"]) << 10 for of in found), sum(
+            int(of["Pss:"]) << 10 for of in found
+        )
 
 
 @pytest.mark.gpu

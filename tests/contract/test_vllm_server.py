@@ -50,7 +50,12 @@ from tests.tiny_lm import Kind, request_of, tiny_model
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ENGINE = "rlplace.workers.engines.vllm_server:VllmServer"
-VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @contextlib.contextmanager
@@ -59,12 +64,40 @@ def served(folder: Path, log: Path, *more: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", port, *more]
-    words += ["--host", "127.0.0.1", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-    words += ["--max-model-len", 128, "--dtype", "float32", "--enforce-eager", "--max-num-seqs", SLOTS]
+    words = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        folder,
+        "--port",
+        port,
+        *more,
+    ]
+    words += [
+        "--host",
+        "127.0.0.1",
+        "--enable-scale-out",
+        "--logprobs-mode",
+        "processed_logprobs",
+    ]
+    words += [
+        "--max-model-len",
+        128,
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-num-seqs",
+        SLOTS,
+    ]
     words += ["--max-num-batched-tokens", 256, "--kv-cache-memory-bytes", 16 << 20]
     variables = {**os.environ, **VARIABLES, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with log.open("w") as out, subprocess.Popen(map(str, words), env=variables, stdout=out, stderr=out) as process:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            map(str, words), env=variables, stdout=out, stderr=out
+        ) as process,
+    ):
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -85,7 +118,12 @@ class ServerBench(Bench):
     def _build(self, settings: EngineSettings) -> Any:
         folder = str(self._folder.parent / "sent")
         return VllmServer(
-            settings, device=self.device, owner="rollout rank 0", url=self.url, folder=folder, start_s=120
+            settings,
+            device=self.device,
+            owner="rollout rank 0",
+            url=self.url,
+            folder=folder,
+            start_s=120,
         )
 
 
@@ -101,10 +139,25 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerBench]:
 def test_a_run_learns_by_a_server(bench: ServerBench, tmp_path: Path) -> None:
     bench.close()
     model = tiny_model(tmp_path / "model", "qwen3")
-    asked = ("runner.total_iterations=3", "actor.sync.verify=logprobs", "actor.sync.verify_every=1")
-    where = (f"+rollout.engine_args.url={bench.url}", f"+rollout.engine_args.folder={tmp_path / 'sent'}")
+    asked = (
+        "runner.total_iterations=3",
+        "actor.sync.verify=logprobs",
+        "actor.sync.verify_every=1",
+    )
+    where = (
+        f"+rollout.engine_args.url={bench.url}",
+        f"+rollout.engine_args.folder={tmp_path / 'sent'}",
+    )
     placed = ("cluster.component_placement.rollout=cpu", "rollout.step_sequences=6")
-    done = train("hybrid_grpo_llm", tmp_path / "runs", *INLINE, *tiny(model, ENGINE), *asked, *where, *placed)
+    done = train(
+        "hybrid_grpo_llm",
+        tmp_path / "runs",
+        *INLINE,
+        *tiny(model, ENGINE),
+        *asked,
+        *where,
+        *placed,
+    )
     assert done.code == 0, done.err
     lines = done.metrics()
     assert len({line["actor/reward"] for line in lines}) > 1
@@ -126,10 +179,23 @@ def test_a_load_between_the_tokens_of_an_answer_keeps_them(bench: ServerBench) -
         answers += run(engine)
         assert len(answers) == SLOTS
         for answer in answers:
-            prompt, tokens, at = asked.tokens.tolist(), answer.tokens.tolist(), int((answer.versions == old).sum())
+            prompt, tokens, at = (
+                asked.tokens.tolist(),
+                answer.tokens.tolist(),
+                int((answer.versions == old).sum()),
+            )
             assert answer.versions.tolist() == [old] * at + [new] * (50 - at)
-            expected = [bench.logprobs(version, prompt, tokens, PLAIN).numpy() for version in (old, new)]
-            assert np.abs(answer.logprobs - np.concatenate([expected[0][:at], expected[1][at:]])).max() < CLOSE
+            expected = [
+                bench.logprobs(version, prompt, tokens, PLAIN).numpy()
+                for version in (old, new)
+            ]
+            assert (
+                np.abs(
+                    answer.logprobs
+                    - np.concatenate([expected[0][:at], expected[1][at:]])
+                ).max()
+                < CLOSE
+            )
             mixed += 0 < at < 50
         if mixed:
             return

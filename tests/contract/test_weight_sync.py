@@ -40,11 +40,26 @@ from rlplace.comm.weights.shards import Layout, assemble
 from rlplace.errors import ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import BUCKET_BYTES, Delivery, Transport
 from rlplace.placement.memory.formulas import stream_buckets
-from tests.contract.weight_ends import PATIENCE_S, Weights, assert_equal_to_the_bit, held_by, shards_of
+from tests.contract.weight_ends import (
+    PATIENCE_S,
+    Weights,
+    assert_equal_to_the_bit,
+    held_by,
+    shards_of,
+)
 
 
 def channel_of(**fields: Any) -> LocalChannel:
-    return LocalChannel(ChannelSpec(**{"name": "weights", "capacity_items": 10_000, "timeout_s": PATIENCE_S, **fields}))
+    return LocalChannel(
+        ChannelSpec(
+            **{
+                "name": "weights",
+                "capacity_items": 10_000,
+                "timeout_s": PATIENCE_S,
+                **fields,
+            }
+        )
+    )
 
 
 def weights(seed: int = 0) -> Weights:
@@ -55,7 +70,9 @@ def weights(seed: int = 0) -> Weights:
         "head": table,  # tied: it travels once and arrives under both names
         "half": torch.randn(5).half(),
         "linear.weight": torch.randn(8, 4).T,
-        "linear.bias": torch.nn.Parameter(torch.tensor([float("nan"), -0.0, float("inf")])),
+        "linear.bias": torch.nn.Parameter(
+            torch.tensor([float("nan"), -0.0, float("inf")])
+        ),
         "scale": torch.tensor(2.5, dtype=torch.float64),
         "steps": torch.tensor([2**62], dtype=torch.int64),
         "mask": torch.tensor([True, False, True]),
@@ -69,8 +86,14 @@ class Far:
     """A channel of this node as an actor rank of another node has it."""
 
     def __init__(self, folder: Path, keys: Keys, **fields: Any) -> None:
-        spec = ChannelSpec(name="weights", capacity_items=2, timeout_s=PATIENCE_S, **fields)
-        self.near, self.keys, self.folder = SharedChannel.create(folder, spec), keys, folder
+        spec = ChannelSpec(
+            name="weights", capacity_items=2, timeout_s=PATIENCE_S, **fields
+        )
+        self.near, self.keys, self.folder = (
+            SharedChannel.create(folder, spec),
+            keys,
+            folder,
+        )
         self._server = ChannelServer(host="127.0.0.1", keys=keys)
         self._server.add("weights", self.near)
         self.endpoint = self._server.start()
@@ -92,26 +115,46 @@ class Ends:
     """All ranks of a sync in this process, over one channel. Each sender has a thread: a stream waits for readers."""
 
     def __init__(
-        self, ranks: int, deliveries: Sequence[Delivery], folder: Path | None, far: Far | None, **rules: Any
+        self,
+        ranks: int,
+        deliveries: Sequence[Delivery],
+        folder: Path | None,
+        far: Far | None,
+        **rules: Any,
     ) -> None:
         self.ranks, self.far = ranks, far
         self.channel: Channel = far.near if far else channel_of()
         rules |= {"deliveries": deliveries, "folder": folder}
         sending = [far.end() if far else self.channel for _ in range(ranks)]
         named = [end.named(f"actor rank {rank}") for rank, end in enumerate(sending)]
-        self.senders = [WeightSender(end, rank=rank, **rules) for rank, end in enumerate(named)]
+        self.senders = [
+            WeightSender(end, rank=rank, **rules) for rank, end in enumerate(named)
+        ]
         self._threads = [ThreadPoolExecutor(1) for _ in range(ranks)]
         readers = [reader for delivery in deliveries for reader in delivery.readers]
-        self.receivers = {r: CopyReceiver(self.channel.named(f"rollout rank {r}"), r, folder=folder) for r in readers}
+        self.receivers = {
+            r: CopyReceiver(self.channel.named(f"rollout rank {r}"), r, folder=folder)
+            for r in readers
+        }
 
     def push(
-        self, version: int, tensors: Weights, *, partial: bool = False, dtype: str | None = None
+        self,
+        version: int,
+        tensors: Weights,
+        *,
+        partial: bool = False,
+        dtype: str | None = None,
     ) -> list[Future[dict[str, int]]]:
         """Begin to push; what is not streamed is there on return."""
         pushes = []
-        for rank, (thread, sender) in enumerate(zip(self._threads, self.senders, strict=True)):
+        for rank, (thread, sender) in enumerate(
+            zip(self._threads, self.senders, strict=True)
+        ):
             shards = held_by(rank, self.ranks, tensors)
-            shards = tuple(dataclasses.replace(shard, dtype=dtype or shard.dtype) for shard in shards)
+            shards = tuple(
+                dataclasses.replace(shard, dtype=dtype or shard.dtype)
+                for shard in shards
+            )
             pushes.append(thread.submit(sender.push, version, shards, partial=partial))
         if self.far is None:
             for push in pushes:
@@ -130,7 +173,9 @@ class Ends:
         for rank, receiver in self.receivers.items():
             with receiver.pull(version) as received:
                 assert received.version == version
-                loaded[rank] = {name: tensor.clone() for name, tensor in received.tensors.items()}
+                loaded[rank] = {
+                    name: tensor.clone() for name, tensor in received.tensors.items()
+                }
         return loaded
 
 
@@ -143,16 +188,35 @@ class Case:
 
 
 CASES = {
-    "own memory, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,)),), shared=False),
-    "own memory, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0,)), Delivery(readers=(1,))), shared=False),
-    "one node, 1 to 1": Case(ranks=1, deliveries=(Delivery(readers=(0,), near=(0,)),), shared=True),
-    "one node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(0, 1), near=(0, 1, 2)),), shared=True),
-    "one node, 2 to 4": Case(ranks=2, deliveries=(Delivery(readers=(0, 1, 2, 3), near=(0, 1)),), shared=True),
-    "another node, 3 to 2": Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True),
-    "half of them near, 4 to 3": Case(ranks=4, deliveries=(Delivery(readers=(0, 1, 2), near=(1, 3)),), shared=True),
+    "own memory, 1 to 1": Case(
+        ranks=1, deliveries=(Delivery(readers=(0,)),), shared=False
+    ),
+    "own memory, 3 to 2": Case(
+        ranks=3,
+        deliveries=(Delivery(readers=(0,)), Delivery(readers=(1,))),
+        shared=False,
+    ),
+    "one node, 1 to 1": Case(
+        ranks=1, deliveries=(Delivery(readers=(0,), near=(0,)),), shared=True
+    ),
+    "one node, 3 to 2": Case(
+        ranks=3, deliveries=(Delivery(readers=(0, 1), near=(0, 1, 2)),), shared=True
+    ),
+    "one node, 2 to 4": Case(
+        ranks=2, deliveries=(Delivery(readers=(0, 1, 2, 3), near=(0, 1)),), shared=True
+    ),
+    "another node, 3 to 2": Case(
+        ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True
+    ),
+    "half of them near, 4 to 3": Case(
+        ranks=4, deliveries=(Delivery(readers=(0, 1, 2), near=(1, 3)),), shared=True
+    ),
 }
 FAR = Case(ranks=3, deliveries=(Delivery(readers=(4, 7)),), shared=True)
-CASES |= {f"streams, {keys.__name__}": dataclasses.replace(FAR, keys=keys) for keys in (JobKeys, JobPassword)}
+CASES |= {
+    f"streams, {keys.__name__}": dataclasses.replace(FAR, keys=keys)
+    for keys in (JobKeys, JobPassword)
+}
 OpenEnds = Callable[..., Ends]
 
 
@@ -171,7 +235,13 @@ def open_ends(tmp_path: Path) -> Iterator[OpenEnds]:
                 far = Far(tmp_path, case.keys.create())
                 opened.callback(far.close)
             folder = tmp_path if case.shared else None
-            ends = Ends(case.ranks, case.deliveries, folder, far, **{"bucket_bytes": 999, **rules})
+            ends = Ends(
+                case.ranks,
+                case.deliveries,
+                folder,
+                far,
+                **{"bucket_bytes": 999, **rules},
+            )
             opened.callback(ends.close)
             return ends
 
@@ -187,8 +257,14 @@ def total(pushes: Iterable[Future[dict[str, int]]]) -> int:
 
 
 @pytest.mark.parametrize("bucket_bytes", [7, 16 << 20])
-def test_every_dtype_arrives_equal_to_the_bit(case: Case, bucket_bytes: int, open_ends: OpenEnds) -> None:
-    sent = {name: tensor for name, tensor in weights().items() if bucket_bytes > 7 or name != "large"}
+def test_every_dtype_arrives_equal_to_the_bit(
+    case: Case, bucket_bytes: int, open_ends: OpenEnds
+) -> None:
+    sent = {
+        name: tensor
+        for name, tensor in weights().items()
+        if bucket_bytes > 7 or name != "large"
+    }
     ends = open_ends(case, bucket_bytes=bucket_bytes)
     pushes = ends.push(1, sent)
     for loaded in ends.pull(1).values():
@@ -201,7 +277,13 @@ def test_every_dtype_arrives_equal_to_the_bit(case: Case, bucket_bytes: int, ope
 def test_version_after_version_arrives(case: Case, open_ends: OpenEnds) -> None:
     ends = open_ends(case, verify_every=2)
     lead, *_ = ends.receivers.values()
-    for version, sent in ((1, weights(1)), (2, weights(2)), (5, {}), (6, weights(6)), (40, weights(40))):
+    for version, sent in (
+        (1, weights(1)),
+        (2, weights(2)),
+        (5, {}),
+        (6, weights(6)),
+        (40, weights(40)),
+    ):
         assert not lead.announced()
         ends.push(version, sent)
         until = time.monotonic() + PATIENCE_S
@@ -212,7 +294,9 @@ def test_version_after_version_arrives(case: Case, open_ends: OpenEnds) -> None:
             assert_equal_to_the_bit(loaded, sent)
 
 
-def test_the_sender_converts_to_the_type_that_travels(case: Case, open_ends: OpenEnds) -> None:
+def test_the_sender_converts_to_the_type_that_travels(
+    case: Case, open_ends: OpenEnds
+) -> None:
     master = torch.randn(40, 30)
     ends = open_ends(case)
     pushes = ends.push(1, {"w": master}, dtype="bfloat16")
@@ -221,7 +305,9 @@ def test_the_sender_converts_to_the_type_that_travels(case: Case, open_ends: Ope
     assert total(pushes) == master.numel() * 2 * len(case.deliveries)
 
 
-def test_some_of_the_weights_may_follow_all_of_them(case: Case, open_ends: OpenEnds) -> None:
+def test_some_of_the_weights_may_follow_all_of_them(
+    case: Case, open_ends: OpenEnds
+) -> None:
     ends = open_ends(case)
     ends.push(1, weights(1))
     ends.pull(1)
@@ -260,12 +346,22 @@ def test_another_version_is_an_error_that_names_both_and_the_next_pull_is_clean(
         assert_equal_to_the_bit(loaded, weights(8))
 
 
-def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tmp_path: Path) -> None:
+def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(
+    tmp_path: Path,
+) -> None:
     deliveries, small = [Delivery(readers=(0, 1))], channel_of(capacity_items=2)
-    sender = WeightSender(small, deliveries=deliveries, folder=tmp_path, bucket_bytes=30_000)
-    lead, other = CopyReceiver(small, 0, folder=tmp_path), CopyReceiver(small, 1, folder=tmp_path)
+    sender = WeightSender(
+        small, deliveries=deliveries, folder=tmp_path, bucket_bytes=30_000
+    )
+    lead, other = (
+        CopyReceiver(small, 0, folder=tmp_path),
+        CopyReceiver(small, 1, folder=tmp_path),
+    )
     with ThreadPoolExecutor(1) as thread:
-        pushes = [thread.submit(sender.push, version, shards_of(weights(version))) for version in (1, 2)]
+        pushes = [
+            thread.submit(sender.push, version, shards_of(weights(version)))
+            for version in (1, 2)
+        ]
         for version in (1, 2):
             for receiver in (lead, other):
                 with receiver.pull(version) as received:
@@ -274,11 +370,16 @@ def test_a_lead_that_waits_for_credit_takes_in_what_is_streamed_to_it_already(tm
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_versions_only_go_up_and_what_readers_hold_stays(case: Case, again: int, open_ends: OpenEnds) -> None:
+def test_versions_only_go_up_and_what_readers_hold_stays(
+    case: Case, again: int, open_ends: OpenEnds
+) -> None:
     ends = open_ends(case)
     ends.push(2, weights(2))
     held = [receiver.pull(2) for receiver in ends.receivers.values()]
-    with pytest.raises(WeightSyncError, match=f"actor rank 0: version {again} was pushed after version 2") as caught:
+    with pytest.raises(
+        WeightSyncError,
+        match=f"actor rank 0: version {again} was pushed after version 2",
+    ) as caught:
         total(ends.push(again, weights(again + 10)))
     assert caught.value.code == "version-mismatch"
     for received in held:
@@ -289,7 +390,9 @@ def test_versions_only_go_up_and_what_readers_hold_stays(case: Case, again: int,
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_version_that_comes_after_its_deadline_is_dropped(case: Case, open_ends: OpenEnds) -> None:
+def test_a_version_that_comes_after_its_deadline_is_dropped(
+    case: Case, open_ends: OpenEnds
+) -> None:
     ends = open_ends(case)
     for receiver in ends.receivers.values():
         with pytest.raises((WeightSyncError, ChannelTimeout)):
@@ -300,7 +403,9 @@ def test_a_version_that_comes_after_its_deadline_is_dropped(case: Case, open_end
         assert_equal_to_the_bit(loaded, weights(2))
 
 
-def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEnds, tmp_path: Path) -> None:
+def test_damaged_shared_memory_is_noticed_where_sums_are_taken(
+    open_ends: OpenEnds, tmp_path: Path
+) -> None:
     ends = open_ends(CASES["one node, 3 to 2"], verify_every=1)
     ends.push(4, weights())
     (file,) = tmp_path.glob("*.buffer")
@@ -310,7 +415,10 @@ def test_damaged_shared_memory_is_noticed_where_sums_are_taken(open_ends: OpenEn
             receiver.pull(4)
         assert caught.value.code == "checksum-mismatch"
         assert "what actor rank 2 wrote of version 4 is damaged" in str(caught.value)
-        assert "without version 4 now: rollout ranks 0, 1; the weights in use are unchanged" in str(caught.value)
+        assert (
+            "without version 4 now: rollout ranks 0, 1; the weights in use are unchanged"
+            in str(caught.value)
+        )
 
 
 def spoil(file: Path, version: int) -> None:
@@ -326,12 +434,23 @@ def spoil(file: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.5])
-def test_a_copy_for_another_node_is_never_in_memory_beside_what_is_on_its_way(tmp_path: Path, delta: float) -> None:
+def test_a_copy_for_another_node_is_never_in_memory_beside_what_is_on_its_way(
+    tmp_path: Path, delta: float
+) -> None:
     """Two buckets in the channel, one that is filled, one that is taken; to send changes, the last version is kept."""
     size, bucket = 8 << 20, 128 << 10
-    channel, sent = channel_of(capacity_items=2), shards_of({"w": torch.randn(size // 4)})
+    channel, sent = (
+        channel_of(capacity_items=2),
+        shards_of({"w": torch.randn(size // 4)}),
+    )
     deliveries = [Delivery(readers=(0,))]
-    sender = WeightSender(channel, deliveries=deliveries, folder=tmp_path, bucket_bytes=bucket, delta_share=delta)
+    sender = WeightSender(
+        channel,
+        deliveries=deliveries,
+        folder=tmp_path,
+        bucket_bytes=bucket,
+        delta_share=delta,
+    )
     receiver = CopyReceiver(channel, 0, folder=tmp_path)  # the copy itself is in a file
     tracemalloc.start()  # once: what was kept of one version is there in the next
     with ThreadPoolExecutor(1) as pushing:
@@ -399,12 +518,20 @@ class OwnMemory:
         return int(status.partition("RssAnon:")[2].split()[0]) << 10
 
 
-def push_and_measure(fars: Sequence[tuple[str, Keys]], folder: Path, size: int, results: Any) -> None:
+def push_and_measure(
+    fars: Sequence[tuple[str, Keys]], folder: Path, size: int, results: Any
+) -> None:
     """Actor rank 0 in a process of its own."""
     sent = held_by(0, 1, {"w": torch.ones(size // 4)})
     for endpoint, keys in fars:
-        channel = RemoteChannel(Connection(endpoint, keys), ChannelSpec(name="weights", capacity_items=2))
-        sender = WeightSender(channel.named("actor rank 0"), deliveries=(Delivery(readers=(4,)),), folder=folder)
+        channel = RemoteChannel(
+            Connection(endpoint, keys), ChannelSpec(name="weights", capacity_items=2)
+        )
+        sender = WeightSender(
+            channel.named("actor rank 0"),
+            deliveries=(Delivery(readers=(4,)),),
+            folder=folder,
+        )
         with OwnMemory() as memory:
             sender.push(1, sent)
         results.put(memory.grown)
@@ -421,7 +548,12 @@ def test_each_end_of_a_stream_holds_what_the_ledger_counts(tmp_path: Path) -> No
             opened.callback(fars[-1].close)
         spawning = multiprocessing.get_context("spawn")
         results = spawning.Queue()
-        arguments = ([(far.endpoint, far.keys) for far in fars], tmp_path, size, results)
+        arguments = (
+            [(far.endpoint, far.keys) for far in fars],
+            tmp_path,
+            size,
+            results,
+        )
         actor = spawning.Process(target=push_and_measure, args=arguments)
         actor.start()
         for far in fars:
@@ -430,8 +562,12 @@ def test_each_end_of_a_stream_holds_what_the_ledger_counts(tmp_path: Path) -> No
             with OwnMemory() as memory:
                 receiver.pull(1).release()
             encrypted = isinstance(far.keys, JobKeys)
-            assert memory.grown < 1.1 * stream_buckets(size, sent=False, encrypted=encrypted)
-            assert results.get(timeout=PATIENCE_S) < 1.1 * stream_buckets(size, sent=True)
+            assert memory.grown < 1.1 * stream_buckets(
+                size, sent=False, encrypted=encrypted
+            )
+            assert results.get(timeout=PATIENCE_S) < 1.1 * stream_buckets(
+                size, sent=True
+            )
             receiver.close()
         actor.join(PATIENCE_S)
         assert actor.exitcode == 0
@@ -439,8 +575,14 @@ def test_each_end_of_a_stream_holds_what_the_ledger_counts(tmp_path: Path) -> No
 
 def push_and_die(endpoint: str, keys: Keys, folder: Path) -> None:
     """Actor rank 1 in a process of its own, which is killed while it makes a bucket."""
-    channel = RemoteChannel(Connection(endpoint, keys), ChannelSpec(name="weights", capacity_items=2))
-    rules: dict[str, Any] = {"deliveries": FAR.deliveries, "folder": folder, "bucket_bytes": 999}
+    channel = RemoteChannel(
+        Connection(endpoint, keys), ChannelSpec(name="weights", capacity_items=2)
+    )
+    rules: dict[str, Any] = {
+        "deliveries": FAR.deliveries,
+        "folder": folder,
+        "bucket_bytes": 999,
+    }
     written, write = itertools.count(), host_sync.write_piece
 
     def write_or_die(*piece: Any) -> None:
@@ -453,23 +595,32 @@ def push_and_die(endpoint: str, keys: Keys, folder: Path) -> None:
     sender.push(2, held_by(1, FAR.ranks, weights(2)))
 
 
-def test_a_sender_that_dies_is_named_at_once_and_the_old_version_stays(open_ends: OpenEnds, tmp_path: Path) -> None:
+def test_a_sender_that_dies_is_named_at_once_and_the_old_version_stays(
+    open_ends: OpenEnds, tmp_path: Path
+) -> None:
     ends = open_ends(CASES["streams, JobKeys"])
     ends.push(1, weights(1))
     lead, other = (receiver.pull(1) for receiver in ends.receivers.values())
     other.release()
     assert ends.far is not None
     arguments = (ends.far.endpoint, ends.far.keys, tmp_path)
-    actor = multiprocessing.get_context("spawn").Process(target=push_and_die, args=arguments)
+    actor = multiprocessing.get_context("spawn").Process(
+        target=push_and_die, args=arguments
+    )
     actor.start()
     with ThreadPoolExecutor() as threads:
         for rank in (0, 2):
-            threads.submit(ends.senders[rank].push, 2, held_by(rank, FAR.ranks, weights(2)))
+            threads.submit(
+                ends.senders[rank].push, 2, held_by(rank, FAR.ranks, weights(2))
+            )
         with pytest.raises(WeightSyncError) as caught:
             ends.receivers[4].pull(2)
         assert "version 2 was not written by actor rank 1" in str(caught.value)
         assert "no connection to tcp://127.0.0.1:" in str(caught.value)
-        assert "without version 2 now: rollout ranks 4, 7; the weights in use are unchanged" in str(caught.value)
+        assert (
+            "without version 2 now: rollout ranks 4, 7; the weights in use are unchanged"
+            in str(caught.value)
+        )
         assert_equal_to_the_bit(lead.tensors, weights(1))
         lead.release()
         for receiver in ends.receivers.values():  # as the run does before it goes on
@@ -491,14 +642,20 @@ def test_a_sender_that_is_gone_after_its_push_was_given_up_stops_no_later_pull(
 
     monkeypatch.setattr(host_sync, "write_piece", write_or_fail)
     with ThreadPoolExecutor() as threads:
-        failing = threads.submit(ends.senders[0].push, 1, held_by(0, FAR.ranks, weights(1)))
-        with pytest.raises(WeightSyncError, match="version 1 was not written by actor ranks 0, 1, 2"):
+        failing = threads.submit(
+            ends.senders[0].push, 1, held_by(0, FAR.ranks, weights(1))
+        )
+        with pytest.raises(
+            WeightSyncError, match="version 1 was not written by actor ranks 0, 1, 2"
+        ):
             ends.receivers[4].pull(1, timeout_s=1.0)
         with pytest.raises(ArithmeticError):
             failing.result(PATIENCE_S)
     monkeypatch.setattr(host_sync, "write_piece", write)
     monkeypatch.setattr(stream, "LOST_S", 0.1)
-    with pytest.raises(WeightSyncError, match="version 2 was not written by actor ranks 0, 1, 2"):
+    with pytest.raises(
+        WeightSyncError, match="version 2 was not written by actor ranks 0, 1, 2"
+    ):
         ends.receivers[4].pull(2, timeout_s=1.0)
     assert not ends.receivers[4]._takers
 
@@ -509,8 +666,9 @@ def test_a_reader_that_does_not_come_is_named(open_ends: OpenEnds) -> None:
     sender._channel.spec = dataclasses.replace(sender._channel.spec, timeout_s=0.5)
     with pytest.raises(ChannelTimeout) as caught:
         sender.push(1, held_by(0, FAR.ranks, weights(1)))
-    assert "weights version 1: actor rank 0 streams it to rollout rank 4, which takes no more of it" in str(
-        caught.value
+    assert (
+        "weights version 1: actor rank 0 streams it to rollout rank 4, which takes no more of it"
+        in str(caught.value)
     )
     assert "it asked for nothing for 0.5 s" in str(caught.value)
 
@@ -518,7 +676,9 @@ def test_a_reader_that_does_not_come_is_named(open_ends: OpenEnds) -> None:
 def messages() -> list[Any]:
     """One push of version 5 as it travels between nodes."""
     channel = channel_of()
-    WeightSender(channel, deliveries=[Delivery(readers=(0,))], bucket_bytes=4096).push(5, shards_of(weights()))
+    WeightSender(channel, deliveries=[Delivery(readers=(0,))], bucket_bytes=4096).push(
+        5, shards_of(weights())
+    )
     return [channel.get(key="0") for _ in range(channel.stats().depth_items)]
 
 
@@ -529,7 +689,10 @@ def flip_a_bit(sent: list[Any]) -> Iterable[Any]:
 
 
 def shorten(sent: list[Any]) -> Iterable[Any]:
-    return [*sent[:-1], dataclasses.replace(sent[-1], data=sent[-1].data[:0], checksum=0)]
+    return [
+        *sent[:-1],
+        dataclasses.replace(sent[-1], data=sent[-1].data[:0], checksum=0),
+    ]
 
 
 DAMAGED = "what actor rank 0 wrote of version 5 is damaged"
@@ -540,9 +703,21 @@ DAMAGED = "what actor rank 0 wrote of version 5 is damaged"
     [
         (flip_a_bit, "checksum-mismatch", DAMAGED),
         (shorten, "checksum-mismatch", DAMAGED),
-        (lambda m: [m[0], m[2], m[1], *m[3:]], "incomplete-weights", "expected bucket 0 of version 5"),
-        (lambda m: [m[0], dataclasses.replace(m[1], version=4)], "incomplete-weights", "got bucket 0 of version 4"),
-        (lambda m: m[1:], "incomplete-weights", "expected a push, got bucket 0 of version 5"),
+        (
+            lambda m: [m[0], m[2], m[1], *m[3:]],
+            "incomplete-weights",
+            "expected bucket 0 of version 5",
+        ),
+        (
+            lambda m: [m[0], dataclasses.replace(m[1], version=4)],
+            "incomplete-weights",
+            "got bucket 0 of version 4",
+        ),
+        (
+            lambda m: m[1:],
+            "incomplete-weights",
+            "expected a push, got bucket 0 of version 5",
+        ),
         (lambda m: ["noise"], "incomplete-weights", "got a str"),
     ],
 )
@@ -558,7 +733,9 @@ def test_damage_on_the_way_is_noticed_and_the_next_version_arrives(
     assert caught.value.code == code
     assert what in str(caught.value)
     assert "the weights in use are unchanged" in str(caught.value)
-    WeightSender(channel, deliveries=[Delivery(readers=(0,))]).push(6, shards_of(weights(6)))
+    WeightSender(channel, deliveries=[Delivery(readers=(0,))]).push(
+        6, shards_of(weights(6))
+    )
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
 
 
@@ -567,11 +744,15 @@ def test_a_push_that_stops_half_way_times_out_and_the_next_one_arrives() -> None
     receiver = CopyReceiver(channel, 0)
     for message in sent[:2]:
         channel.put(message, key="0")
-    with pytest.raises(WeightSyncError, match="version 5 was not written by actor rank 0"):
+    with pytest.raises(
+        WeightSyncError, match="version 5 was not written by actor rank 0"
+    ):
         receiver.pull(5, timeout_s=0.01)
     for message in sent[2:]:  # the rest comes late
         channel.put(message, key="0")
-    WeightSender(channel, deliveries=[Delivery(readers=(0,))]).push(6, shards_of(weights(6)))
+    WeightSender(channel, deliveries=[Delivery(readers=(0,))]).push(
+        6, shards_of(weights(6))
+    )
     assert_equal_to_the_bit(receiver.pull(6).tensors, weights(6))
 
 
@@ -586,22 +767,33 @@ def sizes_in_delta_mode(ends: Ends) -> list[int]:
         for loaded in ends.pull(version).values():
             assert_equal_to_the_bit(loaded, now)
         sizes.append(total(pushes))
-        little = {**now, "large": now["large"].index_fill(1, torch.tensor([version]), 3.0)}
+        little = {
+            **now,
+            "large": now["large"].index_fill(1, torch.tensor([version]), 3.0),
+        }
         now = little if version < 2 else weights(9)
     return sizes
 
 
 @pytest.mark.parametrize("way", ["another node, 3 to 2", "streams, JobKeys"])
-def test_between_nodes_only_what_changed_travels_where_it_is_little(way: str, open_ends: OpenEnds) -> None:
-    first, *little, last = sizes_in_delta_mode(open_ends(CASES[way], bucket_bytes=1 << 20, delta_share=0.5))
+def test_between_nodes_only_what_changed_travels_where_it_is_little(
+    way: str, open_ends: OpenEnds
+) -> None:
+    first, *little, last = sizes_in_delta_mode(
+        open_ends(CASES[way], bucket_bytes=1 << 20, delta_share=0.5)
+    )
     assert max(little) < first / 20
     assert last > first * 0.9
     own = open_ends(CASES["own memory, 3 to 2"], delta_share=0.5)
-    assert len(set(sizes_in_delta_mode(own))) == 1, "a reader owns what it got: there is no version to change"
+    assert len(set(sizes_in_delta_mode(own))) == 1, (
+        "a reader owns what it got: there is no version to change"
+    )
 
 
 @pytest.mark.parametrize("way", ["another node, 3 to 2", "streams, JobPassword"])
-def test_changes_to_a_version_that_is_not_here_are_refused(way: str, open_ends: OpenEnds, tmp_path: Path) -> None:
+def test_changes_to_a_version_that_is_not_here_are_refused(
+    way: str, open_ends: OpenEnds, tmp_path: Path
+) -> None:
     ends = open_ends(CASES[way], delta_share=0.5)
     pushes = ends.push(1, weights())
     ends.pull(1)
@@ -610,7 +802,10 @@ def test_changes_to_a_version_that_is_not_here_are_refused(way: str, open_ends: 
         file.unlink()
     stranger = CopyReceiver(ends.channel, 4, folder=tmp_path)
     pushes = ends.push(2, weights())
-    with pytest.raises(WeightSyncError, match="version 2 came as changes to version 1, which is not here") as caught:
+    with pytest.raises(
+        WeightSyncError,
+        match="version 2 came as changes to version 1, which is not here",
+    ) as caught:
         stranger.pull(2)
     stranger.close()  # streams of the other actor ranks have begun
     assert caught.value.code == "incomplete-weights"
@@ -618,7 +813,9 @@ def test_changes_to_a_version_that_is_not_here_are_refused(way: str, open_ends: 
 
 def test_a_copy_of_its_own_ends_with_its_reader() -> None:
     (shard,) = shards_of({"weight": torch.ones(3)})
-    memory = OwnCopy(assemble(Layout.of([shard.spec]), [shard.blocks], Delivery(readers=(0,))))
+    memory = OwnCopy(
+        assemble(Layout.of([shard.spec]), [shard.blocks], Delivery(readers=(0,)))
+    )
     memory.begin(0, 7, deadline_s=0.0)
     memory.finish(0, 7, 0)
     whole = memory.read(0, 7)

@@ -36,15 +36,21 @@ def held_by(rank: int, ranks: int, tensors: Weights) -> tuple[Shard, ...]:
     shards = []
     for whole in shards_of(tensors):
         count = whole.data.numel()
-        blocks = row_blocks(whole.shape, ranks) if whole.shape else replicas(count, ranks)
+        blocks = (
+            row_blocks(whole.shape, ranks) if whole.shape else replicas(count, ranks)
+        )
         mine = whole.data.detach().reshape(-1)[blocks[rank].start : blocks[rank].stop]
         shards.append(dataclasses.replace(whole, blocks=blocks, data=mine))
     return tuple(shards)
 
 
-def assert_equal_to_the_bit(received: Mapping[str, torch.Tensor], sent: Weights) -> None:
+def assert_equal_to_the_bit(
+    received: Mapping[str, torch.Tensor], sent: Weights
+) -> None:
     assert list(received) == list(sent)
     for name, tensor in sent.items():
         got = received[name]
         assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
-        assert tensor_bytes(got.clone()).tobytes() == tensor_bytes(tensor).tobytes(), name
+        assert tensor_bytes(got.clone()).tobytes() == tensor_bytes(tensor).tobytes(), (
+            name
+        )

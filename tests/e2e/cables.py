@@ -42,7 +42,9 @@ def refusal() -> str | None:
 class Cable:
     """Laid, with both ends up. `laid` makes it and takes it away."""
 
-    def __init__(self, namespaces: Sequence[str], mbit_per_s: int, delay_ms: float) -> None:
+    def __init__(
+        self, namespaces: Sequence[str], mbit_per_s: int, delay_ms: float
+    ) -> None:
         self.namespaces = tuple(namespaces)
         self.mbit_per_s = mbit_per_s
         self.delay_ms = delay_ms  # each way
@@ -80,13 +82,37 @@ def laid(mbit_per_s: int, delay_ms: float = 0.0) -> Iterator[Cable]:
 def _shaped(cable: Cable) -> bool:
     """By the kernel; False, with nothing left, where it cannot delay packets. Raises Refused."""
     first, second = cable.namespaces
-    _check("ip", "link", "add", DEVICE, "netns", first, "type", "veth", "peer", "name", DEVICE, "netns", second)
+    _check(
+        "ip",
+        "link",
+        "add",
+        DEVICE,
+        "netns",
+        first,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        DEVICE,
+        "netns",
+        second,
+    )
     rate = f"{cable.mbit_per_s}mbit"
     shape = ["tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
     if cable.delay_ms:
-        shape = ["netem", "delay", f"{cable.delay_ms}ms", "rate", rate, "limit", "20000"]
+        shape = [
+            "netem",
+            "delay",
+            f"{cable.delay_ms}ms",
+            "rate",
+            rate,
+            "limit",
+            "20000",
+        ]
     for namespace in cable.namespaces:
-        made = _run("tc", "-n", namespace, "qdisc", "add", "dev", DEVICE, "root", *shape)
+        made = _run(
+            "tc", "-n", namespace, "qdisc", "add", "dev", DEVICE, "root", *shape
+        )
         if made.returncode and not cable.delay_ms:
             raise Refused(f"the kernel limits no bandwidth: {made.stderr.strip()}")
         if made.returncode:
@@ -99,14 +125,26 @@ def _shaped(cable: Cable) -> bool:
 @contextlib.contextmanager
 def _carried(cable: Cable) -> Iterator[None]:
     """By a process of ours. Raises Refused."""
-    command = [sys.executable, delayed_cable.__file__, *cable.namespaces, str(cable.mbit_per_s), str(cable.delay_ms)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [
+        sys.executable,
+        delayed_cable.__file__,
+        *cable.namespaces,
+        str(cable.mbit_per_s),
+        str(cable.delay_ms),
+    ]
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     with subprocess.Popen(command, text=True, **pipes) as relay:
         try:
             assert relay.stdout is not None
             assert relay.stderr is not None
             if relay.stdout.readline() != "laid\n":
-                raise Refused(f"the kernel has neither netem nor TUN devices: {relay.stderr.read().strip()}")
+                raise Refused(
+                    f"the kernel has neither netem nor TUN devices: {relay.stderr.read().strip()}"
+                )
             for namespace in cable.namespaces:
                 _check("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(MTU))
             cable.made_by = "TUN devices"

@@ -44,20 +44,28 @@ def tunnel(namespace: str) -> int:
     """A new device there, and the descriptor by which its packets come and go; it lives as long as that."""
     enter(namespace)
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+    fcntl.ioctl(
+        device,
+        _TUNSETIFF,
+        struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI),
+    )
     return device
 
 
 class Way:
     """One direction. Packets leave in the order in which they came."""
 
-    def __init__(self, source: int, target: int, *, bytes_per_s: float, delay_s: float) -> None:
+    def __init__(
+        self, source: int, target: int, *, bytes_per_s: float, delay_s: float
+    ) -> None:
         self.source = source
         self._target = target
         self._bytes_per_s = bytes_per_s
         self._delay_s = delay_s
         self._free_at = 0.0  # when all that came before is sent
-        self._travelling: deque[tuple[float, bytes]] = deque()  # (when it arrives, packet)
+        self._travelling: deque[tuple[float, bytes]] = (
+            deque()
+        )  # (when it arrives, packet)
 
     @property
     def due(self) -> float:
@@ -79,7 +87,9 @@ class Way:
     def deliver(self) -> None:
         now = time.monotonic()
         while self.due <= now:
-            with contextlib.suppress(OSError):  # that end is down: lost, as on any cut cable
+            with contextlib.suppress(
+                OSError
+            ):  # that end is down: lost, as on any cut cable
                 os.write(self._target, self._travelling.popleft()[1])
 
 
@@ -88,7 +98,10 @@ def carry(ways: tuple[Way, Way], until: int) -> None:
     while True:
         left_s = min(way.due for way in ways) - time.monotonic()
         readable, _, _ = select.select(
-            [way.source for way in ways] + [until], [], [], None if left_s == float("inf") else max(0.0, left_s)
+            [way.source for way in ways] + [until],
+            [],
+            [],
+            None if left_s == float("inf") else max(0.0, left_s),
         )
         if until in readable:
             return
@@ -103,7 +116,10 @@ def main() -> None:
     bytes_per_s, delay_s = float(sys.argv[3]) * 1e6 / 8, float(sys.argv[4]) / 1e3
     print("laid", flush=True)
     there = Way(first, second, bytes_per_s=bytes_per_s, delay_s=delay_s)
-    carry((there, Way(second, first, bytes_per_s=bytes_per_s, delay_s=delay_s)), sys.stdin.fileno())
+    carry(
+        (there, Way(second, first, bytes_per_s=bytes_per_s, delay_s=delay_s)),
+        sys.stdin.fileno(),
+    )
 
 
 if __name__ == "__main__":

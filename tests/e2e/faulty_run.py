@@ -43,21 +43,50 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
-        recorded = RecordedPolicyActor if job.workers["actor"] is PolicyActor else RecordedLmActor
-        return launched(cluster, dataclasses.replace(job, workers={**job.workers, "actor": recorded}))
+        recorded = (
+            RecordedPolicyActor
+            if job.workers["actor"] is PolicyActor
+            else RecordedLmActor
+        )
+        return launched(
+            cluster,
+            dataclasses.replace(job, workers={**job.workers, "actor": recorded}),
+        )
 
-    def iteration(self: Loop, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        begin([fault for fault in faults if fault[2] == index and fault[0] not in ("env", "rollout")])
+    def iteration(
+        self: Loop, index: int, *, evaluate: bool = False
+    ) -> dict[str, float]:
+        begin(
+            [
+                fault
+                for fault in faults
+                if fault[2] == index and fault[0] not in ("env", "rollout")
+            ]
+        )
         return iterate(self, index, evaluate=evaluate)
 
     def rollout(self: Loop, stage: str, index: int) -> Any:
-        begin([fault for fault in faults if fault[2] == index and fault[0] in ("env", "rollout")])
-        return rolling_out[Overlap if isinstance(self, Overlap) else Loop](self, stage, index)
+        begin(
+            [
+                fault
+                for fault in faults
+                if fault[2] == index and fault[0] in ("env", "rollout")
+            ]
+        )
+        return rolling_out[Overlap if isinstance(self, Overlap) else Loop](
+            self, stage, index
+        )
 
     def begin(due: list[list[Any]]) -> None:
         for name, rank, at, after_s, number in due:
-            faults.remove([name, rank, at, after_s, number])  # once, should the run come here again
-            threading.Thread(target=hurt, args=(clusters[0], name, rank, after_s, number), daemon=True).start()
+            faults.remove(
+                [name, rank, at, after_s, number]
+            )  # once, should the run come here again
+            threading.Thread(
+                target=hurt,
+                args=(clusters[0], name, rank, after_s, number),
+                daemon=True,
+            ).start()
 
     clusters: list[Cluster] = []
     rlplace.run.launch, Loop.iteration = launch, iteration

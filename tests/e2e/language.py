@@ -26,7 +26,12 @@ INLINE = ("cluster.launcher=inline", *placed(*ONE_RANK_EACH["hybrid_grpo_llm"]))
 
 def tiny(folder: Path, engine: str = "transformers") -> tuple[str, ...]:
     """Overrides for the model in `folder`, made by `tests.tiny_lm`."""
-    return ("model@actor.model=tiny", f"actor.model.path={folder}", f"rollout.engine={engine}", *LEARNABLE)
+    return (
+        "model@actor.model=tiny",
+        f"actor.model.path={folder}",
+        f"rollout.engine={engine}",
+        *LEARNABLE,
+    )
 
 
 def seeing(folder: Path, squares: Path) -> tuple[str, ...]:
@@ -50,16 +55,32 @@ def seeing(folder: Path, squares: Path) -> tuple[str, ...]:
 
 
 def in_all_placements(
-    folder: Path, *overrides: str, processes: Collection[str] = tuple(PLACEMENTS), threads: Collection[str] = ()
+    folder: Path,
+    *overrides: str,
+    processes: Collection[str] = tuple(PLACEMENTS),
+    threads: Collection[str] = (),
 ) -> dict[str, Finished]:
     """The same job, same seeds, by config; those among `threads` have one rank each."""
     jobs = {config: placed(*PLACEMENTS[config]) for config in processes}
     jobs |= {config: (INLINE[0], *placed(*ONE_RANK_EACH[config])) for config in threads}
-    return {config: train(config, folder / config, *overrides, *where) for config, where in jobs.items()}
+    return {
+        config: train(config, folder / config, *overrides, *where)
+        for config, where in jobs.items()
+    }
 
 
 def check_alike(runs: dict[str, Finished], *, iterations: int) -> None:
     """The runs of all placements have made the same updates, but for rounding."""
-    for metric in ("actor/reward", "actor/tokens_learned", "actor/entropy", "actor/grad_norm"):
-        first, *others = ([line[metric] for line in run.metrics()][:iterations] for run in runs.values())
-        assert all(other == pytest.approx(first, rel=5e-3, abs=5e-4) for other in others), metric
+    for metric in (
+        "actor/reward",
+        "actor/tokens_learned",
+        "actor/entropy",
+        "actor/grad_norm",
+    ):
+        first, *others = (
+            [line[metric] for line in run.metrics()][:iterations]
+            for run in runs.values()
+        )
+        assert all(
+            other == pytest.approx(first, rel=5e-3, abs=5e-4) for other in others
+        ), metric

@@ -25,9 +25,18 @@ def recorded(file: Path) -> Iterator[None]:
     def receiving(self: LmActor, iteration: int, part: int) -> Any:
         shard, experience = receive(self, iteration, part)
         with open(file, "a", encoding="utf-8") as out:
-            for sample in (s for group in (experience.groups if experience else ()) for s in group):
-                entry = {"version": iteration, "group": sample.group, "sample": sample.sample}
-                arrays = {"tokens": sample.tokens.tolist(), "versions": sample.versions[sample.mask].tolist()}
+            for sample in (
+                s for group in (experience.groups if experience else ()) for s in group
+            ):
+                entry = {
+                    "version": iteration,
+                    "group": sample.group,
+                    "sample": sample.sample,
+                }
+                arrays = {
+                    "tokens": sample.tokens.tolist(),
+                    "versions": sample.versions[sample.mask].tolist(),
+                }
                 out.write(json.dumps(entry | arrays) + "\n")
         return shard, experience
 

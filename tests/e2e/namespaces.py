@@ -26,20 +26,36 @@ class Machines:
 
     def inside(self, machine: int) -> list[str]:
         nobody_else = "RAY_AUTH_MODE=disabled"
-        return ["ip", "netns", "exec", self.cable.namespaces[machine], "env", nobody_else]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.cable.namespaces[machine],
+            "env",
+            nobody_else,
+        ]
 
     def on(self, machine: int, *command: str) -> str:
-        done = subprocess.run([*self.inside(machine), *command], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*self.inside(machine), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
     def received_bytes(self, machine: int) -> int:
         """Over the cable, since it was laid."""
-        return int(self.on(machine, "cat", f"/sys/class/net/{DEVICE}/statistics/rx_bytes"))
+        return int(
+            self.on(machine, "cat", f"/sys/class/net/{DEVICE}/statistics/rx_bytes")
+        )
 
 
 @contextlib.contextmanager
-def machines_with_ray(mbit_per_s: int, delay_ms: float = 0.0) -> Iterator[tuple[Machines, str]]:
+def machines_with_ray(
+    mbit_per_s: int, delay_ms: float = 0.0
+) -> Iterator[tuple[Machines, str]]:
     """Both of a cable of so much each way, with a Ray of both; its address. Ends all that they started.
 
     Skips the test where this machine refuses what `cables` needs.
@@ -50,7 +66,10 @@ def machines_with_ray(mbit_per_s: int, delay_ms: float = 0.0) -> Iterator[tuple[
         except cables.Refused as why:
             pytest.skip(str(why))
         address = f"{cables.ADDRESSES[0]}:6379"
-        roles = ["--head", "--port=6379", "--include-dashboard=false"], [f"--address={address}"]
+        roles = (
+            ["--head", "--port=6379", "--include-dashboard=false"],
+            [f"--address={address}"],
+        )
         for machine, options in enumerate(roles):
             stack.callback(_end, _start(two, machine, options))
             _wait(two, address, nodes=machine + 1)
@@ -66,11 +85,21 @@ def _end(node: subprocess.Popen[bytes]) -> None:
         node.wait()
 
 
-def _start(two: Machines, machine: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    command = [str(RAY), "start", "--block", "--num-cpus=1", f"--node-ip-address={cables.ADDRESSES[machine]}"]
+def _start(
+    two: Machines, machine: int, options: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    command = [
+        str(RAY),
+        "start",
+        "--block",
+        "--num-cpus=1",
+        f"--node-ip-address={cables.ADDRESSES[machine]}",
+    ]
     command += ["--disable-usage-stats", "--object-store-memory=100000000", *options]
     silent = subprocess.DEVNULL
-    return subprocess.Popen([*two.inside(machine), *command], stdin=silent, stdout=silent, stderr=silent)
+    return subprocess.Popen(
+        [*two.inside(machine), *command], stdin=silent, stdout=silent, stderr=silent
+    )
 
 
 _COUNT = """

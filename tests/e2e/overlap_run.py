@@ -52,7 +52,9 @@ class Witnessed:
         return [sample for learning, sample in self.learned if learning == version]
 
 
-def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: int) -> Witnessed:
+def witness(
+    model: Path, output: Path, *overrides: str, ahead: int, iterations: int
+) -> Witnessed:
     """Learning of version j ends after the answers of iteration j + ahead have begun, which after some steps wait for
     the version after j: that is as old as their first tokens may be, and what follows is by newer weights."""
     begun, pushed = Events(), Events()
@@ -75,7 +77,9 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
         def _receive(self, iteration: int, part: int) -> Any:
             share, experience = super()._receive(iteration, part)
             groups = [] if experience is None else experience.groups
-            learned.extend((self.version, sample) for group in groups for sample in group)
+            learned.extend(
+                (self.version, sample) for group in groups for sample in group
+            )
             return share, experience
 
     class Engines(TextRolloutWorker):
@@ -84,8 +88,12 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
         def generate(self, iteration: int) -> Metrics:
             self.iteration, self.steps = iteration, 0
             requests, ends = self.context.channels[REQUESTS], time.monotonic() + LIMIT_S
-            while requests.stats().depth_items < self.config.prompts:  # all begin before the first step
-                assert time.monotonic() < ends, f"waited for the requests of iteration {iteration}"
+            while (
+                requests.stats().depth_items < self.config.prompts
+            ):  # all begin before the first step
+                assert time.monotonic() < ends, (
+                    f"waited for the requests of iteration {iteration}"
+                )
                 time.sleep(0.001)
             return super().generate(iteration)
 
@@ -97,14 +105,28 @@ def witness(model: Path, output: Path, *overrides: str, ahead: int, iterations: 
             self.steps += 1
             super()._step(tally)
 
-    asked = (f"algorithm.max_staleness={ahead}", f"runner.total_iterations={iterations}")
-    words = ["--config-name", "disaggregated_grpo_llm", *tiny(model), *INLINE, *placed("0", "1", "2"), *asked]
-    (composed,) = compose.with_hydra([*words, f"runner.output_dir={output}", *overrides])
+    asked = (
+        f"algorithm.max_staleness={ahead}",
+        f"runner.total_iterations={iterations}",
+    )
+    words = [
+        "--config-name",
+        "disaggregated_grpo_llm",
+        *tiny(model),
+        *INLINE,
+        *placed("0", "1", "2"),
+        *asked,
+    ]
+    (composed,) = compose.with_hydra(
+        [*words, f"runner.output_dir={output}", *overrides]
+    )
     prepared = prepare_composed(composed)
     config, layout = prepared.config, prepared.plan
     assert isinstance(layout, Plan)
     job = job_spec(config, layout)
-    job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engines})
+    job = dataclasses.replace(
+        job, workers={**job.workers, "actor": Actor, "rollout": Engines}
+    )
     folder = run(job, prepared.view, resolved=composed.mapping)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Witnessed(learned=learned, metrics=[json.loads(line) for line in lines])

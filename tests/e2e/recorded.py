@@ -16,7 +16,9 @@ FILE = "learned.jsonl"  # in runner.output_dir
 
 def write(actor: PolicyActor | LmActor, ids: list[Any], iteration: int) -> None:
     line = {"iteration": iteration, "rank": actor.context.rank, "ids": ids}
-    with open(Path(actor.config.config.runner.output_dir) / FILE, "a", encoding="utf-8") as file:
+    with open(
+        Path(actor.config.config.runner.output_dir) / FILE, "a", encoding="utf-8"
+    ) as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -26,7 +28,10 @@ def of_prompt(tokens: Tokens) -> str:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the last line of each iteration and rank, in their order: a run that goes back learns some anew."""
-    lines = [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / FILE).read_text(encoding="utf-8").splitlines()
+    ]
     last = {(line["iteration"], line["rank"]): line for line in lines}
     return [last[place] for place in sorted(last)]
 
@@ -45,8 +50,15 @@ class RecordedLmActor(LmActor):
 
     def _receive(self, iteration: int, part: int) -> Any:
         shard, experience = super()._receive(iteration, part)
-        samples = [] if experience is None else [sample for group in experience.groups for sample in group]
+        samples = (
+            []
+            if experience is None
+            else [sample for group in experience.groups for sample in group]
+        )
         if samples:
-            ids = [[s.group, s.sample, of_prompt(s.tokens[: int(s.mask.argmax())])] for s in samples]
+            ids = [
+                [s.group, s.sample, of_prompt(s.tokens[: int(s.mask.argmax())])]
+                for s in samples
+            ]
             write(self, ids, iteration)
         return shard, experience

@@ -41,27 +41,56 @@ def run_once(model: Path, output: Path, *, early: bool) -> list[dict[str, Any]]:
 
         def _step(self, counts: Any) -> None:
             if self.held and counts.answers >= (GROUPS - 1) * SAMPLES:
-                assert begun.acquire(timeout=LIMIT_S), "the actor has not begun before the last answers"
+                assert begun.acquire(timeout=LIMIT_S), (
+                    "the actor has not begun before the last answers"
+                )
                 self.held = False
             super()._step(counts)
 
-    asked = ("rollout.step_sequences=8", "rollout.seed=3", "actor.token_budget=64", "runner.total_iterations=3")
-    words = ["--config-name", "disaggregated_grpo_llm", *tiny(model), *INLINE, *placed("0", "1", "2"), *asked]
+    asked = (
+        "rollout.step_sequences=8",
+        "rollout.seed=3",
+        "actor.token_budget=64",
+        "runner.total_iterations=3",
+    )
+    words = [
+        "--config-name",
+        "disaggregated_grpo_llm",
+        *tiny(model),
+        *INLINE,
+        *placed("0", "1", "2"),
+        *asked,
+    ]
     words.append(f"algorithm.accumulate_early={str(early).lower()}")
     (composed,) = compose.with_hydra([*words, f"runner.output_dir={output}"])
     prepared = prepare_composed(composed)
     assert isinstance(prepared.plan, Plan)
     job = job_spec(prepared.config, prepared.plan)
-    job = dataclasses.replace(job, workers={**job.workers, "actor": Actor, "rollout": Engine})
+    job = dataclasses.replace(
+        job, workers={**job.workers, "actor": Actor, "rollout": Engine}
+    )
     folder = run(job, prepared.view, resolved=composed.mapping)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @pytest.mark.slow
-def test_the_actor_begins_before_the_last_answer_and_makes_the_same_update(model: Path, tmp_path: Path) -> None:
-    early, late = (run_once(model, tmp_path / str(early), early=early) for early in (True, False))
+def test_the_actor_begins_before_the_last_answer_and_makes_the_same_update(
+    model: Path, tmp_path: Path
+) -> None:
+    early, late = (
+        run_once(model, tmp_path / str(early), early=early) for early in (True, False)
+    )
     assert all(line["actor/accumulate_s"] > 0 for line in early)
     assert all("actor/accumulate_s" not in line for line in late)
-    for name in ("actor/reward", "actor/samples", "actor/tokens_learned", "actor/grad_norm", "actor/optimizer_steps"):
+    for name in (
+        "actor/reward",
+        "actor/samples",
+        "actor/tokens_learned",
+        "actor/grad_norm",
+        "actor/optimizer_steps",
+    ):
         assert early[0][name] == pytest.approx(late[0][name], rel=1e-3), name
     assert [line["actor/optimizer_steps"] for line in early] == [1] * 3

@@ -10,25 +10,39 @@ from rlplace import doctor, prepare
 from rlplace.config import compose
 
 
-def test_it_tells_the_same_in_both_formats(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_tells_the_same_in_both_formats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor.main([]) == 0
     text = capsys.readouterr().out
     assert doctor.main(["--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert list(told["configs"]) == list(compose.config_names())
-    assert told["configs"]["cartpole"] == {"runs": True, "problem": None, "inline": None}
+    assert told["configs"]["cartpole"] == {
+        "runs": True,
+        "problem": None,
+        "inline": None,
+    }
     for name, verdict in told["configs"].items():
         (line,) = (line for line in text.splitlines() if line.split()[:1] == [name])
         reason = verdict["problem"]
-        assert line.endswith("runs" if verdict["runs"] else f"{reason['key']}: {reason['what']} [{reason['code']}]")
+        assert line.endswith(
+            "runs"
+            if verdict["runs"]
+            else f"{reason['key']}: {reason['what']} [{reason['code']}]"
+        )
         assert reason is None or f"fix: {reason['fix'].splitlines()[0]}" in text
     assert [key for key in told["machine"] if key not in text] == []
 
 
-def test_it_fails_where_nothing_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_fails_where_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    lacking = prepare.missing_library("no module torch", got="a run", extra="run", key="dry_run", of="runs").problems
+    lacking = prepare.missing_library(
+        "no module torch", got="a run", extra="run", key="dry_run", of="runs"
+    ).problems
     monkeypatch.setattr(doctor, "check_run", lambda job: list(lacking))
     assert doctor.main([]) == 1
     assert "[missing-library]" in capsys.readouterr().out

@@ -16,10 +16,25 @@ import psutil
 import pytest
 
 from rlplace.checkpoints.find import find, verify
-from tests.e2e.training import INLINE, LIMIT_S, ROOT, SMALL, Finished, finish, placed, read_until, start, train
+from tests.e2e.training import (
+    INLINE,
+    LIMIT_S,
+    ROOT,
+    SMALL,
+    Finished,
+    finish,
+    placed,
+    read_until,
+    start,
+    train,
+)
 
 ENDLESS = (
-    *("env.id=CartPole-v1", "actor.optimizer.schedule=constant", "runner.stop_at_return=null"),
+    *(
+        "env.id=CartPole-v1",
+        "actor.optimizer.schedule=constant",
+        "runner.stop_at_return=null",
+    ),
     *("runner.total_iterations=390625", "checkpoint.every=0"),
 )
 INLINE_JOB = (*INLINE, *placed("0", "0", "1"), *ENDLESS)
@@ -37,7 +52,9 @@ def is_saved(run: Finished) -> None:
     assert run.summary()["state"] == "stopped"
 
 
-def ended_by(numbers: Sequence[signal.Signals], output: Path, *overrides: str) -> Finished:
+def ended_by(
+    numbers: Sequence[signal.Signals], output: Path, *overrides: str
+) -> Finished:
     """Send signals to a run that is at work, 0.2 s from one to the next."""
     process = start("hybrid_ppo", output, *INLINE_JOB, *overrides)
     seen = read_until(process, "    3 ")
@@ -49,9 +66,17 @@ def ended_by(numbers: Sequence[signal.Signals], output: Path, *overrides: str) -
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGUSR1, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGHUP, signal.SIGUSR2))],
+    [
+        signal.SIGUSR1,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (signal.SIGHUP, signal.SIGUSR2)
+        ),
+    ],
 )
-def test_a_warning_saves_before_the_run_ends(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_warning_saves_before_the_run_ends(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     run = ended_by([number], tmp_path, "runner.requeue_exit_code=null")
     assert run.code == 128 + number
     assert f"{number.name}: ends after this iteration and saves" in run.err
@@ -63,15 +88,24 @@ def test_a_warning_saves_before_the_run_ends(tmp_path: Path, number: signal.Sign
     "numbers",
     [
         (signal.SIGTERM, signal.SIGTERM),
-        pytest.param((signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM), marks=pytest.mark.slow),
-        pytest.param((signal.SIGINT, signal.SIGTERM), marks=pytest.mark.slow),  # as LSF ends a job
+        pytest.param(
+            (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (signal.SIGINT, signal.SIGTERM), marks=pytest.mark.slow
+        ),  # as LSF ends a job
     ],
 )
 def test_a_scheduler_that_sends_several_signals_costs_no_checkpoint(
     tmp_path: Path, numbers: Sequence[signal.Signals]
 ) -> None:
     """The iteration of 3 s is under way when the second one comes."""
-    slow = ("env.total_num_envs=512", "algorithm.rollout_steps=64", "algorithm.epochs=8", "checkpoint.grace_s=200")
+    slow = (
+        "env.total_num_envs=512",
+        "algorithm.rollout_steps=64",
+        "algorithm.epochs=8",
+        "checkpoint.grace_s=200",
+    )
     run = ended_by(numbers, tmp_path, *slow)
     assert run.code == 128 + numbers[0]
     is_saved(run)
@@ -82,22 +116,36 @@ def test_a_scheduler_that_sends_several_signals_costs_no_checkpoint(
     [
         (signal.SIGUSR1, REQUEUE),
         pytest.param(signal.SIGTERM, REQUEUE, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),  # a person wants no other attempt
+        pytest.param(
+            signal.SIGINT, 130, marks=pytest.mark.slow
+        ),  # a person wants no other attempt
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_a_scheduler_ends_asks_to_be_queued_again(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_run_that_a_scheduler_ends_asks_to_be_queued_again(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     run = ended_by([number], tmp_path, f"runner.requeue_exit_code={REQUEUE}")
     assert run.code == code
     is_saved(run)
     done = run.summary()["iterations"]
-    again = train("hybrid_ppo", tmp_path, *INLINE_JOB, "resume=auto", f"runner.total_iterations={done + 1}")
+    again = train(
+        "hybrid_ppo",
+        tmp_path,
+        *INLINE_JOB,
+        "resume=auto",
+        f"runner.total_iterations={done + 1}",
+    )
     assert again.code == 0
     assert len(again.metrics()) == done + 1
 
 
-def test_a_run_without_a_checkpoint_does_not_ask_to_be_queued_again(tmp_path: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *INLINE_JOB, f"runner.requeue_exit_code={REQUEUE}")
+def test_a_run_without_a_checkpoint_does_not_ask_to_be_queued_again(
+    tmp_path: Path,
+) -> None:
+    process = start(
+        "hybrid_ppo", tmp_path, *INLINE_JOB, f"runner.requeue_exit_code={REQUEUE}"
+    )
     seen = read_until(process, "starting ")
     process.terminate()
     run = finish(process, tmp_path, seen)
@@ -105,7 +153,9 @@ def test_a_run_without_a_checkpoint_does_not_ask_to_be_queued_again(tmp_path: Pa
 
 
 def test_a_run_that_ignores_hang_ups_goes_on(tmp_path: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *INLINE_JOB, inside=("nohup",), stdin=subprocess.DEVNULL)
+    process = start(
+        "hybrid_ppo", tmp_path, *INLINE_JOB, inside=("nohup",), stdin=subprocess.DEVNULL
+    )
     seen = read_until(process, "    2 ")
     process.send_signal(signal.SIGHUP)
     seen += read_until(process, "    4 ")
@@ -118,7 +168,15 @@ def test_a_run_that_ignores_hang_ups_goes_on(tmp_path: Path) -> None:
 
 def in_a_terminal(output: Path, *overrides: str) -> tuple[int, int]:
     """Start a run in a terminal of its own; return its process, and the other end of the terminal."""
-    words = [sys.executable, "-u", "-m", "rlplace.train", "--config-name", "hybrid_ppo", f"runner.output_dir={output}"]
+    words = [
+        sys.executable,
+        "-u",
+        "-m",
+        "rlplace.train",
+        "--config-name",
+        "hybrid_ppo",
+        f"runner.output_dir={output}",
+    ]
     child, terminal = pty.fork()
     if not child:
         with contextlib.suppress(OSError):
@@ -135,9 +193,15 @@ def read_terminal(terminal: int, until: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(INLINE_JOB, id="inline"), pytest.param(RAY_JOB, id="ray", marks=pytest.mark.ray)]
+    "job",
+    [
+        pytest.param(INLINE_JOB, id="inline"),
+        pytest.param(RAY_JOB, id="ray", marks=pytest.mark.ray),
+    ],
 )
-@pytest.mark.parametrize("display", ["dumb", pytest.param("xterm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "display", ["dumb", pytest.param("xterm", marks=pytest.mark.slow)]
+)
 def test_a_terminal_that_is_gone_costs_nothing_that_was_learned(
     tmp_path: Path, job: Sequence[str], display: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +228,12 @@ def test_a_terminal_that_is_gone_costs_nothing_that_was_learned(
 
 @pytest.mark.ray
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_to_every_process_of_a_run_saves(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_every_process_of_a_run_saves(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """As Slurm signals a step: Ray's servers and all workers get it too."""
     process = start("hybrid_ppo", tmp_path, *RAY_JOB, start_new_session=True)
     seen = read_until(process, "    3 ")

@@ -29,7 +29,14 @@ IMAGES = "actor.model={kind: cnn, network: impala, channels: [4], hidden: [16]}"
 
 
 def trained(output: Path, *overrides: str) -> Path:
-    run = train("hybrid_ppo_cartpole", output, *INLINE, *placed("0", "0", "0"), "runner.total_iterations=2", *overrides)
+    run = train(
+        "hybrid_ppo_cartpole",
+        output,
+        *INLINE,
+        *placed("0", "0", "0"),
+        "runner.total_iterations=2",
+        *overrides,
+    )
     assert run.folder is not None, run.err
     return run.folder
 
@@ -41,13 +48,21 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("drawn"), "env.id=tests.gyms:Drawn-v0", "env.max_episode_steps=6")
+    return trained(
+        tmp_path_factory.mktemp("drawn"),
+        "env.id=tests.gyms:Drawn-v0",
+        "env.max_episode_steps=6",
+    )
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Actions of two numbers, in [-1, 1] and [0, 0.5]."""
-    script = ("env.id=tests.gyms:Script-v0", "env.max_episode_steps=6", "+env.kwargs.action_space=box")
+    script = (
+        "env.id=tests.gyms:Script-v0",
+        "env.max_episode_steps=6",
+        "+env.kwargs.action_space=box",
+    )
     return trained(tmp_path_factory.mktemp("box"), *script)
 
 
@@ -59,36 +74,61 @@ def report(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]
     return found
 
 
-def test_a_run_is_played_and_summed_up(cartpole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_played_and_summed_up(
+    cartpole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = report(capsys, cartpole, "episodes=21", "seed=3")
     returns = found["returns"]
     assert len(returns) == found["episodes"] == 21
     assert found["lengths"] == returns, "CartPole rewards each step by one"
     assert found["return"] == pytest.approx(
-        {"mean": np.mean(returns), "std": np.std(returns), "min": min(returns), "max": max(returns)}
+        {
+            "mean": np.mean(returns),
+            "std": np.std(returns),
+            "min": min(returns),
+            "max": max(returns),
+        }
     )
-    assert found["policy"] == f"after 2 iterations, policy version 2: {cartpole}/checkpoints/000002"
+    assert (
+        found["policy"]
+        == f"after 2 iterations, policy version 2: {cartpole}/checkpoints/000002"
+    )
     assert report(capsys, cartpole, "episodes=21", "seed=3")["returns"] == returns
     assert report(capsys, cartpole, "episodes=21", "seed=4")["returns"] != returns
-    drawn = report(capsys, cartpole, "episodes=21", "seed=3", "deterministic=false")["returns"]
+    drawn = report(capsys, cartpole, "episodes=21", "seed=3", "deterministic=false")[
+        "returns"
+    ]
     assert drawn != returns
-    assert report(capsys, cartpole, "episodes=21", "seed=3", "deterministic=false")["returns"] == drawn
+    assert (
+        report(capsys, cartpole, "episodes=21", "seed=3", "deterministic=false")[
+            "returns"
+        ]
+        == drawn
+    )
     assert main([str(cartpole), "episodes=2"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         *("policy", "env", "return", "length", "seconds"),
     ]
 
 
-def test_gymnasium_itself_gives_the_same_returns(cartpole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gymnasium_itself_gives_the_same_returns(
+    cartpole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Row by row, with the seeds of an evaluation and Gymnasium's own time limit."""
     from rlplace.envs.registry import row_seeds
 
-    policy, env, returns = rlplace.load_policy(cartpole), gymnasium.make("CartPole-v1"), []
+    policy, env, returns = (
+        rlplace.load_policy(cartpole),
+        gymnasium.make("CartPole-v1"),
+        [],
+    )
     for seed in row_seeds(0, 0, 4, -1):
         observation, over = env.reset(seed=seed)[0], False
         returns.append(0.0)
         while not over:
-            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            observation, reward, terminated, truncated, _ = env.step(
+                policy.act(observation)
+            )
             returns[-1] += float(reward)
             over = terminated or truncated
     assert report(capsys, cartpole, "episodes=4")["returns"] == returns
@@ -99,10 +139,14 @@ def test_each_row_plays_as_many_episodes_and_the_time_limit_is_that_of_training(
 ) -> None:
     """The episodes of a row have 3, 5 and 7 steps, of which 6 are allowed."""
     assert sorted(report(capsys, drawn, "episodes=16")["lengths"]) == [3] * 16
-    assert sorted(report(capsys, drawn, "episodes=33")["lengths"]) == [3] * 16 + [5] * 16 + [6]
+    assert sorted(report(capsys, drawn, "episodes=33")["lengths"]) == [3] * 16 + [
+        5
+    ] * 16 + [6]
 
 
-def test_a_policy_is_loaded_from_all_that_keeps_it(cartpole: Path, tmp_path: Path) -> None:
+def test_a_policy_is_loaded_from_all_that_keeps_it(
+    cartpole: Path, tmp_path: Path
+) -> None:
     assert export([str(cartpole), str(tmp_path / "exported")]) == 0
     assert export([str(cartpole), str(tmp_path / "exported.safetensors")]) == 0
     alone = tmp_path / "alone"  # a run that kept no checkpoint
@@ -112,25 +156,42 @@ def test_a_policy_is_loaded_from_all_that_keeps_it(cartpole: Path, tmp_path: Pat
     first = rlplace.load_policy(cartpole).act(observations)
     assert (first.dtype, first.shape) == (np.int64, (7,))
     for path in (newest, cartpole / "policy.safetensors", tmp_path / "exported", alone):
-        assert rlplace.load_policy(str(path)).act(observations).tolist() == first.tolist(), path
-    saved, exported = (load_file(f) for f in (cartpole / "policy.safetensors", tmp_path / "exported.safetensors"))
+        assert (
+            rlplace.load_policy(str(path)).act(observations).tolist() == first.tolist()
+        ), path
+    saved, exported = (
+        load_file(f)
+        for f in (cartpole / "policy.safetensors", tmp_path / "exported.safetensors")
+    )
     assert all(torch.equal(exported[name], tensor) for name, tensor in saved.items())
     single = rlplace.load_policy(newest).act(observations[2])
     assert (single.shape, int(single)) == ((), first[2])
 
 
-def test_actions_are_those_of_the_weights_with_normalised_observations(cartpole: Path) -> None:
-    weights = {name: tensor.double().numpy() for name, tensor in load_file(cartpole / "policy.safetensors").items()}
+def test_actions_are_those_of_the_weights_with_normalised_observations(
+    cartpole: Path,
+) -> None:
+    weights = {
+        name: tensor.double().numpy()
+        for name, tensor in load_file(cartpole / "policy.safetensors").items()
+    }
     observations = np.random.default_rng(2).normal(size=(50, 4)) * 2
-    scaled = (observations - weights["normalizer.mean"]) / np.sqrt(weights["normalizer.var"] + 1e-8)
+    scaled = (observations - weights["normalizer.mean"]) / np.sqrt(
+        weights["normalizer.var"] + 1e-8
+    )
     hidden = np.clip(scaled, -10, 10)
     for layer in (0, 2):
-        hidden = np.tanh(hidden @ weights[f"policy.{layer}.weight"].T + weights[f"policy.{layer}.bias"])
+        hidden = np.tanh(
+            hidden @ weights[f"policy.{layer}.weight"].T
+            + weights[f"policy.{layer}.bias"]
+        )
     logits = hidden @ weights["policy.4.weight"].T + weights["policy.4.bias"]
     policy = rlplace.load_policy(cartpole, seed=5)
     assert policy.act(observations).tolist() == logits.argmax(axis=1).tolist()
     likely = 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))  # of action 1
-    drawn = np.mean([policy.act(observations, deterministic=False) for _ in range(2000)], axis=0)
+    drawn = np.mean(
+        [policy.act(observations, deterministic=False) for _ in range(2000)], axis=0
+    )
     assert drawn == pytest.approx(likely, abs=0.06)
 
 
@@ -148,7 +209,9 @@ def test_continuous_actions_stay_within_their_bounds(box: Path) -> None:
 
 @pytest.mark.parametrize("form", [".pt", ".onnx"])
 @pytest.mark.parametrize("run", ["cartpole", "box"])
-def test_exported_programs_decide_alike(run: str, form: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_exported_programs_decide_alike(
+    run: str, form: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     folder, out = request.getfixturevalue(run), tmp_path / f"policy{form}"
     given = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32) * 3
     if form == ".pt":
@@ -157,7 +220,9 @@ def test_exported_programs_decide_alike(run: str, form: str, tmp_path: Path, req
     else:
         reference = pytest.importorskip("onnx.reference")
         assert export([str(folder), str(out)]) == 0
-        (found,) = reference.ReferenceEvaluator(str(out)).run(["actions"], {"observations": given})
+        (found,) = reference.ReferenceEvaluator(str(out)).run(
+            ["actions"], {"observations": given}
+        )
     expected = rlplace.load_policy(folder).act(given)
     assert found.dtype == expected.dtype
     assert found == pytest.approx(expected, abs=1e-6)
@@ -166,7 +231,9 @@ def test_exported_programs_decide_alike(run: str, form: str, tmp_path: Path, req
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Takes images of bytes by convolutions, and makes two choices at once."""
-    return trained(tmp_path_factory.mktemp("seeing"), *CORNER, IMAGES, "+env.kwargs.split=true")
+    return trained(
+        tmp_path_factory.mktemp("seeing"), *CORNER, IMAGES, "+env.kwargs.split=true"
+    )
 
 
 def test_a_policy_of_images_is_played_and_exported(
@@ -174,34 +241,50 @@ def test_a_policy_of_images_is_played_and_exported(
 ) -> None:
     assert len(report(capsys, seeing, "episodes=3")["returns"]) == 3
     policy = rlplace.load_policy(seeing)
-    given = np.random.default_rng(0).integers(0, 255, (5, *policy.spaces.observation_shape), np.uint8)
+    given = np.random.default_rng(0).integers(
+        0, 255, (5, *policy.spaces.observation_shape), np.uint8
+    )
     assert policy.act(given).shape == (5, 2)
     assert policy.act(given[1]).tolist() == policy.act(given)[1].tolist()
     with pytest.raises(ValueError, match="observation-shape"):
         policy.act(given / 255)
     assert export([str(seeing), str(tmp_path / "policy.pt")]) == 0
-    assert torch.jit.load(tmp_path / "policy.pt")(torch.tensor(given)).tolist() == policy.act(given).tolist()
+    assert (
+        torch.jit.load(tmp_path / "policy.pt")(torch.tensor(given)).tolist()
+        == policy.act(given).tolist()
+    )
 
 
 def test_a_network_of_ones_own_with_single_numbers_is_loaded_played_and_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = "actor.model={kind: module, name: tests.own_network:Own}"
-    run = trained(tmp_path / "runs", "env.id=tests.gyms:Script-v0", "env.max_episode_steps=6", own)
+    run = trained(
+        tmp_path / "runs", "env.id=tests.gyms:Script-v0", "env.max_episode_steps=6", own
+    )
     (newest,) = folders_of(run)[-1:]
     assert len(report(capsys, run, "episodes=3")["returns"]) == 3
     assert export([str(run), str(tmp_path / "out")]) == 0
     given = np.random.default_rng(0).normal(size=(5, 4))
     found = [rlplace.load_policy(path) for path in (run, newest, tmp_path / "out")]
-    assert all(policy.network.state_dict()["network.scale"].shape == () for policy in found)
-    assert all(policy.act(given).tolist() == found[0].act(given).tolist() for policy in found)
+    assert all(
+        policy.network.state_dict()["network.scale"].shape == () for policy in found
+    )
+    assert all(
+        policy.act(given).tolist() == found[0].act(given).tolist() for policy in found
+    )
 
 
-def test_entries_of_a_dict_are_put_in_a_row_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_of_a_dict_are_put_in_a_row_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rlplace.envs.observations import encoding_of
 
     run = trained(tmp_path / "runs", *CORNER, IMAGES, "+env.kwargs.beside=true")
-    policy, env = rlplace.load_policy(run), gymnasium.make("tests.gyms:Corner-v0", beside=True)
+    policy, env = (
+        rlplace.load_policy(run),
+        gymnasium.make("tests.gyms:Corner-v0", beside=True),
+    )
     encoding = encoding_of(env.observation_space)
     assert encoding is not None
     assert encoding.encode is not None
@@ -213,7 +296,10 @@ def test_entries_of_a_dict_are_put_in_a_row_first(tmp_path: Path, capsys: pytest
 
 
 def test_without_onnx_its_extra_is_named(
-    cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cartpole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert export([str(cartpole), str(tmp_path / "policy.onnx")]) == 2
@@ -224,7 +310,10 @@ def test_without_onnx_its_extra_is_named(
 
 
 def test_an_animated_image_shows_the_episodes_of_the_first_row(
-    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    drawn: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from PIL import Image
 
@@ -238,7 +327,9 @@ def test_an_animated_image_shows_the_episodes_of_the_first_row(
             film.seek(frame)
             grey.append(np.asarray(film.convert("L")).mean().round())
     # Two episodes of 3 and 5 steps, 50 frames a second, of which an animated image has every third.
-    assert grey == [20 * step + 10 * episode for step, episode in ((0, 1), (0, 2), (3, 2))]
+    assert grey == [
+        20 * step + 10 * episode for step, episode in ((0, 1), (0, 2), (3, 2))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +353,10 @@ def test_an_animated_image_shows_the_episodes_of_the_first_row(
     ids=str,
 )
 def test_wrong_usage(
-    cartpole: Path, words: list[str], told: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    cartpole: Path,
+    words: list[str],
+    told: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([word.format(run=cartpole) for word in words]) == 2
     error = capsys.readouterr().err
@@ -271,36 +365,55 @@ def test_wrong_usage(
     assert "fix: " in error
 
 
-def test_of_several_runs_the_fix_plays_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_runs_the_fix_plays_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = [tmp_path / name for name in ("a", "b b", "c")]
     for run, time in zip(runs, (1, 3, 2), strict=True):
         run.mkdir()
         os.utime(run, (time, time))
     assert main([*map(str, runs), "episodes=3"]) == 2
-    assert f"fix: python -m rlplace.evaluate '{runs[1]}' episodes=3" in capsys.readouterr().err
+    assert (
+        f"fix: python -m rlplace.evaluate '{runs[1]}' episodes=3"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_cannot_be_drawn(
-    cartpole: Path, drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cartpole: Path,
+    drawn: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refused(run: Path, code: str, *, kwargs: str = "{}", film: str = "film.gif") -> str:
+    def refused(
+        run: Path, code: str, *, kwargs: str = "{}", film: str = "film.gif"
+    ) -> str:
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         export([str(run), str(copy)])
         config = copy / "config.yaml"
-        config.write_text(config.read_text(encoding="utf-8").replace("  kwargs: {}", f"  kwargs: {kwargs}", 1))
+        config.write_text(
+            config.read_text(encoding="utf-8").replace(
+                "  kwargs: {}", f"  kwargs: {kwargs}", 1
+            )
+        )
         assert main([str(copy), "episodes=1", f"video={tmp_path / film}"]) == 2
         error = capsys.readouterr().err
         assert f"[{code}]" in error
         assert not (tmp_path / film).exists()
         return error
 
-    assert "OSError: no display" in refused(drawn, "cannot-draw", kwargs="{picture: none}")
+    assert "OSError: no display" in refused(
+        drawn, "cannot-draw", kwargs="{picture: none}"
+    )
     flat = refused(drawn, "cannot-draw", kwargs="{picture: flat}")
     assert "(32, 48) of uint8" in flat
     assert "render_mode=None" in flat  # how an environment of one's own is made to draw
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    assert "there is no module imageio_ffmpeg" in refused(drawn, "missing-library", film="film.mp4")
+    assert "there is no module imageio_ffmpeg" in refused(
+        drawn, "missing-library", film="film.mp4"
+    )
     monkeypatch.setitem(sys.modules, "pygame", None)
     assert "pip install" in refused(cartpole, "missing-library")
 
@@ -320,7 +433,9 @@ def test_weights_that_are_not_whole_or_not_of_this_simulator(
     other = tmp_path / "other"
     assert export([str(cartpole), str(other)]) == 0
     config = (other / "config.yaml").read_text(encoding="utf-8")
-    (other / "config.yaml").write_text(config.replace("CartPole-v1", "Acrobot-v1"), encoding="utf-8")
+    (other / "config.yaml").write_text(
+        config.replace("CartPole-v1", "Acrobot-v1"), encoding="utf-8"
+    )
     with pytest.raises(ConfigError) as caught:
         rlplace.load_policy(other)
     assert caught.value.codes == ("other-state",)
@@ -328,7 +443,9 @@ def test_weights_that_are_not_whole_or_not_of_this_simulator(
     (other / "config.yaml").write_text("- a\n", encoding="utf-8")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.yaml").write_text(config, encoding="utf-8")
-    (tmp_path / "cut" / "policy.safetensors").write_bytes((other / "policy.safetensors").read_bytes()[:100])
+    (tmp_path / "cut" / "policy.safetensors").write_bytes(
+        (other / "policy.safetensors").read_bytes()[:100]
+    )
     for folder in (other, tmp_path / "cut"):
         with pytest.raises(ConfigError) as caught:
             rlplace.load_policy(folder)
@@ -338,7 +455,11 @@ def test_weights_that_are_not_whole_or_not_of_this_simulator(
 def test_a_run_that_saved_nothing_has_no_policy(
     cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(cartpole, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "policy.safetensors"))
+    shutil.copytree(
+        cartpole,
+        tmp_path / "run",
+        ignore=shutil.ignore_patterns("checkpoints", "policy.safetensors"),
+    )
     assert main([str(tmp_path / "run")]) == 2
     assert "[no-checkpoint]" in capsys.readouterr().err
 
@@ -359,7 +480,12 @@ def test_observations_that_are_no_numbers(cartpole: Path, given: Any) -> None:
 
 
 def answered(model: Path, output: Path, *overrides: str) -> Path:
-    asked = ("runner.total_iterations=2", "runner.eval_every=1", "runner.eval_prompts=12", *overrides)
+    asked = (
+        "runner.total_iterations=2",
+        "runner.eval_every=1",
+        "runner.eval_prompts=12",
+        *overrides,
+    )
     run = train("hybrid_grpo_llm", output, *LM_INLINE, *tiny(model), *asked)
     assert run.folder is not None, run.err
     assert run.code == 0, run.err
@@ -371,21 +497,33 @@ def language(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return answered(model, tmp_path_factory.mktemp("language"))
 
 
-@pytest.mark.parametrize("trained_by", [(), ("actor.lora_rank=2",)], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "trained_by", [(), ("actor.lora_rank=2",)], ids=["whole", "lora"]
+)
 def test_a_language_model_has_the_reward_of_the_evaluation_of_its_run(
-    trained_by: tuple[str, ...], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_by: tuple[str, ...],
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = answered(model, tmp_path, *trained_by)
     found = report(capsys, run)
-    evaluations = json.loads((run / "summary.json").read_text(encoding="utf-8"))["evaluations"]
+    evaluations = json.loads((run / "summary.json").read_text(encoding="utf-8"))[
+        "evaluations"
+    ]
     assert found["reward"] == pytest.approx(evaluations["2"], abs=1e-6)
     assert found["prompts"] == 12
-    said = [json.loads(line) for line in Path(found["transcripts"]).read_text(encoding="utf-8").splitlines()]
+    said = [
+        json.loads(line)
+        for line in Path(found["transcripts"]).read_text(encoding="utf-8").splitlines()
+    ]
     assert Path(found["transcripts"]) == run / "evaluation_000002.jsonl"
     rewards = [each["reward"] for each in said]
     assert found["reward"] == pytest.approx(np.mean(rewards))
     around = 1.96 * np.std(rewards, ddof=1) / np.sqrt(12)
-    assert found["confidence_95"] == pytest.approx([found["reward"] - around, found["reward"] + around])
+    assert found["confidence_95"] == pytest.approx(
+        [found["reward"] - around, found["reward"] + around]
+    )
     assert found["tokens"] == pytest.approx(np.mean([each["tokens"] for each in said]))
     assert all(each["prompt"] and len(each["answers"]) == 1 for each in said)
 
@@ -394,20 +532,34 @@ def test_more_prompts_and_answers_that_are_drawn(
     language: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(*words: object) -> list[Any]:
-        found = report(capsys, language, f"transcripts={tmp_path / 'said.jsonl'}", *words)
+        found = report(
+            capsys, language, f"transcripts={tmp_path / 'said.jsonl'}", *words
+        )
         assert found["transcripts"] == str(tmp_path / "said.jsonl")
         lines = (tmp_path / "said.jsonl").read_text(encoding="utf-8").splitlines()
-        return [(json.loads(line)["prompt"], json.loads(line)["answers"]) for line in lines]
+        return [
+            (json.loads(line)["prompt"], json.loads(line)["answers"]) for line in lines
+        ]
 
     likely, drawn = said("episodes=20"), said("episodes=20", "deterministic=false")
     assert len(likely) == 20
     assert said("episodes=12") == likely[:12]
     assert [prompt for prompt, _ in drawn] == [prompt for prompt, _ in likely]
     assert drawn != likely
-    assert said("episodes=20", "deterministic=false") == drawn != said("episodes=20", "deterministic=false", "seed=1")
+    assert (
+        said("episodes=20", "deterministic=false")
+        == drawn
+        != said("episodes=20", "deterministic=false", "seed=1")
+    )
     assert main([str(language), "episodes=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["policy", "task", "reward", "answers", "seconds"]
+    assert [line.split()[0] for line in lines] == [
+        "policy",
+        "task",
+        "reward",
+        "answers",
+        "seconds",
+    ]
     assert "(95 % confidence: " in lines[2]
 
 

@@ -27,19 +27,30 @@ LLAMA_8B = (
 )
 
 
-def imported(text: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+def imported(
+    text: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> str:
     """What the import says; the config is `folder`/imported.yaml."""
-    assert plan.main(["import", "openrlhf", text, "--out", str(folder / "imported.yaml"), *more]) == 0
+    assert (
+        plan.main(
+            ["import", "openrlhf", text, "--out", str(folder / "imported.yaml"), *more]
+        )
+        == 0
+    )
     return capsys.readouterr().out
 
 
-def planned(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def planned(
+    folder: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
     code = plan.main(["--config-dir", str(folder), "--config-name", "imported", *words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_the_8b_recipe_fits_eight_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_8b_recipe_fits_eight_accelerators(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = imported(LLAMA_8B, tmp_path, capsys)
     assert "collocated, uses 8 instead of 40" in said
     assert "Not mapped" not in said
@@ -51,33 +62,66 @@ def test_the_8b_recipe_fits_eight_accelerators(tmp_path: Path, capsys: pytest.Ca
     assert "memory: fits; tightest accelerators 0-7" in out
 
 
-def test_a_recipe_that_is_too_large_says_what_would_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    imported(LLAMA_8B.replace("--micro_train_batch_size 8", "--micro_train_batch_size 64"), tmp_path, capsys)
+def test_a_recipe_that_is_too_large_says_what_would_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imported(
+        LLAMA_8B.replace("--micro_train_batch_size 8", "--micro_train_batch_size 64"),
+        tmp_path,
+        capsys,
+    )
     code, _, err = planned(tmp_path, capsys, "cluster=8xH100")
     assert code == 3
     fixes = re.findall(r" (?:fix|and): (\S+): (\S+)", err)
     assert fixes[0][0].endswith(".token_budget")
-    code, _, err = planned(tmp_path, capsys, "cluster=8xH100", *(f"{key}={value}" for key, value in fixes))
+    code, _, err = planned(
+        tmp_path, capsys, "cluster=8xH100", *(f"{key}={value}" for key, value in fixes)
+    )
     assert (code, err) == (0, "")
 
 
-def test_the_8b_recipe_runs_at_tiny_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "8 accelerators of the original are one here" in imported(LLAMA_8B, tmp_path, capsys, "--tiny")
+def test_the_8b_recipe_runs_at_tiny_scale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "8 accelerators of the original are one here" in imported(
+        LLAMA_8B, tmp_path, capsys, "--tiny"
+    )
     policy = tiny_model(tmp_path / "policy")
     judge = tiny_reward_model(tmp_path / "judge", like=policy)
-    models = (f"actor.model.path={policy}", f"reward.model.path={judge}", "runner.total_iterations=1")
-    run = train("imported", tmp_path / "runs", "--config-dir", str(tmp_path), INLINE_LAUNCHER, *models)
+    models = (
+        f"actor.model.path={policy}",
+        f"reward.model.path={judge}",
+        "runner.total_iterations=1",
+    )
+    run = train(
+        "imported",
+        tmp_path / "runs",
+        "--config-dir",
+        str(tmp_path),
+        INLINE_LAUNCHER,
+        *models,
+    )
     assert run.code == 0, run.err
     (line,) = run.metrics()
-    turns = {f"time/{stage}_{turn}_s" for stage in ("infer", "learn") for turn in (1, 2)}
-    assert turns <= line.keys(), "all five share one accelerator, so that they take turns"
+    turns = {
+        f"time/{stage}_{turn}_s" for stage in ("infer", "learn") for turn in (1, 2)
+    }
+    assert turns <= line.keys(), (
+        "all five share one accelerator, so that they take turns"
+    )
     assert line["actor/tokens_learned"] == line["rollout/tokens"] > 0
 
 
-def test_two_lines_move_the_critic_and_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_lines_move_the_critic_and_the_reward(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     imported(LLAMA_8B, tmp_path, capsys, "--tiny")
     apart = ("cluster.component_placement.critic=1", "cluster.accelerators_per_node=2")
-    remote = ("cluster.component_placement.reward=cpu", "+reward.url=http://127.0.0.1:5000/get_reward", "~reward.model")
+    remote = (
+        "cluster.component_placement.reward=cpu",
+        "+reward.url=http://127.0.0.1:5000/get_reward",
+        "~reward.model",
+    )
     code, out, err = planned(tmp_path, capsys, *apart, *remote)
     assert (code, err) == (0, "")
     assert "actor + critic        disaggregated   share nothing" in out

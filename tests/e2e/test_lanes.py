@@ -25,21 +25,31 @@ def lanes() -> ModuleType:
     return module
 
 
-def test_a_torch_of_an_image_has_a_version_that_no_index_has(lanes: ModuleType, tmp_path: Path) -> None:
+def test_a_torch_of_an_image_has_a_version_that_no_index_has(
+    lanes: ModuleType, tmp_path: Path
+) -> None:
     installed = tmp_path / "lib/python3.12/site-packages/torch-2.13.0.dist-info"
     installed.mkdir(parents=True)
     cached = tmp_path / "METADATA"
-    cached.write_text("Metadata-Version: 2.4\nName: torch\nVersion: 2.13.0\n\nVersion: of a text\n")
+    cached.write_text(
+        "Metadata-Version: 2.4\nName: torch\nVersion: 2.13.0\n\nVersion: of a text\n"
+    )
     (installed / "METADATA").hardlink_to(cached)  # as uv does
     lanes.rename_torch(tmp_path)
     renamed = lanes.torch_folder(tmp_path)
     assert renamed.name == "torch-2.11.0a0+nv25.11.dist-info"
-    assert "\nVersion: 2.11.0a0+nv25.11\n\nVersion: of a text\n" in (renamed / "METADATA").read_text()
+    assert (
+        "\nVersion: 2.11.0a0+nv25.11\n\nVersion: of a text\n"
+        in (renamed / "METADATA").read_text()
+    )
     assert "Version: 2.13.0\n" in cached.read_text(), "the cache is of all environments"
 
 
 def test_what_fails_is_said_and_fails_the_script(
-    lanes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lanes: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(*_: object) -> str:
         raise lanes.LaneError("pytest ...\n    1 failed")
@@ -55,7 +65,11 @@ def test_what_fails_is_said_and_fails_the_script(
 
 
 def test_every_file_of_tests_that_lanes_run_is_there(lanes: ModuleType) -> None:
-    assert [name for name in (*lanes.TESTS, *lanes.PLANNER_TESTS) if not (ROOT / name).exists()] == []
+    assert [
+        name
+        for name in (*lanes.TESTS, *lanes.PLANNER_TESTS)
+        if not (ROOT / name).exists()
+    ] == []
 
 
 def test_versions_that_matter_are_read_from_what_uv_lists(lanes: ModuleType) -> None:
@@ -69,7 +83,17 @@ def test_versions_that_matter_are_read_from_what_uv_lists(lanes: ModuleType) -> 
 @pytest.mark.parametrize("name", ["planner", "oldest", "locked", "newest", "existing"])
 def test_a_lane_is_green(name: str, tmp_path: Path) -> None:
     reachable = subprocess.run(
-        [sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--target", str(tmp_path / "none"), "zss"],
+        [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "--dry-run",
+            "--target",
+            str(tmp_path / "none"),
+            "zss",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -77,7 +101,15 @@ def test_a_lane_is_green(name: str, tmp_path: Path) -> None:
     if reachable.returncode:
         pytest.skip("no index of packages can be reached")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), name, "--python", sys.executable, "--folder", str(tmp_path)],
+        [
+            sys.executable,
+            str(SCRIPT),
+            name,
+            "--python",
+            sys.executable,
+            "--folder",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         check=False,

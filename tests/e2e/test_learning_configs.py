@@ -9,8 +9,17 @@ import pytest
 
 from tests.e2e.training import train
 
-NEEDED = {"cartpole_memory": "gymnasium", "minigrid": "minigrid", "fetch_reach": "gymnasium_robotics"}
-SMALL = ("env.total_num_envs=8", "algorithm.rollout_steps=32", "algorithm.epochs=1", "algorithm.num_minibatches=2")
+NEEDED = {
+    "cartpole_memory": "gymnasium",
+    "minigrid": "minigrid",
+    "fetch_reach": "gymnasium_robotics",
+}
+SMALL = (
+    "env.total_num_envs=8",
+    "algorithm.rollout_steps=32",
+    "algorithm.epochs=1",
+    "algorithm.num_minibatches=2",
+)
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -23,8 +32,13 @@ def test_two_iterations_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "goal"), [("cartpole_memory", 400), ("minigrid", 0.93), ("fetch_reach", -2.0)])
-def test_it_is_learned_as_the_guide_says(name: str, goal: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "goal"),
+    [("cartpole_memory", 400), ("minigrid", 0.93), ("fetch_reach", -2.0)],
+)
+def test_it_is_learned_as_the_guide_says(
+    name: str, goal: float, tmp_path: Path
+) -> None:
     if importlib.util.find_spec(NEEDED[name]) is None:
         pytest.skip(f"needs {NEEDED[name]}")
     run = train(name, tmp_path)

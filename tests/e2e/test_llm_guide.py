@@ -27,23 +27,39 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", [c for c in COMMANDS if not any("/models/" in word for word in c)], ids=" ".join)
-def test_every_command_is_planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [c for c in COMMANDS if not any("/models/" in word for word in c)],
+    ids=" ".join,
+)
+def test_every_command_is_planned(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train.main([*words, "dry_run=true"]) == 0, capsys.readouterr().err
     assert "nothing was started" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("config", "column"), [("grpo_qwen3_8b", 0), ("grpo_llama_70b", 1)])
-def test_what_real_sizes_hold_is_as_planned(config: str, column: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("config", "column"), [("grpo_qwen3_8b", 0), ("grpo_llama_70b", 1)]
+)
+def test_what_real_sizes_hold_is_as_planned(
+    config: str, column: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train.main([config, "dry_run=true"]) == 0
     plan = capsys.readouterr().out
     for stage in ("rollout", "learn"):
-        (row,) = re.findall(rf"^\| {stage} holds \| (\d+) GiB.*? \| (\d+) GiB", GUIDE, re.MULTILINE)
-        (held,) = re.findall(rf"^[ >]+{stage} +[\d.]+ +[\d.]+ +([\d.]+) +[\d.]+$", plan, re.MULTILINE)
+        (row,) = re.findall(
+            rf"^\| {stage} holds \| (\d+) GiB.*? \| (\d+) GiB", GUIDE, re.MULTILINE
+        )
+        (held,) = re.findall(
+            rf"^[ >]+{stage} +[\d.]+ +[\d.]+ +([\d.]+) +[\d.]+$", plan, re.MULTILINE
+        )
         assert int(row[column]) == round(float(held)), stage
 
 
-def test_the_placement_line_alone_makes_it_another_mode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_placement_line_alone_makes_it_another_mode(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     modes = []
     for words in COMMANDS[:2]:
         train.main([*words, "dry_run=true"])
@@ -60,32 +76,62 @@ def test_the_settings_are_read() -> None:
         "actor": {"model": {"path": "somewhere"}},
     }
     with_critic = read_config(rest | {"env": {"task": "arithmetic"}} | critic)
-    assert (with_critic.critic.warmup_iterations, with_critic.placed) == (5, ("actor", "critic", "rollout", "env"))
+    assert (with_critic.critic.warmup_iterations, with_critic.placed) == (
+        5,
+        ("actor", "critic", "rollout", "env"),
+    )
     with_judges = read_config(rest | {"env": {"task": "arithmetic"}} | judges)
     rewards = [name for name in with_judges.placed if name.startswith("reward.")]
-    assert [with_judges.reward_of(name).kind for name in rewards] == ["model", "function", "url"]
+    assert [with_judges.reward_of(name).kind for name in rewards] == [
+        "model",
+        "function",
+        "url",
+    ]
     cut["cluster"]["component_placement"]["env"] = "cpu"
     with_cut = read_config(rest | {"env": {"task": "arithmetic"}} | cut)
     assert with_cut.placed == ("actor", "reference", "rollout", "env")
-    assert with_cut.cluster.component_placement["actor"] == {"placement": "0-7", "tensor_parallel_size": 2}
+    assert with_cut.cluster.component_placement["actor"] == {
+        "placement": "0-7",
+        "tensor_parallel_size": 2,
+    }
     context["cluster"]["component_placement"] |= {"rollout": "0-7", "env": "cpu"}
     with_context = read_config(rest | {"env": {"task": "arithmetic"}} | context)
-    assert with_context.cluster.component_placement["actor"] == {"placement": "0-7", "context_parallel_size": 4}
+    assert with_context.cluster.component_placement["actor"] == {
+        "placement": "0-7",
+        "context_parallel_size": 4,
+    }
     assert images["defaults"] == another["defaults"]
     with_images = read_config(rest | {"env": images["env"]})
-    assert (with_images.text_env.kwargs["image"], with_images.text_env.max_image_bytes) == ("image", 1 << 20)
+    assert (
+        with_images.text_env.kwargs["image"],
+        with_images.text_env.max_image_bytes,
+    ) == ("image", 1 << 20)
     assert real.pop("defaults") == ["grpo_qwen3_8b", "_self_"]
     whole = read_config(
-        {"cluster": rest["cluster"], "actor": rest["actor"], **real, "algorithm": {"prompts": 1, **real["algorithm"]}}
+        {
+            "cluster": rest["cluster"],
+            "actor": rest["actor"],
+            **real,
+            "algorithm": {"prompts": 1, **real["algorithm"]},
+        }
     )
-    assert [reward.name for reward in whole.text_env.rewards] == ["math_verify", "length_penalty"]
-    assert (whole.algorithm.only_with_signal, whole.runner.eval_temperature) == (True, 0.6)
+    assert [reward.name for reward in whole.text_env.rewards] == [
+        "math_verify",
+        "length_penalty",
+    ]
+    assert (whole.algorithm.only_with_signal, whole.runner.eval_temperature) == (
+        True,
+        0.6,
+    )
     with_agent = read_config(rest | agent)
     assert (with_agent.text_env.task, with_agent.text_env.max_turns) == ("agent", 4)
     assert another["defaults"] == ["hybrid_grpo_llm", "_self_"]
     assert another["env"]["kwargs"] == task["env"]["kwargs"]
     config = read_config(task | rest)
-    assert [reward.name for reward in config.text_env.rewards] == ["math_answer", "my_rewards:brief"]
+    assert [reward.name for reward in config.text_env.rewards] == [
+        "math_answer",
+        "my_rewards:brief",
+    ]
 
 
 def test_every_shipped_task_and_algorithm_is_in_the_guide() -> None:

@@ -20,10 +20,16 @@ pytestmark = pytest.mark.ray
     ],
     ids=["one as processes", "all as processes"],
 )
-def runs(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+def runs(
+    request: pytest.FixtureRequest,
+    model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Finished]:
     same = (*tiny(model), "rollout.seed=1", "runner.total_iterations=8")
     processes, threads = request.param
-    return in_all_placements(tmp_path_factory.mktemp("runs"), *same, processes=processes, threads=threads)
+    return in_all_placements(
+        tmp_path_factory.mktemp("runs"), *same, processes=processes, threads=threads
+    )
 
 
 def test_every_placement_learns(runs: dict[str, Finished]) -> None:
@@ -31,7 +37,9 @@ def test_every_placement_learns(runs: dict[str, Finished]) -> None:
         assert run.code == 0, f"{config}:\n{run.err}"
         rewards = [line["actor/reward"] for line in run.metrics()]
         assert max(rewards[-2:]) > rewards[0] + 0.1, config
-        assert all(line["actor/mismatch_max"] < 1e-3 for line in run.metrics())  # the engine has the actor's weights
+        assert all(
+            line["actor/mismatch_max"] < 1e-3 for line in run.metrics()
+        )  # the engine has the actor's weights
         assert f"plan: {config.removesuffix('_grpo_llm')}" in run.out
 
 
@@ -44,10 +52,24 @@ def test_placement_does_not_change_the_numbers(runs: dict[str, Finished]) -> Non
 
 
 @pytest.mark.slow
-def test_engines_in_other_processes_run_ahead_as_far_as_they_may(model: Path, tmp_path: Path) -> None:
-    asked = ("algorithm.max_staleness=1", "runner.total_iterations=6", "runner.eval_every=3", "runner.eval_prompts=4")
+def test_engines_in_other_processes_run_ahead_as_far_as_they_may(
+    model: Path, tmp_path: Path
+) -> None:
+    asked = (
+        "algorithm.max_staleness=1",
+        "runner.total_iterations=6",
+        "runner.eval_every=3",
+        "runner.eval_prompts=4",
+    )
     longer = ("algorithm.max_new_tokens=32", "algorithm.train_batch=16")
-    run = train("disaggregated_grpo_llm", tmp_path, *tiny(model), *placed("0-1", "2", "3"), *asked, *longer)
+    run = train(
+        "disaggregated_grpo_llm",
+        tmp_path,
+        *tiny(model),
+        *placed("0-1", "2", "3"),
+        *asked,
+        *longer,
+    )
     assert run.code == 0, run.err
     lines = run.metrics()
     assert [line["policy/version"] for line in lines] == [1, 2, 3, 4, 5, 6]

@@ -22,10 +22,23 @@ def check_synced(run: Finished, *, agree: float = 1e-3) -> None:
         assert line["actor/mismatch_max"] < agree
 
 
-def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(model: Path, tmp_path: Path) -> None:
-    asked = (*PROBED, *FACTORS, "actor.optimizer.lr=2.0e-2", "runner.total_iterations=20", "rollout.seed=1")
+def test_factors_alone_teach_an_engine_that_drops_its_weights_in_between(
+    model: Path, tmp_path: Path
+) -> None:
+    asked = (
+        *PROBED,
+        *FACTORS,
+        "actor.optimizer.lr=2.0e-2",
+        "runner.total_iterations=20",
+        "rollout.seed=1",
+    )
     run = train(
-        "collocated_grpo_llm", tmp_path, "cluster.launcher=inline", *placed("0", "0", "0"), *tiny(model), *asked
+        "collocated_grpo_llm",
+        tmp_path,
+        "cluster.launcher=inline",
+        *placed("0", "0", "0"),
+        *tiny(model),
+        *asked,
     )
     check_synced(run)
     lines = run.metrics()
@@ -38,13 +51,25 @@ def test_an_engine_that_keeps_old_weights_under_a_new_version_is_far_from_the_ac
 ) -> None:
     load = TransformersEngine.load
 
-    def keep(engine: TransformersEngine, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+    def keep(
+        engine: TransformersEngine,
+        weights: Weights,
+        version: int,
+        factors: FactorsOf = NO_FACTORS,
+    ) -> None:
         if version < 2:
             load(engine, weights, version, factors)
         engine.version = version
 
     monkeypatch.setattr(TransformersEngine, "load", keep)
-    run = train("hybrid_grpo_llm", tmp_path, *INLINE, *tiny(model), "runner.total_iterations=4", "rollout.seed=1")
+    run = train(
+        "hybrid_grpo_llm",
+        tmp_path,
+        *INLINE,
+        *tiny(model),
+        "runner.total_iterations=4",
+        "rollout.seed=1",
+    )
     assert run.code == 0, run.err
     lines = run.metrics()
     assert all(line["actor/age_max"] == 0 for line in lines)  # as far as versions say
@@ -55,8 +80,16 @@ def test_an_engine_that_keeps_old_weights_under_a_new_version_is_far_from_the_ac
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_has_the_actors_weights_in_every_placement_and_samples_alike(model: Path, tmp_path: Path) -> None:
-    runs = in_all_placements(tmp_path, *tiny(model, "vllm"), *PROBED, "rollout.seed=1", "runner.total_iterations=2")
+def test_vllm_has_the_actors_weights_in_every_placement_and_samples_alike(
+    model: Path, tmp_path: Path
+) -> None:
+    runs = in_all_placements(
+        tmp_path,
+        *tiny(model, "vllm"),
+        *PROBED,
+        "rollout.seed=1",
+        "runner.total_iterations=2",
+    )
     for run in runs.values():
         check_synced(run)
     check_alike(runs, iterations=2)
@@ -65,8 +98,15 @@ def test_vllm_has_the_actors_weights_in_every_placement_and_samples_alike(model:
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_adds_factors_to_the_weights_of_the_first_sync(model: Path, tmp_path: Path) -> None:
-    asked = (*PROBED, *FACTORS, "runner.total_iterations=4", *placed(*PLACEMENTS["hybrid_grpo_llm"]))
+def test_vllm_adds_factors_to_the_weights_of_the_first_sync(
+    model: Path, tmp_path: Path
+) -> None:
+    asked = (
+        *PROBED,
+        *FACTORS,
+        "runner.total_iterations=4",
+        *placed(*PLACEMENTS["hybrid_grpo_llm"]),
+    )
     run = train("hybrid_grpo_llm", tmp_path, *tiny(model, "vllm"), *asked)
     check_synced(run)
     lines = run.metrics()
@@ -85,9 +125,26 @@ def test_vllm_adds_factors_to_the_weights_of_the_first_sync(model: Path, tmp_pat
 def test_on_a_gpu_an_engine_takes_what_the_actor_beside_it_lends(
     model: Path, tmp_path: Path, dtype: str, agree: float, rest: tuple[str, ...]
 ) -> None:
-    where = ("cluster.accelerators_per_node=1", "cluster.accelerator.kind=cuda", *placed("0", "0", "0"))
-    types = (f"rollout.dtype={dtype}", "rollout.cache_dtype=null", f"actor.compute={dtype}")
-    asked = (*PROBED, *rest, "runner.total_iterations=3", "rollout.kv_cache_memory=256MiB")
-    run = train("collocated_grpo_llm", tmp_path, *tiny(model, "vllm"), *where, *types, *asked)
+    where = (
+        "cluster.accelerators_per_node=1",
+        "cluster.accelerator.kind=cuda",
+        *placed("0", "0", "0"),
+    )
+    types = (
+        f"rollout.dtype={dtype}",
+        "rollout.cache_dtype=null",
+        f"actor.compute={dtype}",
+    )
+    asked = (
+        *PROBED,
+        *rest,
+        "runner.total_iterations=3",
+        "rollout.kv_cache_memory=256MiB",
+    )
+    run = train(
+        "collocated_grpo_llm", tmp_path, *tiny(model, "vllm"), *where, *types, *asked
+    )
     check_synced(run, agree=agree)
-    assert all(("actor/pushed_cuda_ipc_bytes" in line) == (not rest) for line in run.metrics())
+    assert all(
+        ("actor/pushed_cuda_ipc_bytes" in line) == (not rest) for line in run.metrics()
+    )

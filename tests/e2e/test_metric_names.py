@@ -29,12 +29,16 @@ RUNS = {
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_every_metric_of_a_run_is_listed(kind: str, models: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_metric_of_a_run_is_listed(
+    kind: str, models: tuple[str, ...], tmp_path: Path
+) -> None:
     config, words = RUNS[kind]
     own = models if config == "rlhf_tiny" else ()
     run: Finished = train(config, tmp_path, *words, *own, "runner.total_iterations=2")
     assert run.code == 0, run.err
     written = {name for line in run.metrics() for name in line}
     listed = metric_names()
-    assert {name for name in written if not any(metric.matches(name) for metric in listed)} == set()
+    assert {
+        name for name in written if not any(metric.matches(name) for metric in listed)
+    } == set()
     assert {"time/iteration_s", "util/busy_share", "actor/lr"} <= written

@@ -47,7 +47,10 @@ def serve(namespace: str, keys: Any, pipe: Pipe) -> None:
 
     enter(namespace)
     with JobFolder.create() as folder:
-        channel, server = SharedChannel.create(folder.path, SPEC), ChannelServer(host=ADDRESSES[0], keys=keys)
+        channel, server = (
+            SharedChannel.create(folder.path, SPEC),
+            ChannelServer(host=ADDRESSES[0], keys=keys),
+        )
         server.add("test", channel)
         pipe.send(server.start())
         answer(channel, pipe)
@@ -80,7 +83,9 @@ class Peer:
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        self.process = context.Process(
+            target=target, args=(*arguments, theirs), daemon=True
+        )
         self.process.start()
         theirs.close()
 

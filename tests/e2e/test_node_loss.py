@@ -16,7 +16,11 @@ from tests.e2e.training import SMALL, Finished, finish, placed, read_until, star
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_S = 300.0
-QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+QUICK = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
 # Node 0 has accelerators 0-3, node 1 has 4-7.
 NODES = ("cluster.accelerators_per_node=4", "cluster.num_nodes=2", "checkpoint.every=2")
 JOB = {
@@ -53,11 +57,18 @@ def nodes(head: Any) -> Iterator[Any]:
 class Run:
     """A run of two nodes in a process of its own."""
 
-    def __init__(self, nodes: Any, output: Path, *overrides: str, config: str = "hybrid_ppo") -> None:
+    def __init__(
+        self, nodes: Any, output: Path, *overrides: str, config: str = "hybrid_ppo"
+    ) -> None:
         self._nodes, self._output = nodes, output
         self._shm = tempfile.TemporaryDirectory(dir="/dev/shm")
-        joining = (f"cluster.ray.address={nodes.address}", f"cluster.comm.shm_folder={self._shm.name}")
-        self.process: subprocess.Popen[str] = start(config, output, *JOB[config], *joining, *overrides)
+        joining = (
+            f"cluster.ray.address={nodes.address}",
+            f"cluster.comm.shm_folder={self._shm.name}",
+        )
+        self.process: subprocess.Popen[str] = start(
+            config, output, *JOB[config], *joining, *overrides
+        )
         self._seen = ""
 
     def until(self, begin: str) -> None:
@@ -95,7 +106,9 @@ def went_on(run: Run) -> Finished:
     run.until("    9 ")
     ended = run.stop()
     assert ended.code == 143, ended.err
-    assert [line["policy/version"] for line in ended.metrics()] == list(range(1, len(ended.metrics()) + 1))
+    assert [line["policy/version"] for line in ended.metrics()] == list(
+        range(1, len(ended.metrics()) + 1)
+    )
     return ended
 
 
@@ -108,11 +121,22 @@ def test_a_lost_node_ends_the_run_with_its_name(nodes: Any, tmp_path: Path) -> N
     assert "node 1 (" in ended.err
     assert "[node-lost]" in ended.err
     assert "got: rollout rank 0" in ended.err
-    assert "fix: resume=auto        (faults.on_node_loss=wait or replan goes on by itself)" in ended.err
+    assert (
+        "fix: resume=auto        (faults.on_node_loss=wait or replan goes on by itself)"
+        in ended.err
+    )
 
 
-def test_a_run_waits_for_a_machine_in_place_of_the_lost_one(nodes: Any, tmp_path: Path) -> None:
-    run = Run(nodes, tmp_path, *placed("[0,4]", "0", "4"), "faults.on_node_loss=wait", "faults.node_wait_s=120")
+def test_a_run_waits_for_a_machine_in_place_of_the_lost_one(
+    nodes: Any, tmp_path: Path
+) -> None:
+    run = Run(
+        nodes,
+        tmp_path,
+        *placed("[0,4]", "0", "4"),
+        "faults.on_node_loss=wait",
+        "faults.node_wait_s=120",
+    )
     run.until("    4 ")
     run.lose_node()
     replace_node(run, nodes)
@@ -125,8 +149,16 @@ def test_a_run_waits_for_a_machine_in_place_of_the_lost_one(nodes: Any, tmp_path
     assert 0.0 < ended.summary()["faults"]["effective_share"] < 1.0
 
 
-def test_a_machine_that_is_lost_while_the_run_starts_again(nodes: Any, tmp_path: Path) -> None:
-    run = Run(nodes, tmp_path, *placed("[0,4]", "0", "4"), "faults.on_node_loss=wait", "faults.node_wait_s=120")
+def test_a_machine_that_is_lost_while_the_run_starts_again(
+    nodes: Any, tmp_path: Path
+) -> None:
+    run = Run(
+        nodes,
+        tmp_path,
+        *placed("[0,4]", "0", "4"),
+        "faults.on_node_loss=wait",
+        "faults.node_wait_s=120",
+    )
     run.until("    4 ")
     run.lose_node()
     replace_node(run, nodes)
@@ -134,12 +166,22 @@ def test_a_machine_that_is_lost_while_the_run_starts_again(nodes: Any, tmp_path:
     run.lose_node()
     replace_node(run, nodes)
     ended = went_on(run)
-    assert [event["what"].partition(" (")[0] for event in events(ended)] == ["node 1", "node 1"]
+    assert [event["what"].partition(" (")[0] for event in events(ended)] == [
+        "node 1",
+        "node 1",
+    ]
 
 
-def test_a_run_goes_on_with_the_machines_that_are_left(nodes: Any, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_machines_that_are_left(
+    nodes: Any, tmp_path: Path
+) -> None:
     """What was on both nodes keeps its part of the first; rollout was on the second only, and is placed again."""
-    run = Run(nodes, tmp_path, *placed("[0-1,4-5]", "[0-1,6-7]", "4-5"), "faults.on_node_loss=replan")
+    run = Run(
+        nodes,
+        tmp_path,
+        *placed("[0-1,4-5]", "[0-1,6-7]", "4-5"),
+        "faults.on_node_loss=replan",
+    )
     run.until("    4 ")
     run.lose_node()
     ended = went_on(run)
@@ -152,12 +194,22 @@ def test_a_run_goes_on_with_the_machines_that_are_left(nodes: Any, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("then", "where"),
-    [("wait", placed("[0,4]", "0", "[1,5]")), ("replan", placed("[0-1,4-5]", "0", "4-5"))],
+    [
+        ("wait", placed("[0,4]", "0", "[1,5]")),
+        ("replan", placed("[0-1,4-5]", "0", "4-5")),
+    ],
     ids=["wait", "replan"],
 )
-def test_a_language_model_goes_on(nodes: Any, model: Path, then: str, where: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_language_model_goes_on(
+    nodes: Any, model: Path, then: str, where: tuple[str, ...], tmp_path: Path
+) -> None:
     """Half of the actor is lost, and half of the engines, or all of them, which are placed again."""
-    job = (*language.tiny(model), *where, f"faults.on_node_loss={then}", "faults.node_wait_s=120")
+    job = (
+        *language.tiny(model),
+        *where,
+        f"faults.on_node_loss={then}",
+        "faults.node_wait_s=120",
+    )
     run = Run(nodes, tmp_path, *job, config="hybrid_grpo_llm")
     run.until("    4 ")
     run.lose_node()

@@ -25,7 +25,16 @@ from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.reservation import Machine
 from tests.contract.launch_workers import Probe
 from tests.e2e.namespaces import machines_with_ray
-from tests.e2e.training import INLINE, SMALL, Finished, finish, placed, read_until, start, train
+from tests.e2e.training import (
+    INLINE,
+    SMALL,
+    Finished,
+    finish,
+    placed,
+    read_until,
+    start,
+    train,
+)
 
 if TYPE_CHECKING:
     from rlplace.workers.ray_launch.channels import RemoteNode
@@ -45,7 +54,10 @@ def nodes() -> Iterator[Any]:
     from rlplace.workers.ray_launch.session import ray_environment
 
     with ray_environment("auto"):
-        nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
+        nodes = Nodes(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False},
+        )
         nodes.add_node(num_cpus=1, num_gpus=2)
         yield nodes
         nodes.shutdown()
@@ -80,13 +92,19 @@ def joining(address: str, shm: Path) -> tuple[str, ...]:
 def listening(pid: int) -> set[int]:
     """Ports on which the Ray processes of a job's nodes' channels listen."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return {c.laddr.port for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        return {
+            c.laddr.port
+            for c in psutil.Process(pid).net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN
+        }
     return set()
 
 
 def servers() -> list[psutil.Process]:
     return [
-        p for p in psutil.process_iter(["cmdline"]) if any("NodeChannels" in part for part in p.info["cmdline"] or ())
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if any("NodeChannels" in part for part in p.info["cmdline"] or ())
     ]
 
 
@@ -101,22 +119,38 @@ def numbers(run: Finished, metric: str) -> list[float]:
     return [line[metric] for line in run.metrics() if metric in line]
 
 
-def test_a_job_over_two_nodes_trains_on_the_same_numbers(address: str, tmp_path: Path, shm: Path) -> None:
+def test_a_job_over_two_nodes_trains_on_the_same_numbers(
+    address: str, tmp_path: Path, shm: Path
+) -> None:
     budget = "runner.total_iterations=4"
-    apart = train("hybrid_ppo", tmp_path / "apart", *APART, budget, *joining(address, shm))
+    apart = train(
+        "hybrid_ppo", tmp_path / "apart", *APART, budget, *joining(address, shm)
+    )
     assert apart.code == 0, apart.err
     assert apart.folder is not None
     assert "network" in (apart.folder / "plan.txt").read_text(encoding="utf-8")
-    together = train("hybrid_ppo", tmp_path / "inline", *INLINE, *placed("0", "0", "1"), budget)
+    together = train(
+        "hybrid_ppo", tmp_path / "inline", *INLINE, *placed("0", "0", "1"), budget
+    )
     assert together.code == 0, together.err
     for metric in ("env/return", "actor/policy_loss", "actor/grad_norm"):
-        assert numbers(apart, metric) == pytest.approx(numbers(together, metric), rel=2e-3, abs=2e-4)
+        assert numbers(apart, metric) == pytest.approx(
+            numbers(together, metric), rel=2e-3, abs=2e-4
+        )
     assert list(shm.iterdir()) == [], "nothing stays in shared memory"
     assert servers() == []
 
 
-def test_a_lost_channel_server_ends_the_run_with_its_address(address: str, tmp_path: Path, shm: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *APART, "runner.total_iterations=390625", *joining(address, shm))
+def test_a_lost_channel_server_ends_the_run_with_its_address(
+    address: str, tmp_path: Path, shm: Path
+) -> None:
+    process = start(
+        "hybrid_ppo",
+        tmp_path,
+        *APART,
+        "runner.total_iterations=390625",
+        *joining(address, shm),
+    )
     try:
         seen = read_until(process, "    2 ")
         (server,) = servers()
@@ -134,8 +168,16 @@ def test_a_lost_channel_server_ends_the_run_with_its_address(address: str, tmp_p
     assert list(shm.iterdir()) == [], "the folder of the lost node is removed, too"
 
 
-def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path, shm: Path) -> None:
-    process = start("hybrid_ppo", tmp_path, *APART, "runner.total_iterations=390625", *joining(address, shm))
+def test_a_killed_driver_leaves_nothing_on_any_node(
+    address: str, tmp_path: Path, shm: Path
+) -> None:
+    process = start(
+        "hybrid_ppo",
+        tmp_path,
+        *APART,
+        "runner.total_iterations=390625",
+        *joining(address, shm),
+    )
     try:
         read_until(process, "    1 ")
         assert len(list(shm.iterdir())) == 2, "one folder for each node"
@@ -150,9 +192,13 @@ def test_a_killed_driver_leaves_nothing_on_any_node(address: str, tmp_path: Path
 
 def test_ranks_sit_on_the_nodes_of_the_plan(address: str, driver: Any) -> None:
     head = driver.get_runtime_context().get_node_id()
-    with Cluster(topology=Topology.uniform(2, 2, "cuda"), ray=RayConfig(address=address)) as cluster:
+    with Cluster(
+        topology=Topology.uniform(2, 2, "cuda"), ray=RayConfig(address=address)
+    ) as cluster:
         packed = PackedPlacementStrategy(0, 3)
-        group = Probe.create_group().launch(cluster, name="probe", placement_strategy=packed)
+        group = Probe.create_group().launch(
+            cluster, name="probe", placement_strategy=packed
+        )
         where = group.node_id().wait()
         assert where[0] == where[1] == head, "node 0 is the head"
         assert where[2] == where[3] != head
@@ -160,12 +206,16 @@ def test_ranks_sit_on_the_nodes_of_the_plan(address: str, driver: Any) -> None:
         victim = group.process().wait()[3][0]
         stuck = group.stuck()
         os.kill(victim, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"probe rank 3 \(node 1, accelerators 3\)"):
+        with pytest.raises(
+            WorkerError, match=r"probe rank 3 \(node 1, accelerators 3\)"
+        ):
             stuck.wait(timeout_s=90)
 
 
 @pytest.mark.usefixtures("driver")
-def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: Any, shm: Path) -> None:
+def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(
+    nodes: Any, shm: Path
+) -> None:
     from rlplace.workers.ray_launch.channels import RemoteNode
 
     third = nodes.add_node(num_cpus=1)
@@ -174,7 +224,10 @@ def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: A
     assert node.folder().parent == shm
     with pytest.raises(ClusterError, match="docker run --shm-size=") as small:
         node.check(1 << 60)
-    assert (small.value.code, small.value.problem.key) == ("shm-too-small", "cluster.comm.shm_folder")
+    assert (small.value.code, small.value.problem.key) == (
+        "shm-too-small",
+        "cluster.comm.shm_folder",
+    )
     nodes.remove_node(third, allow_graceful=False)
     with pytest.raises(ClusterError, match="did not answer") as lost:
         use(node)
@@ -182,7 +235,9 @@ def test_what_another_node_lacks_and_its_loss_are_said_with_its_address(nodes: A
     node.close()
     deadline = time.monotonic() + GONE_S
     while list(shm.iterdir()):
-        assert time.monotonic() < deadline, "the folder of the lost node is removed, too"
+        assert time.monotonic() < deadline, (
+            "the folder of the lost node is removed, too"
+        )
         time.sleep(0.1)
 
 

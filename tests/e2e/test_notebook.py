@@ -16,11 +16,15 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "placement.ipynb"
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The cells after they have run; an error in any of them is raised here."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    assert not any(cell.get("outputs") for cell in notebook.cells), (
+        "it is kept without outputs"
+    )
     loaded = "import sys\nprint(sorted({'numpy', 'ray', 'torch'} & set(sys.modules)))"
     notebook.cells.append(nbformat.v4.new_code_cell(loaded))
     place = {"metadata": {"path": str(tmp_path_factory.mktemp("empty"))}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources=place
+    ).execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -29,7 +33,12 @@ def text_of(cell: Any) -> str:
 
 
 def test_plans_are_pictures_inline(cells: list[Any]) -> None:
-    pictures = [o.data for cell in cells for o in cell.outputs if o.output_type == "execute_result"]
+    pictures = [
+        o.data
+        for cell in cells
+        for o in cell.outputs
+        if o.output_type == "execute_result"
+    ]
     assert len(pictures) == 3
     for picture in pictures:
         assert "<svg" in picture["text/html"]
@@ -40,7 +49,12 @@ def test_plans_are_pictures_inline(cells: list[Any]) -> None:
 def test_it_compares_explains_and_predicts(cells: list[Any]) -> None:
     said = "\n".join(map(text_of, cells))
     fix = "fix: cluster.component_placement.env=0-3"
-    for expected in ("lines differ, marked *", "[accelerator-out-of-range]", fix, "from published rates"):
+    for expected in (
+        "lines differ, marked *",
+        "[accelerator-out-of-range]",
+        fix,
+        "from published rates",
+    ):
         assert expected in said, expected
 
 

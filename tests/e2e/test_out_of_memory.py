@@ -53,9 +53,13 @@ class KeepingEnv(VectorEnvWorker):
     def move(self, to: Residency) -> MoveReport:
         report = super().move(to)
         if to is Residency.OFF and self._played:
-            assert LeavingRollout.left.wait(60.0)  # what it keeps is more than the rollout leaves it room for
+            assert LeavingRollout.left.wait(
+                60.0
+            )  # what it keeps is more than the rollout leaves it room for
             self.context.device.acquire(self.kept, "textures")
-        return dataclasses.replace(report, accelerator_bytes=self.context.device.held_bytes())
+        return dataclasses.replace(
+            report, accelerator_bytes=self.context.device.held_bytes()
+        )
 
 
 class KeepingLessEnv(KeepingEnv):
@@ -65,17 +69,26 @@ class KeepingLessEnv(KeepingEnv):
 
 
 def run_with(env: type[VectorEnvWorker], output: Path) -> None:
-    overrides = [*INLINE, *placed("0", "0", "0"), f"cluster.accelerator.memory={MEMORY}", f"runner.output_dir={output}"]
+    overrides = [
+        *INLINE,
+        *placed("0", "0", "0"),
+        f"cluster.accelerator.memory={MEMORY}",
+        f"runner.output_dir={output}",
+    ]
     (composed,) = compose.with_hydra(["--config-name", "collocated_ppo", *overrides])
     prepared = prepare_composed(composed)
     config, plan = prepared.config, prepared.plan
     assert isinstance(plan, Plan)
     job = job_spec(config, plan)
-    job = dataclasses.replace(job, workers={**job.workers, "env": env, "rollout": LeavingRollout})
+    job = dataclasses.replace(
+        job, workers={**job.workers, "env": env, "rollout": LeavingRollout}
+    )
     run(job, view_plan(plan, job.case, name="out_of_memory"), resolved=composed.mapping)
 
 
-def test_a_component_without_room_is_refused_with_what_was_measured(tmp_path: Path) -> None:
+def test_a_component_without_room_is_refused_with_what_was_measured(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(AcceleratorOutOfMemory) as refused:
         run_with(KeepingEnv, tmp_path)
     problem = refused.value.problem
@@ -87,15 +100,23 @@ def test_a_component_without_room_is_refused_with_what_was_measured(tmp_path: Pa
     _ended(tmp_path)
 
 
-def test_an_error_while_computing_shows_the_measured_bytes_of_all(tmp_path: Path) -> None:
+def test_an_error_while_computing_shows_the_measured_bytes_of_all(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(WorkerError) as failed:
         run_with(KeepingLessEnv, tmp_path)
     cause = failed.value.cause
     assert isinstance(cause, AcceleratorOutOfMemory)
-    assert (failed.value.component, failed.value.method, failed.value.stage) == ("actor", "learn", "learn")
+    assert (failed.value.component, failed.value.method, failed.value.stage) == (
+        "actor",
+        "learn",
+        "learn",
+    )
     assert cause.accelerator == 0
     assert "env rank 0: textures 330 MiB" in (cause.problem.why or "")
-    assert "measured after its last move: env rank 0: off 330 MiB" in (cause.problem.why or "")
+    assert "measured after its last move: env rank 0: off 330 MiB" in (
+        cause.problem.why or ""
+    )
     _ended(tmp_path)
 
 
@@ -112,7 +133,16 @@ def test_a_forced_job_ends_where_the_plan_said(tmp_path: Path) -> None:
 def _ended(output: Path) -> None:
     """The run left its summary, and no thread of a worker."""
     (folder,) = output.glob("*/*")
-    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["memory"]["env"]["off"]["predicted"] == 0
-    for thread in [t for t in threading.enumerate() if t.name.startswith(("actor rank", "env rank", "rollout rank"))]:
+    assert (
+        json.loads((folder / "summary.json").read_text(encoding="utf-8"))["memory"][
+            "env"
+        ]["off"]["predicted"]
+        == 0
+    )
+    for thread in [
+        t
+        for t in threading.enumerate()
+        if t.name.startswith(("actor rank", "env rank", "rollout rank"))
+    ]:
         thread.join(5.0)
         assert not thread.is_alive()

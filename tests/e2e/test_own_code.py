@@ -14,7 +14,15 @@ from tests.e2e.training import INLINE, ROOT, placed, train
 from tests.pages import blocks
 
 SMALL = (*INLINE, *placed("0", "0", "1"), "runner.total_iterations=2")
-NAMES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance")
+NAMES = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "grad_norm",
+    "explained_variance",
+)
 
 
 @pytest.fixture
@@ -30,7 +38,10 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_variant_with_the_shipped_formulas_learns_the_same(tmp_path: Path) -> None:
     own = "algorithm.variant.name=tests.own_variant:SameEstimates"
-    shipped, varied = (train("hybrid_ppo", tmp_path / name, *SMALL, *more) for name, more in (("a", ()), ("b", (own,))))
+    shipped, varied = (
+        train("hybrid_ppo", tmp_path / name, *SMALL, *more)
+        for name, more in (("a", ()), ("b", (own,)))
+    )
     assert (shipped.code, varied.code) == (0, 0), varied.err
     for before, after in zip(shipped.metrics(), varied.metrics(), strict=True):
         for name in (f"actor/{name}" for name in NAMES):
@@ -64,7 +75,9 @@ class Broken:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.seen[:] = [config["runner"]["seed"]]
 
-    def on_iteration(self, iteration: int, env_steps: int, metrics: dict[str, float]) -> None:
+    def on_iteration(
+        self, iteration: int, env_steps: int, metrics: dict[str, float]
+    ) -> None:
         self.seen.append(iteration)
         if iteration == 2:
             raise KeyError("no such metric")
@@ -84,15 +97,21 @@ class NeverResets(gymnasium.Env[Any, Any]):
 
 def test_a_callback_is_told_of_a_start_that_fails(tmp_path: Path) -> None:
     called = f"runner.callbacks=[{{name: '{__name__}:Broken'}}]"
-    run = train("hybrid_ppo", tmp_path, *SMALL, called, f"env.id={__name__}:NeverResets")
+    run = train(
+        "hybrid_ppo", tmp_path, *SMALL, called, f"env.id={__name__}:NeverResets"
+    )
     assert run.code == 1
     assert "AttributeError: no such motor" in run.err
     assert Broken.seen == [0, "failed"]
     (folder,) = (tmp_path / "hybrid_ppo").iterdir()
-    assert "AttributeError: no such motor" in (folder / "error.txt").read_text(encoding="utf-8")
+    assert "AttributeError: no such motor" in (folder / "error.txt").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_a_callback_that_fails_ends_the_run_with_its_line_and_what_was_learned_is_saved(tmp_path: Path) -> None:
+def test_a_callback_that_fails_ends_the_run_with_its_line_and_what_was_learned_is_saved(
+    tmp_path: Path,
+) -> None:
     called = f"runner.callbacks=[{{name: '{__name__}:Broken'}}]"
     run = train("hybrid_ppo", tmp_path, *SMALL, called, "runner.total_iterations=4")
     assert run.code == 1
@@ -102,7 +121,11 @@ def test_a_callback_that_fails_ends_the_run_with_its_line_and_what_was_learned_i
     assert Broken.seen == [0, 1, 2, "failed"]
     assert run.folder is not None
     assert (run.folder / "checkpoints" / "000002").is_dir()
-    assert "KeyError: 'no such metric'" in (run.folder / "error.txt").read_text(encoding="utf-8")
-    resumed = train("hybrid_ppo", tmp_path, *SMALL, "runner.total_iterations=3", "resume=auto")
+    assert "KeyError: 'no such metric'" in (run.folder / "error.txt").read_text(
+        encoding="utf-8"
+    )
+    resumed = train(
+        "hybrid_ppo", tmp_path, *SMALL, "runner.total_iterations=3", "resume=auto"
+    )
     assert resumed.code == 0, resumed.err
     assert not (run.folder / "error.txt").exists()

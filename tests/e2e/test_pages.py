@@ -21,44 +21,90 @@ WITH_OWN_TEST = {"planning.md", "warm_start.md"}
 HANDS_ON = [
     page
     for page in PAGES
-    if page.name not in WITH_OWN_TEST and any(block.language == "console" for block in blocks(page))
+    if page.name not in WITH_OWN_TEST
+    and any(block.language == "console" for block in blocks(page))
 ]
 # What may be typed besides this project's own commands; pages say what of it was not tried.
 OTHER_COMMANDS = {
-    *("bash", "cd", "docker", "export", "git", "kill", "kubectl", "ls", "mkdir", "pip", "python3", "ray", "rm"),
+    *(
+        "bash",
+        "cd",
+        "docker",
+        "export",
+        "git",
+        "kill",
+        "kubectl",
+        "ls",
+        "mkdir",
+        "pip",
+        "python3",
+        "ray",
+        "rm",
+    ),
     *("sbatch", "source", "srun", "sudo", "tensorboard", "umask", "uv"),
 }
 TRAIN = (["scripts/train"], ["rlplace", "train"], ["python", "-m", "rlplace.train"])
-FOLDERS = ("resume=runs/", "resume=<", "/models/", "profile=runs/", "my_configs/", "<")  # of the reader's own
+FOLDERS = (
+    "resume=runs/",
+    "resume=<",
+    "/models/",
+    "profile=runs/",
+    "my_configs/",
+    "<",
+)  # of the reader's own
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", HANDS_ON, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page", HANDS_ON, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 def test_a_page_runs_as_it_is_read(page: Path, tmp_path: Path) -> None:
     read_page(page, tmp_path, shell(tmp_path))
 
 
 COMMANDS = {
-    typed: None for page in PAGES for block in blocks(page) if block.language == "bash" for typed, _ in block.commands()
+    typed: None
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "bash"
+    for typed, _ in block.commands()
 }
 
 
 def trained(words: list[str]) -> list[str] | None:
     """Return what `train` is told by a command that trains and needs nothing of the reader's own."""
-    told = next((words[len(start) :] for start in TRAIN if words[: len(start)] == start), None)
+    told = next(
+        (words[len(start) :] for start in TRAIN if words[: len(start)] == start), None
+    )
     own = any(piece in word for word in words for piece in FOLDERS)
-    return None if told is None or own or "--help" in words or "-m" in told or "--multirun" in told else told
+    return (
+        None
+        if told is None
+        or own
+        or "--help" in words
+        or "-m" in told
+        or "--multirun" in told
+        else told
+    )
 
 
-@pytest.mark.parametrize("typed", [typed for typed in COMMANDS if trained(words_of(typed))])
-def test_what_is_trained_can_be_planned(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "typed", [typed for typed in COMMANDS if trained(words_of(typed))]
+)
+def test_what_is_trained_can_be_planned(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [word for word in trained(words_of(typed)) or () if word != "resume=auto"]
-    assert train.main([*words, *([] if "--cfg" in words else ["dry_run=true"])]) == 0, capsys.readouterr().err
+    assert train.main([*words, *([] if "--cfg" in words else ["dry_run=true"])]) == 0, (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_every_command_is_one_that_can_be_typed(typed: str) -> None:
-    checked = subprocess.run(["bash", "-n", "-c", typed], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["bash", "-n", "-c", typed], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr
     words = [word for word in words_of(typed) if not re.match(r"[A-Z_]+=", word)]
     first, *rest = words or ["bash"]
@@ -73,12 +119,18 @@ def test_every_command_is_one_that_can_be_typed(typed: str) -> None:
     elif first == "rlplace":
         assert importlib.util.find_spec(f"rlplace.{rest[0]}") or rest[0] == "--help"
     else:
-        assert first in OTHER_COMMANDS, f"{first}: neither a command of this project nor one that readers have"
+        assert first in OTHER_COMMANDS, (
+            f"{first}: neither a command of this project nor one that readers have"
+        )
 
 
 @pytest.mark.parametrize("name", ["troubleshooting.md", "out_of_memory.md"])
 def test_every_code_in_a_table_is_one(name: str) -> None:
-    cells = re.findall(r"^\|[^|]*\|([^|]*)\|", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.MULTILINE)
+    cells = re.findall(
+        r"^\|[^|]*\|([^|]*)\|",
+        (ROOT / "docs" / name).read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     named = {code for cell in cells for code in re.findall(r"`([a-z]+-[a-z-]+)`", cell)}
     assert len(named) > 4
     assert named <= set(codes())
@@ -88,12 +140,25 @@ def test_scripts_and_values_on_pages_can_be_read() -> None:
     for page in PAGES:
         for block in blocks(page):
             if block.language == "sh":
-                assert subprocess.run(["bash", "-n", "-c", block.text], check=False).returncode == 0, page
+                assert (
+                    subprocess.run(
+                        ["bash", "-n", "-c", block.text], check=False
+                    ).returncode
+                    == 0
+                ), page
             elif block.language == "yaml":
                 assert yaml.safe_load(block.text), page
 
 
 def test_every_page_of_docs_is_in_the_navigation() -> None:
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
-    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
-    assert {page for page in pages if f"- {page}\n" not in listed and not page.startswith("decisions/")} == set()
+    pages = {
+        page.relative_to(ROOT / "docs").as_posix()
+        for page in PAGES
+        if page.is_relative_to(ROOT / "docs")
+    }
+    assert {
+        page
+        for page in pages
+        if f"- {page}\n" not in listed and not page.startswith("decisions/")
+    } == set()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # as when it is run as a script
+sys.path.insert(
+    0, str(Path(__file__).parents[2] / "benchmarks")
+)  # as when it is run as a script
 
 import placements
 from emulated_work import SAMPLES, Model
@@ -27,9 +29,15 @@ def test_the_plan_says_who_wins_where() -> None:
     models = {model.name: model for model, _ in placements.CASES}
 
     def predicted(name: str, model: str) -> float:
-        return placements.predict(placements.layout_of(placements.PLACEMENTS[name]), models[model])
+        return placements.predict(
+            placements.layout_of(placements.PLACEMENTS[name]), models[model]
+        )
 
     assert predicted("hybrid", "long answers") < predicted("collocated", "long answers")
-    assert predicted("collocated", "slow environments") < predicted("hybrid", "slow environments")
-    assert predicted("disaggregated, 1 ahead", "slow host") < predicted("hybrid", "slow host")
+    assert predicted("collocated", "slow environments") < predicted(
+        "hybrid", "slow environments"
+    )
+    assert predicted("disaggregated, 1 ahead", "slow host") < predicted(
+        "hybrid", "slow host"
+    )
     assert predicted("hybrid", "even") < predicted("hybrid, partial overlap", "even")

@@ -17,12 +17,22 @@ from tests.pages import ROOT, blocks, says
 
 FILE = ROOT / "docs" / "planning.md"
 PAGE = FILE.read_text(encoding="utf-8")
-COMMANDS = [command for block in blocks(FILE) if block.language == "console" for command in block.commands()]
+COMMANDS = [
+    command
+    for block in blocks(FILE)
+    if block.language == "console"
+    for command in block.commands()
+]
 
 
-@pytest.mark.parametrize(("typed", "shown"), [pytest.param(*c, id=c[0]) for c in COMMANDS])
+@pytest.mark.parametrize(
+    ("typed", "shown"), [pytest.param(*c, id=c[0]) for c in COMMANDS]
+)
 def test_a_command_answers_what_the_page_shows(
-    typed: str, shown: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    typed: str,
+    shown: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
     command, _, rest = typed.partition(" > ")
@@ -37,7 +47,9 @@ def test_a_command_answers_what_the_page_shows(
     assert says(answer, shown), f"{typed} answers\n" + "\n".join(answer)
 
 
-def test_the_python_example_prints_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_example_prints_what_the_page_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(ROOT)
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (printed,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
@@ -50,8 +62,12 @@ def test_the_python_example_prints_what_the_page_says(monkeypatch: pytest.Monkey
 def test_every_function_that_the_page_names_is_there() -> None:
     """As `module.name(`; below one of these packages; `report` is the reader's own plan."""
     named = re.findall(r"`([a-z_.]+\.[a-z_]+)[(`]", PAGE.partition("## In Python")[2])
-    found = {name: [*_resolved(name)] for name in named if not name.startswith("report.")}
-    assert {"config.validate.config_schema", "text.render_diff"} <= {name for name, places in found.items() if places}
+    found = {
+        name: [*_resolved(name)] for name in named if not name.startswith("report.")
+    }
+    assert {"config.validate.config_schema", "text.render_diff"} <= {
+        name for name, places in found.items() if places
+    }
     assert [name for name, places in found.items() if not places] == []
 
 

@@ -23,32 +23,63 @@ JOB = (
 
 def found(*words: str) -> list[Variant]:
     (composed,) = compose.with_hydra(words)
-    return [variant for variant in distinct(variants(composed.mapping, 8)) if runs(variant)]
+    return [
+        variant for variant in distinct(variants(composed.mapping, 8)) if runs(variant)
+    ]
 
 
-def test_the_placements_have_fewest_and_most_ranks_and_only_valid_ones_are_run() -> None:
+def test_the_placements_have_fewest_and_most_ranks_and_only_valid_ones_are_run() -> (
+    None
+):
     names = [variant.name for variant in found("--config-name", "hybrid_ppo")]
-    ranks, shared = ("one rank", "8 ranks", "4 ranks"), ", env and rollout in one process"
+    ranks, shared = (
+        ("one rank", "8 ranks", "4 ranks"),
+        ", env and rollout in one process",
+    )
     one, eight, four = (f"{number} of each" for number in ranks)
-    assert names == ["as written", one, one + shared, eight, four, four + shared, "1 stage groups"]
-    odd = [v.name for v in found("--config-name", "hybrid_ppo", "env.total_num_envs=8", "rollout.pipeline_stage_num=2")]
-    assert "8 ranks of each" not in odd  # 8 environments cannot be two groups of each of 8 ranks
+    assert names == [
+        "as written",
+        one,
+        one + shared,
+        eight,
+        four,
+        four + shared,
+        "1 stage groups",
+    ]
+    odd = [
+        v.name
+        for v in found(
+            "--config-name",
+            "hybrid_ppo",
+            "env.total_num_envs=8",
+            "rollout.pipeline_stage_num=2",
+        )
+    ]
+    assert (
+        "8 ranks of each" not in odd
+    )  # 8 environments cannot be two groups of each of 8 ranks
 
 
 def test_threads_of_one_process_are_not_asked_to_learn_together() -> None:
-    assert all("actor" in v.mapping["cluster"]["component_placement"] for v in found(*JOB))
+    assert all(
+        "actor" in v.mapping["cluster"]["component_placement"] for v in found(*JOB)
+    )
     assert [v.name for v in found(*JOB) if v.name.startswith("8 ranks")] == []
 
 
 @pytest.mark.slow
-def test_a_profile_is_measured_shown_and_predicted_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_measured_shown_and_predicted_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "made" / "profile.json"
     assert main([*JOB, "--out", str(file), "--iterations", "3"]) == 0
     out = capsys.readouterr().out
     assert "as written: " in out
     assert "env.run/sim" in out
     profile = read_profile(file.read_text(), file=str(file))
-    assert len(profile.costs["env.run/sim"].points) > 1, "more sizes than the config has"
+    assert len(profile.costs["env.run/sim"].points) > 1, (
+        "more sizes than the config has"
+    )
     assert plan([*JOB, f"profile={file}"]) == 0
     assert "an iteration takes" in capsys.readouterr().out
 
@@ -68,7 +99,9 @@ def test_bad_input_is_refused_before_anything_runs(
     assert text in capsys.readouterr().err
 
 
-def test_a_measured_run_raises_with_the_end_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_run_raises_with_the_end_of_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from rlplace.errors import ConfigError
 
     (composed,) = compose.with_hydra([*JOB, "algorithm.gamma=2"])

@@ -12,7 +12,12 @@ from rlplace.train import main
 from tests.e2e.training import INLINE_LAUNCHER, SMALL, placed, train
 from tests.proxy import ADDRESS, answering
 
-WORDS = (*SMALL, *placed("0", "0", "0"), "env.id=tests.proxy:Asking-v0", "runner.total_iterations=1")
+WORDS = (
+    *SMALL,
+    *placed("0", "0", "0"),
+    "env.id=tests.proxy:Asking-v0",
+    "runner.total_iterations=1",
+)
 Servers = tuple[list[str], list[str]]
 
 
@@ -28,17 +33,26 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
         yield caught, asked
 
 
-@pytest.mark.parametrize("launcher", [INLINE_LAUNCHER, pytest.param("cluster.launcher=ray", marks=pytest.mark.ray)])
-def test_workers_reach_a_server_of_this_machine(launcher: str, tmp_path: Path, servers: Servers) -> None:
+@pytest.mark.parametrize(
+    "launcher",
+    [INLINE_LAUNCHER, pytest.param("cluster.launcher=ray", marks=pytest.mark.ray)],
+)
+def test_workers_reach_a_server_of_this_machine(
+    launcher: str, tmp_path: Path, servers: Servers
+) -> None:
     caught, asked = servers
-    run = train("hybrid_ppo_cartpole", tmp_path, *WORDS, launcher, env=dict(os.environ))  # a process of its own
+    run = train(
+        "hybrid_ppo_cartpole", tmp_path, *WORDS, launcher, env=dict(os.environ)
+    )  # a process of its own
     assert run.code == 0, run.err
     assert caught == []
     assert asked
 
 
 @pytest.mark.ray
-def test_workers_of_a_ray_that_was_joined_reach_it_too(tmp_path: Path, servers: Servers) -> None:
+def test_workers_of_a_ray_that_was_joined_reach_it_too(
+    tmp_path: Path, servers: Servers
+) -> None:
     """Their environment is that of the cluster, which excepts nothing."""
     import ray
 
@@ -46,11 +60,19 @@ def test_workers_of_a_ray_that_was_joined_reach_it_too(tmp_path: Path, servers: 
 
     caught, asked = servers
     with ray_environment(None):
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False
+        )
     try:
-        os.environ["no_proxy"] = "127.0.0.1"  # of this process, which makes a simulator to see its spaces
-        assert main(["hybrid_ppo_cartpole", f"runner.output_dir={tmp_path}", *WORDS]) == 0
+        os.environ["no_proxy"] = (
+            "127.0.0.1"  # of this process, which makes a simulator to see its spaces
+        )
+        assert (
+            main(["hybrid_ppo_cartpole", f"runner.output_dir={tmp_path}", *WORDS]) == 0
+        )
     finally:
         ray.shutdown()
-    assert [url for url in caught if "127.0.0.1" in url] == []  # Ray itself, started like this, asks for its cloud
+    assert [
+        url for url in caught if "127.0.0.1" in url
+    ] == []  # Ray itself, started like this, asks for its cloud
     assert len(asked) > 1

@@ -35,14 +35,24 @@ with Cluster(1, 1, accelerator=AcceleratorConfig(kind="emulated"), ray=RayConfig
 
 
 def environment(home: Path | str, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_AUTH")
+    }
     return kept | {"HOME": str(home)} | more
 
 
 def join(home: Path | str, *address: str, **more: str) -> tuple[str, str]:
     command = [sys.executable, "-c", JOIN, *address]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(home, **more), capture_output=True, text=True, timeout=120, check=True
+        command,
+        cwd=ROOT,
+        env=environment(home, **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     return done.stdout, done.stderr
 
@@ -60,9 +70,27 @@ def address(home: Path) -> Iterator[str]:
     """A plain `ray start --head` in that home."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [str(RAY), "start", "--head", "--block", f"--port={port}", "--num-cpus=1", f"--temp-dir={home}/ray"]
-    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--object-store-memory=100000000"]
-    head = subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        str(RAY),
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=1",
+        f"--temp-dir={home}/ray",
+    ]
+    command += [
+        "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false",
+        "--object-store-memory=100000000",
+    ]
+    head = subprocess.Popen(
+        command,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert head.stdout is not None
     assert any("Ray runtime started" in line for line in head.stdout)
     yield f"127.0.0.1:{port}"
@@ -78,13 +106,17 @@ def test_who_has_the_token_joins_by_host_and_port(home: Path, address: str) -> N
 
 def test_who_has_none_is_told_where_it_is(home: Path, address: str) -> None:
     out, err = join(UNWRITABLE, address)
-    assert out.startswith("cluster-token cluster.ray.address: the Ray cluster asks for a token")
+    assert out.startswith(
+        "cluster-token cluster.ray.address: the Ray cluster asks for a token"
+    )
     assert "there is none here" in out
     assert "fix: export RAY_AUTH_TOKEN=$(ssh 127.0.0.1 cat .ray/auth_token)" in out
     assert "InvalidAuthToken" not in err
 
 
-def test_the_token_of_another_cluster_is_told_from_none(home: Path, address: str) -> None:
+def test_the_token_of_another_cluster_is_told_from_none(
+    home: Path, address: str
+) -> None:
     out, _ = join(home, address, RAY_AUTH_TOKEN="0" * 64)
     assert "the one that is here is of another cluster" in out
     out, _ = join(home, address, RAY_AUTH_MODE="disabled")

@@ -14,15 +14,39 @@ from tests.e2e.training import INLINE_LAUNCHER, Finished, placed, train
 
 LEARNED = ("actor/policy_loss", "actor/value_loss", "actor/entropy", "actor/approx_kl")
 RECALL = (
-    *("cluster.accelerators_per_node=4", "cluster.accelerator.kind=emulated", INLINE_LAUNCHER),
-    *("env.id=tests.gyms:Recall-v0", "env.total_num_envs=16", "runner.seed=1", "actor.model.hidden=[16]"),
-    *("actor.model.memory=gru", "+actor.model.memory_size=16", "algorithm.gamma=0.9", "algorithm.num_minibatches=4"),
-    *("algorithm.rollout_steps=32", "+algorithm.unroll_steps=16", "+algorithm.burn_in=4"),
-    *("actor.optimizer.lr=5e-3", "actor.optimizer.schedule=constant", "rollout.pipeline_stage_num=1"),
+    *(
+        "cluster.accelerators_per_node=4",
+        "cluster.accelerator.kind=emulated",
+        INLINE_LAUNCHER,
+    ),
+    *(
+        "env.id=tests.gyms:Recall-v0",
+        "env.total_num_envs=16",
+        "runner.seed=1",
+        "actor.model.hidden=[16]",
+    ),
+    *(
+        "actor.model.memory=gru",
+        "+actor.model.memory_size=16",
+        "algorithm.gamma=0.9",
+        "algorithm.num_minibatches=4",
+    ),
+    *(
+        "algorithm.rollout_steps=32",
+        "+algorithm.unroll_steps=16",
+        "+algorithm.burn_in=4",
+    ),
+    *(
+        "actor.optimizer.lr=5e-3",
+        "actor.optimizer.schedule=constant",
+        "rollout.pipeline_stage_num=1",
+    ),
 )
 
 
-def learn(output: Path, *overrides: str, at: tuple[str, str, str] = ("0", "0", "0")) -> Finished:
+def learn(
+    output: Path, *overrides: str, at: tuple[str, str, str] = ("0", "0", "0")
+) -> Finished:
     run = train("hybrid_ppo_cartpole", output, *RECALL, *placed(*at), *overrides)
     assert run.code == 0, run.err
     return run
@@ -32,7 +56,12 @@ def learn(output: Path, *overrides: str, at: tuple[str, str, str] = ("0", "0", "
 def test_what_was_seen_is_remembered_and_played_so(
     memory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = learn(tmp_path, f"actor.model.memory={memory}", "runner.total_iterations=60", "runner.stop_at_return=0.95")
+    run = learn(
+        tmp_path,
+        f"actor.model.memory={memory}",
+        "runner.total_iterations=60",
+        "runner.stop_at_return=0.95",
+    )
     assert run.metrics()[0]["env/return"] < 0.75  # by chance it is one half
     assert run.summary()["return_last"] >= 0.95
     assert evaluate([str(run.folder), "episodes=64", "--format", "json"]) == 0
@@ -48,7 +77,11 @@ def test_what_was_seen_is_remembered_and_played_so(
 
 
 def test_without_a_memory_it_stays_at_chance(tmp_path: Path) -> None:
-    none = ("actor.model.memory=none", "algorithm.unroll_steps=null", "algorithm.burn_in=0")
+    none = (
+        "actor.model.memory=none",
+        "algorithm.unroll_steps=null",
+        "algorithm.burn_in=0",
+    )
     run = learn(tmp_path, *none, "runner.total_iterations=30")
     assert run.summary()["return_last"] < 0.75
 
@@ -61,20 +94,38 @@ def test_the_placement_changes_nothing(tmp_path: Path) -> None:
         ("groups", ("0", "1", "2"), 2),
         ("many", ("0", "0-1", "2-3"), 2),
     ):
-        run = learn(tmp_path / name, f"rollout.pipeline_stage_num={groups}", "runner.total_iterations=3", at=at)
-        found.append([[row[key] for key in (*LEARNED, "env/return")] for row in run.metrics()])
+        run = learn(
+            tmp_path / name,
+            f"rollout.pipeline_stage_num={groups}",
+            "runner.total_iterations=3",
+            at=at,
+        )
+        found.append(
+            [[row[key] for key in (*LEARNED, "env/return")] for row in run.metrics()]
+        )
     np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(found[2], found[0], rtol=1e-3, atol=1e-6)
 
 
-def test_a_run_goes_on_in_the_middle_of_episodes_with_what_it_remembered(tmp_path: Path) -> None:
+def test_a_run_goes_on_in_the_middle_of_episodes_with_what_it_remembered(
+    tmp_path: Path,
+) -> None:
     whole = learn(tmp_path / "whole", "runner.total_iterations=3", "checkpoint.every=1")
     learn(tmp_path / "cut", "runner.total_iterations=2", "checkpoint.every=1")
-    resumed = learn(tmp_path / "cut", "runner.total_iterations=3", "checkpoint.every=1", "resume=auto")
-    assert [whole.metrics()[-1][name] for name in LEARNED] == [resumed.metrics()[-1][name] for name in LEARNED]
+    resumed = learn(
+        tmp_path / "cut",
+        "runner.total_iterations=3",
+        "checkpoint.every=1",
+        "resume=auto",
+    )
+    assert [whole.metrics()[-1][name] for name in LEARNED] == [
+        resumed.metrics()[-1][name] for name in LEARNED
+    ]
 
 
-def test_an_export_has_its_config_and_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_has_its_config_and_plays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = learn(tmp_path, "runner.total_iterations=1")
     assert export([str(run.folder), str(tmp_path / "out")]) == 0
     assert export([str(run.folder), str(tmp_path / "out.pt")]) == 2

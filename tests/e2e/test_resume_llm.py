@@ -27,10 +27,18 @@ def curve(run: Finished) -> list[list[float]]:
 @pytest.mark.parametrize("more", [(), LORA], ids=["all weights", "lora"])
 def test_a_run_goes_on(more: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     job = (*INLINE, *tiny(model), *SEEDED, *more)
-    whole = train("hybrid_grpo_llm", tmp_path / "whole", *job, "runner.total_iterations=4")
+    whole = train(
+        "hybrid_grpo_llm", tmp_path / "whole", *job, "runner.total_iterations=4"
+    )
     assert whole.code == 0, whole.err
     train("hybrid_grpo_llm", tmp_path / "cut", *job, "runner.total_iterations=2")
-    run = train("hybrid_grpo_llm", tmp_path / "cut", *job, "runner.total_iterations=4", "resume=auto")
+    run = train(
+        "hybrid_grpo_llm",
+        tmp_path / "cut",
+        *job,
+        "runner.total_iterations=4",
+        "resume=auto",
+    )
     assert run.code == 0, run.err
     for numbers, expected in zip(curve(run), curve(whole), strict=True):
         assert numbers == pytest.approx(expected, rel=1e-4)
@@ -54,7 +62,9 @@ def test_prompts_that_short_rounds_have_left_are_asked_after_a_resume(
     (file,) = tmp_path.glob("*/*/checkpoints/000002/env/tails_*.json")
     left = json.loads(file.read_text(encoding="utf-8"))["instead"]
     monkeypatch.setattr(Prompts, "episodes", recorded)
-    run = train("hybrid_grpo_llm", tmp_path, *job, "runner.total_iterations=4", "resume=auto")
+    run = train(
+        "hybrid_grpo_llm", tmp_path, *job, "runner.total_iterations=4", "resume=auto"
+    )
     assert run.code == 0, run.err
     assert sorted(left, key=int) == ["8", "9", "10", "11"]  # of the round that waits
     third = [number for number in asked if number in left.values()]

@@ -22,13 +22,26 @@ SMALL = (
     "critic.warmup_iterations=0",
     "runner.total_iterations=4",
 )
-NUMBERS = ("actor/reward", "actor/loss", "actor/kl_reference", "actor/grad_norm", "critic/value_loss", "critic/value")
+NUMBERS = (
+    "actor/reward",
+    "actor/loss",
+    "actor/kl_reference",
+    "actor/grad_norm",
+    "critic/value_loss",
+    "critic/value",
+)
 
 
 def placed(**where: str) -> tuple[str, ...]:
     """Of texts, and of blocks in braces."""
-    written = {component: text if text.startswith("{") else f"'{text}'" for component, text in where.items()}
-    return tuple(f"cluster.component_placement.{component}={text}" for component, text in written.items())
+    written = {
+        component: text if text.startswith("{") else f"'{text}'"
+        for component, text in where.items()
+    }
+    return tuple(
+        f"cluster.component_placement.{component}={text}"
+        for component, text in written.items()
+    )
 
 
 # By name: where everybody is, and the stages that come of it. A critic on part of the actor needs two ranks of each,
@@ -36,14 +49,25 @@ def placed(**where: str) -> tuple[str, ...]:
 PLACEMENTS = {
     "all on one": (
         placed(actor="0", critic="0", reference="0", reward="0", rollout="0", env="0"),
-        ("sync", "rollout", "infer 1", "infer 2", "infer 3", "infer 4", "learn 1", "learn 2"),
+        (
+            "sync",
+            "rollout",
+            "infer 1",
+            "infer 2",
+            "infer 3",
+            "infer 4",
+            "learn 1",
+            "learn 2",
+        ),
     ),
     "actor and rollout share": (
         placed(actor="0", critic="1", reference="2", reward="3", rollout="0", env="0"),
         ("sync", "rollout", "infer", "learn"),
     ),
     "in pairs": (
-        placed(actor="0", critic="1", reference="0", reward="1", rollout="0-1", env="0"),
+        placed(
+            actor="0", critic="1", reference="0", reward="1", rollout="0-1", env="0"
+        ),
         ("sync", "rollout", "infer 1", "infer 2", "learn"),
     ),
     "one to one to one": (
@@ -51,11 +75,15 @@ PLACEMENTS = {
         ("sync", "rollout", "infer", "learn"),
     ),
     "uneven": (
-        placed(actor="0", critic="3", reference="1", reward="0", rollout="0-2", env="3"),
+        placed(
+            actor="0", critic="3", reference="1", reward="0", rollout="0-2", env="3"
+        ),
         ("sync", "rollout", "infer 1", "infer 2", "learn"),
     ),
     "reward on a CPU": (
-        placed(actor="0", critic="0", reference="1", reward="cpu", rollout="0-1", env="cpu"),
+        placed(
+            actor="0", critic="0", reference="1", reward="cpu", rollout="0-1", env="cpu"
+        ),
         ("sync", "rollout", "infer 1", "infer 2", "learn 1", "learn 2"),
     ),
 }
@@ -66,8 +94,12 @@ def ended(output: Path, *overrides: str) -> Finished:
 
 
 @pytest.fixture(scope="module")
-def first(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return ended(tmp_path_factory.mktemp("first"), *models, *PLACEMENTS["all on one"][0])
+def first(
+    models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    return ended(
+        tmp_path_factory.mktemp("first"), *models, *PLACEMENTS["all on one"][0]
+    )
 
 
 def weights(folder: Path, kind: Any) -> dict[str, torch.Tensor]:
@@ -86,40 +118,81 @@ def test_every_placement_makes_the_same_update(
     assert first.folder is not None
     for ours, theirs in zip(run.metrics(), first.metrics(), strict=True):
         for number in NUMBERS:
-            assert ours[number] == pytest.approx(theirs[number], rel=1e-4, abs=1e-6), number
-    seconds = {metric.removeprefix("time/").removesuffix("_s").replace("_", " ") for metric in run.metrics()[0]}
+            assert ours[number] == pytest.approx(theirs[number], rel=1e-4, abs=1e-6), (
+                number
+            )
+    seconds = {
+        metric.removeprefix("time/").removesuffix("_s").replace("_", " ")
+        for metric in run.metrics()[0]
+    }
     assert set(stages) <= seconds
-    for model, kind in (("policy", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
-        ours_weights, theirs_weights = weights(run.folder / model, kind), weights(first.folder / model, kind)
+    for model, kind in (
+        ("policy", AutoModelForCausalLM),
+        ("critic", AutoModelForSequenceClassification),
+    ):
+        ours_weights, theirs_weights = (
+            weights(run.folder / model, kind),
+            weights(first.folder / model, kind),
+        )
         for key, tensor in theirs_weights.items():
             # A judge scores what has come so far, so rounding depends on timing, and Adam makes a step of each gradient
             # near 0: single numbers may differ by some of it, the tensor may not.
-            assert torch.dist(ours_weights[key], tensor) <= 1e-4 * torch.linalg.vector_norm(tensor), key
+            assert torch.dist(
+                ours_weights[key], tensor
+            ) <= 1e-4 * torch.linalg.vector_norm(tensor), key
 
 
-def test_reward_rises_at_bounded_divergence(models: tuple[str, ...], tmp_path: Path) -> None:
+def test_reward_rises_at_bounded_divergence(
+    models: tuple[str, ...], tmp_path: Path
+) -> None:
     """The policy learns to write digits, as the reward model likes it, and stays near the reference."""
     asked = ("algorithm.prompts=8", "runner.total_iterations=14", "actor.ema_decay=0.5")
     run = ended(tmp_path, *models, *PLACEMENTS["in pairs"][0], *asked)
     assert run.code == 0, run.err
     lines = run.metrics()
     assert lines[-1]["actor/reward"] > 1.5 * lines[0]["actor/reward"]
-    assert abs(lines[0]["actor/kl_reference"]) < 1e-3, "the actor begins as the reference"
+    assert abs(lines[0]["actor/kl_reference"]) < 1e-3, (
+        "the actor begins as the reference"
+    )
     assert 1.0 < lines[-1]["actor/kl_reference"] < 20.0
-    assert lines[-1]["critic/explained_variance"] > lines[0]["critic/explained_variance"]
-    assert all(line["actor/reward/reward"] == pytest.approx(line["actor/reward"]) for line in lines)
+    assert (
+        lines[-1]["critic/explained_variance"] > lines[0]["critic/explained_variance"]
+    )
+    assert all(
+        line["actor/reward/reward"] == pytest.approx(line["actor/reward"])
+        for line in lines
+    )
     assert run.folder is not None
-    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [sample["iteration"] for sample in samples] == [i for i in range(1, 15) for _ in range(4)]
+    samples = [
+        json.loads(line)
+        for line in (run.folder / "samples.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ]
+    assert [sample["iteration"] for sample in samples] == [
+        i for i in range(1, 15) for _ in range(4)
+    ]
     ends = [(samples[4 * i]["reward"], samples[4 * i + 3]["reward"]) for i in range(14)]
-    assert ends == [(line["actor/reward_min"], line["actor/reward_max"]) for line in lines], "the reward model's"
+    assert ends == [
+        (line["actor/reward_min"], line["actor/reward_max"]) for line in lines
+    ], "the reward model's"
     assert all("?" in sample["prompt"] and sample["answer"] for sample in samples)
-    assert samples[-1]["prompt"] in (run.folder / "report.html").read_text(encoding="utf-8")
-    assert {"policy", "policy_ema", "critic"} <= {path.name for path in run.folder.iterdir()}
+    assert samples[-1]["prompt"] in (run.folder / "report.html").read_text(
+        encoding="utf-8"
+    )
+    assert {"policy", "policy_ema", "critic"} <= {
+        path.name for path in run.folder.iterdir()
+    }
 
 
-def test_other_algorithms_have_a_reference_too(models: tuple[str, ...], tmp_path: Path) -> None:
-    penalty = ("algorithm.kl_in=loss", "algorithm.kl_estimator=k3", "algorithm.kl_coef=0.05")
+def test_other_algorithms_have_a_reference_too(
+    models: tuple[str, ...], tmp_path: Path
+) -> None:
+    penalty = (
+        "algorithm.kl_in=loss",
+        "algorithm.kl_estimator=k3",
+        "algorithm.kl_coef=0.05",
+    )
     where = (
         *placed(actor="0", reference="0", rollout="0", env="0"),
         "~cluster.component_placement.critic",
@@ -127,38 +200,74 @@ def test_other_algorithms_have_a_reference_too(models: tuple[str, ...], tmp_path
         "~env.rewards",
         "env.task=tests.e2e.text_tasks:SmallLetters",
     )
-    run = ended(tmp_path, *models, *where, *penalty, "algorithm.name=reinforce_pp", "runner.total_iterations=2")
+    run = ended(
+        tmp_path,
+        *models,
+        *where,
+        *penalty,
+        "algorithm.name=reinforce_pp",
+        "runner.total_iterations=2",
+    )
     assert run.code == 0, run.err
     first, last = run.metrics()[0], run.metrics()[-1]
     assert abs(first["actor/kl_reference"]) < 1e-3 < last["actor/kl_reference"]
 
 
-def test_rewards_of_several_kinds_are_added(models: tuple[str, ...], tmp_path: Path) -> None:
+def test_rewards_of_several_kinds_are_added(
+    models: tuple[str, ...], tmp_path: Path
+) -> None:
     """A model and a function, which has no accelerator, each with its weight; the critic is a head on the actor."""
-    config = yaml.safe_load((ROOT / "configs/rlhf_tiny.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(
+        (ROOT / "configs/rlhf_tiny.yaml").read_text(encoding="utf-8")
+    )
     config["defaults"] = [{"/model@actor.model": "tiny"}, "_self_"]
     config["reward"] = {
-        "digits": {**config["reward"], "model": {"path": models[1].partition("=")[2]}, "weight": 2.0},
-        "letters": {"function": "tests.e2e.text_tasks:share_of_small_letters", "weight": -0.5},
+        "digits": {
+            **config["reward"],
+            "model": {"path": models[1].partition("=")[2]},
+            "weight": 2.0,
+        },
+        "letters": {
+            "function": "tests.e2e.text_tasks:share_of_small_letters",
+            "weight": -0.5,
+        },
     }
     everybody = dict.fromkeys(("actor", "reference", "rollout", "env"), 0)
-    config["cluster"]["component_placement"] = {**everybody, "reward.digits": 1, "reward.letters": "cpu"}
+    config["cluster"]["component_placement"] = {
+        **everybody,
+        "reward.digits": 1,
+        "reward.letters": "cpu",
+    }
     config["critic"]["on_actor"] = True
     (tmp_path / "rlhf_tiny.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    run = ended(tmp_path / "runs", "--config-path", str(tmp_path), models[0], "runner.total_iterations=2")
+    run = ended(
+        tmp_path / "runs",
+        "--config-path",
+        str(tmp_path),
+        models[0],
+        "runner.total_iterations=2",
+    )
     assert run.code == 0, run.err
     for line in run.metrics():
-        parts = 2.0 * line["actor/reward/reward.digits"] - 0.5 * line["actor/reward/reward.letters"]
+        parts = (
+            2.0 * line["actor/reward/reward.digits"]
+            - 0.5 * line["actor/reward/reward.letters"]
+        )
         assert line["actor/reward"] == pytest.approx(parts, rel=1e-5)
         assert line["actor/value_loss"] > 0.0
 
 
-ON_CPU = placed(actor="0", critic="1", reference="0", reward="cpu", rollout="0-1", env="0")
+ON_CPU = placed(
+    actor="0", critic="1", reference="0", reward="cpu", rollout="0-1", env="0"
+)
 
 
 @pytest.mark.parametrize(
     ("function", "code"),
-    [("tests.odd_rewards:not_a_number", "reward-not-finite"), ("tests.odd_rewards:exits", "reward-died")],
+    [
+        ("tests.odd_rewards:not_a_number", "reward-not-finite"),
+        ("tests.odd_rewards:exits", "reward-died"),
+    ],
 )
 def test_a_scorer_that_fails_ends_the_run_and_is_named(
     function: str, code: str, models: tuple[str, ...], tmp_path: Path
@@ -167,16 +276,25 @@ def test_a_scorer_that_fails_ends_the_run_and_is_named(
     assert run.code == 1
     assert f"[{code}]" in run.err
     assert "reward rank 0" in run.err
-    assert "stage rollout, policy version 0" in run.err, "it keeps up with rollout, where no component is in its way"
+    assert "stage rollout, policy version 0" in run.err, (
+        "it keeps up with rollout, where no component is in its way"
+    )
 
 
-def test_what_scores_is_switched_by_a_line(models: tuple[str, ...], scorer: Path, tmp_path: Path) -> None:
+def test_what_scores_is_switched_by_a_line(
+    models: tuple[str, ...], scorer: Path, tmp_path: Path
+) -> None:
     """A function, and the model behind HTTP, which is looked for before anything is sampled."""
     once = (models[0], *ON_CPU, "runner.total_iterations=1")
     with serving(scorer) as url:
         by_url = ended(tmp_path / "url", *once, f"reward.url={url}")
-    by_function = ended(tmp_path / "function", *once, "reward.function=tests.odd_rewards:shortness")
-    for run, low, high in ((by_url, 0, 4), (by_function, -100, 0)):  # some digits, and letters too
+    by_function = ended(
+        tmp_path / "function", *once, "reward.function=tests.odd_rewards:shortness"
+    )
+    for run, low, high in (
+        (by_url, 0, 4),
+        (by_function, -100, 0),
+    ):  # some digits, and letters too
         assert run.code == 0, run.err
         (line,) = run.metrics()
         assert line["reward/samples"] == line["rollout/answers"]

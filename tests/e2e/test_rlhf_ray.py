@@ -25,7 +25,13 @@ PLACEMENTS = {
         "reward": "3",
         "rollout": "0",
     },
-    "uneven": {"actor": "0-2", "critic": "3", "reference": "1-2", "reward": "0", "rollout": "0-3"},
+    "uneven": {
+        "actor": "0-2",
+        "critic": "3",
+        "reference": "1-2",
+        "reward": "0",
+        "rollout": "0-3",
+    },
 }
 Run = Callable[[str], Finished]
 
@@ -40,29 +46,56 @@ def run_of(models: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
             where = {**PLACEMENTS[name], "env": "0"}
             launched = INLINE if PLACEMENTS[name] is ONE_RANK_EACH else SMALL
             ended[name] = train(
-                "rlhf_tiny", tmp_path_factory.mktemp("runs"), *launched, *SHORT, *models, *placed(**where)
+                "rlhf_tiny",
+                tmp_path_factory.mktemp("runs"),
+                *launched,
+                *SHORT,
+                *models,
+                *placed(**where),
             )
         return ended[name]
 
     return run
 
 
-@pytest.mark.parametrize("name", ["tokens of a critic on a cut actor", pytest.param("uneven", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens of a critic on a cut actor",
+        pytest.param("uneven", marks=pytest.mark.slow),
+    ],
+)
 def test_every_placement_makes_the_same_update(name: str, run_of: Run) -> None:
     first, other = run_of("one rank each"), run_of(name)
     assert first.code == 0, first.err
     assert other.code == 0, other.err
     for ours, theirs in zip(other.metrics(), first.metrics(), strict=True):
         for number in NUMBERS:
-            assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-5), number
+            assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-5), (
+                number
+            )
         assert max(ours["actor/mismatch_max"], theirs["actor/mismatch_max"]) < 1e-3
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_five_roles_learn_from_what_vllm_generates(models: tuple[str, ...], tmp_path: Path) -> None:
-    where = ("cluster.component_placement.actor='0-1'", "runner.total_iterations=12", "algorithm.prompts=8")
-    run = train("rlhf_tiny", tmp_path, *SMALL, *models, "rollout.engine=vllm", "+rollout.enforce_eager=true", *where)
+def test_five_roles_learn_from_what_vllm_generates(
+    models: tuple[str, ...], tmp_path: Path
+) -> None:
+    where = (
+        "cluster.component_placement.actor='0-1'",
+        "runner.total_iterations=12",
+        "algorithm.prompts=8",
+    )
+    run = train(
+        "rlhf_tiny",
+        tmp_path,
+        *SMALL,
+        *models,
+        "rollout.engine=vllm",
+        "+rollout.enforce_eager=true",
+        *where,
+    )
     assert run.code == 0, run.err
     lines = run.metrics()
     assert lines[-1]["actor/reward"] > 1.3 * lines[0]["actor/reward"]

@@ -15,14 +15,26 @@ import pytest
 
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import AUTO, find, verify
-from tests.e2e.training import PLACEMENTS, SMALL, finish, placed, read_until, start, train
+from tests.e2e.training import (
+    PLACEMENTS,
+    SMALL,
+    finish,
+    placed,
+    read_until,
+    start,
+    train,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 JOB = (
     *SMALL,
     *placed(*PLACEMENTS["hybrid_ppo"]),
-    *("actor.optimizer.schedule=constant", "env.id=CartPole-v1", "runner.stop_at_return=null"),
+    *(
+        "actor.optimizer.schedule=constant",
+        "env.id=CartPole-v1",
+        "runner.stop_at_return=null",
+    ),
     *("checkpoint.every=1", "actor.model.hidden=[256, 256]"),
 )
 ENDLESS = "runner.total_iterations=390625"
@@ -37,11 +49,15 @@ def newest(output: Path) -> Checkpoint:
     return checkpoint
 
 
-def test_a_driver_that_is_killed_while_it_saves_needs_resume_auto_alone(tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_while_it_saves_needs_resume_auto_alone(
+    tmp_path: Path,
+) -> None:
     moments, done = random.Random("while it saves"), 0
     for _ in range(MOMENTS):
         process = start("hybrid_ppo", tmp_path, *JOB, ENDLESS, "resume=auto")
-        seen = read_until(process, f"{done + 2:5} ")  # what an earlier run has left is swept by now
+        seen = read_until(
+            process, f"{done + 2:5} "
+        )  # what an earlier run has left is swept by now
         assert not done or f"goes on after iteration {done}\n" in seen
         (checkpoints,) = tmp_path.glob("*/*/checkpoints")
         while not [*checkpoints.glob("*.part")]:
@@ -54,9 +70,17 @@ def test_a_driver_that_is_killed_while_it_saves_needs_resume_auto_alone(tmp_path
             assert pipe is not None
             pipe.close()
         before, done = done, newest(tmp_path).iteration
-        print(f"killed after {before} iterations and more: {done} are saved, {left} was being written")
+        print(
+            f"killed after {before} iterations and more: {done} are saved, {left} was being written"
+        )
         assert done > before
-    run = train("hybrid_ppo", tmp_path, *JOB, "resume=auto", f"runner.total_iterations={done + 2}")
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *JOB,
+        "resume=auto",
+        f"runner.total_iterations={done + 2}",
+    )
     assert run.code == 0, run.err
     assert [line["iteration"] for line in run.metrics()] == list(range(1, done + 3))
 
@@ -85,7 +109,9 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_only(tmp_path: Path) 
         ballast.write_bytes(bytes(space.f_bavail * space.f_frsize - (256 << 10)))
         kept = newest(output)
         seen += read_until(process, f"{(done := done + 5):5} ")
-        assert newest(output).iteration - kept.iteration <= 1, "one may have been all but written"
+        assert newest(output).iteration - kept.iteration <= 1, (
+            "one may have been all but written"
+        )
         ballast.unlink()
         seen += read_until(process, f"{(done := done + 5):5} ")
         assert newest(output).iteration > kept.iteration + 1

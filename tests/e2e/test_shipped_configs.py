@@ -24,7 +24,9 @@ PARTS = ("plan: ", "stages: ", "routes: ", "savings: ", "memory: fits")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_shipped_config_is_planned_and_fits(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_config_is_planned_and_fits(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert plan.main(["--config-name", name]) == 0
     planned = capsys.readouterr()
     assert [part for part in PARTS if part not in planned.out] == []
@@ -38,11 +40,17 @@ def test_every_shipped_config_is_planned_and_fits(name: str, capsys: pytest.Capt
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", FITTING)
 def test_the_main_configs_take_the_gpus_there_are(
-    name: str, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    gpus: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As a program in place of nvidia-smi lists them."""
     rows = [f"echo NVIDIA L40S, 46068, GPU-{number}" for number in range(gpus)]
-    (tmp_path / "nvidia-smi").write_text("\n".join(["#!/bin/sh", *rows, ""]), encoding="utf-8")
+    (tmp_path / "nvidia-smi").write_text(
+        "\n".join(["#!/bin/sh", *rows, ""]), encoding="utf-8"
+    )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -52,24 +60,35 @@ def test_the_main_configs_take_the_gpus_there_are(
     assert err == ""
 
 
-@pytest.mark.parametrize(("name", "count"), [("hybrid_ppo", 8), ("hybrid_grpo_llm", 3), ("rlhf_tiny", 3)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("hybrid_ppo", 8), ("hybrid_grpo_llm", 3), ("rlhf_tiny", 3)]
+)
 def test_the_main_configs_emulate_accelerators_where_there_is_no_gpu(
-    name: str, count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert plan.main([name]) == 0
-    assert re.match(rf"plan: hybrid, {count} accelerators, .* emulated, ", capsys.readouterr().out)
+    assert re.match(
+        rf"plan: hybrid, {count} accelerators, .* emulated, ", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_shipped_config_is_valid_and_says_what_it_is(name: str) -> None:
     text = (compose.CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ")
-    assert [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))] == []
+    assert [
+        error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))
+    ] == []
 
 
 @pytest.mark.parametrize("name", MAIN)
 def test_the_main_configs_explain_every_key(name: str) -> None:
-    lines = (compose.CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (compose.CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    )
     keys = [line for line in lines if re.match(r" *[a-z_]+: *[^ #]", line)]
     assert [line for line in keys if "  # " not in line] == []

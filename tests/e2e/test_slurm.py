@@ -26,14 +26,20 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(bool(LACKING), reason=f"Slurm is not installed: no {', '.join(LACKING)}"),
+    pytest.mark.skipif(
+        bool(LACKING), reason=f"Slurm is not installed: no {', '.join(LACKING)}"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmd is run by root"),
 ]
 
 NODES = ("n1", "n2")
 LIMIT_S = 300.0  # for anything that is waited for
 ENDLESS = (
-    *("env.id=CartPole-v1", "actor.optimizer.schedule=constant", "runner.stop_at_return=null"),
+    *(
+        "env.id=CartPole-v1",
+        "actor.optimizer.schedule=constant",
+        "runner.stop_at_return=null",
+    ),
     *("runner.total_iterations=390625", "checkpoint.every=0"),
 )
 CONF = """
@@ -96,26 +102,47 @@ class Slurm:
 
     def call(self, *command: str) -> str:
         done = subprocess.run(
-            command, cwd=self.folder, env=self._variables, capture_output=True, text=True, timeout=60, check=False
+            command,
+            cwd=self.folder,
+            env=self._variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
     def submit(self, *options: str, job: tuple[str, ...]) -> str:
         words = (*SMALL, *ENDLESS, *job, "checkpoint.grace_s=50")
-        return self.call("sbatch", "--parsable", "--cpus-per-task=2", *options, str(SCRIPT), "hybrid_ppo", *words)
+        return self.call(
+            "sbatch",
+            "--parsable",
+            "--cpus-per-task=2",
+            *options,
+            str(SCRIPT),
+            "hybrid_ppo",
+            *words,
+        )
 
     def state(self, job: str) -> str:
         """Return `RUNNING` and the like."""
-        return self.call("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}")
+        return self.call(
+            "squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"
+        )
 
     def shown(self, job: str, key: str) -> str:
         words = self.call("scontrol", "show", "job", job).split()
-        return next(word.partition("=")[2] for word in words if word.startswith(f"{key}="))
+        return next(
+            word.partition("=")[2] for word in words if word.startswith(f"{key}=")
+        )
 
     def start_now(self, job: str, restarts: int) -> None:
         """Have a job that was requeued run; Slurm itself lets it wait a while."""
-        until(f"job {job} is queued again", lambda: self.shown(job, "Restarts") == str(restarts) or self._hurry(job))
+        until(
+            f"job {job} is queued again",
+            lambda: self.shown(job, "Restarts") == str(restarts) or self._hurry(job),
+        )
 
     def _hurry(self, job: str) -> None:
         with contextlib.suppress(AssertionError):  # it runs, or has not ended yet
@@ -126,7 +153,10 @@ class Slurm:
         self.call("scancel", "--batch", "--signal=USR1", job)
 
     def output(self, job: str) -> str:
-        return "".join(file.read_text(encoding="utf-8") for file in self.folder.glob(f"slurm-{job}*.out"))
+        return "".join(
+            file.read_text(encoding="utf-8")
+            for file in self.folder.glob(f"slurm-{job}*.out")
+        )
 
     def run_of(self, job: str) -> Path:
         """Return the folder of a job's run, of which there is one."""
@@ -134,13 +164,17 @@ class Slurm:
         return run
 
     def iterations(self, job: str) -> int:
-        files = [*(self.folder / "runs" / f"slurm_{job}").glob("hybrid_ppo/*/metrics.jsonl")]
+        files = [
+            *(self.folder / "runs" / f"slurm_{job}").glob("hybrid_ppo/*/metrics.jsonl")
+        ]
         return sum(file.read_text(encoding="utf-8").count("\n") for file in files)
 
     def trained(self, job: str, iterations: int) -> None:
         def true() -> bool:
             state = self.state(job)
-            assert state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), f"{state}\n{self.output(job)}"
+            assert state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), (
+                f"{state}\n{self.output(job)}"
+            )
             return self.iterations(job) >= iterations
 
         until(f"job {job} has trained {iterations} iterations", true)
@@ -158,7 +192,9 @@ class Slurm:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A controller and two nodes that listen on 127.0.0.1; all that they started is gone afterwards."""
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="slurm")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="slurm"))
+        )
         doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
         ports = [door.getsockname()[1] for door in doors]
         for door in doors:
@@ -167,8 +203,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             (folder / name).mkdir()
         conf = folder / "slurm.conf"
         host = socket.gethostname().partition(".")[0]
-        conf.write_text(CONF.format(host=host, ports=ports, folder=folder), encoding="utf-8")
-        for command in (["slurmctld", "-D", "-c"], *(["slurmd", "-D", "-N", node] for node in NODES)):
+        conf.write_text(
+            CONF.format(host=host, ports=ports, folder=folder), encoding="utf-8"
+        )
+        for command in (
+            ["slurmctld", "-D", "-c"],
+            *(["slurmd", "-D", "-N", node] for node in NODES),
+        ):
             daemon = subprocess.Popen(
                 command,
                 env={**os.environ, "SLURM_CONF": str(conf)},
@@ -179,7 +220,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             stack.callback(daemon.wait)
             stack.callback(daemon.terminate)
         ours = Slurm(conf, tmp_path_factory.mktemp("jobs"))
-        until("both nodes are idle", lambda: _answer(ours, "sinfo", "--noheader", "--format=%T %D") == "idle 2")
+        until(
+            "both nodes are idle",
+            lambda: _answer(ours, "sinfo", "--noheader", "--format=%T %D") == "idle 2",
+        )
         version = ours.call("sbatch", "--version")
         print(f"tried with {version}")
         stack.callback(_end_jobs, ours)
@@ -203,12 +247,17 @@ def no_ray_left(slurm: Slurm) -> Iterator[None]:
     """Fail a test whose jobs leave servers of Ray."""
     yield
     _end_jobs(slurm)
-    mark = f"SLURM_CONF={slurm.configured}".encode()  # not of other tests on this machine
+    mark = (
+        f"SLURM_CONF={slurm.configured}".encode()
+    )  # not of other tests on this machine
     servers = []
     for process in psutil.process_iter(["name"]):
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if process.info["name"] in ("raylet", "gcs_server", "ray") and mark in environment:
+            if (
+                process.info["name"] in ("raylet", "gcs_server", "ray")
+                and mark in environment
+            ):
                 servers.append(process.cmdline())
     assert servers == []
 
@@ -216,7 +265,9 @@ def no_ray_left(slurm: Slurm) -> Iterator[None]:
 ONE_MACHINE = placed("0-1", "0", "1")
 
 
-def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(slurm: Slurm) -> None:
+def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(
+    slurm: Slurm,
+) -> None:
     job = slurm.submit(job=ONE_MACHINE)
     slurm.trained(job, 3)
     slurm.warn(job)
@@ -243,11 +294,20 @@ def test_a_job_that_is_warned_runs_again_and_one_that_is_cancelled_does_not(slur
     assert slurm.saved(job) > before
 
 
-def test_a_job_of_more_priority_takes_the_place_of_one_that_has_saved(slurm: Slurm) -> None:
+def test_a_job_of_more_priority_takes_the_place_of_one_that_has_saved(
+    slurm: Slurm,
+) -> None:
     job = slurm.submit("--nodelist=n1", "--exclusive", job=ONE_MACHINE)
     slurm.trained(job, 3)
     urgent = slurm.call(
-        *("sbatch", "--parsable", "--partition=urgent", "--nodelist=n1", "--exclusive", "--output=/dev/null"),
+        *(
+            "sbatch",
+            "--parsable",
+            "--partition=urgent",
+            "--nodelist=n1",
+            "--exclusive",
+            "--output=/dev/null",
+        ),
         *("--wrap", "sleep 1"),
     )
     until("the other job has run", lambda: slurm.state(urgent) == "COMPLETED")
@@ -261,7 +321,10 @@ def test_the_time_limit_warns(slurm: Slurm) -> None:
     """A limit of three minutes and a warning one to two before it: Slurm may send it up to a minute earlier."""
     job = slurm.submit("--time=3", "--signal=B:USR1@60", job=ONE_MACHINE)
     slurm.trained(job, 3)
-    until("it is queued again", lambda: slurm.shown(job, "Restarts") == "1" or slurm.state(job) == "PENDING")
+    until(
+        "it is queued again",
+        lambda: slurm.shown(job, "Restarts") == "1" or slurm.state(job) == "PENDING",
+    )
     assert "stopped by SIGUSR1" in slurm.output(job)
     assert "TIME LIMIT" not in slurm.output(job)
 

@@ -12,11 +12,24 @@ import pytest
 from tests.e2e.training import INLINE, placed, train
 
 ROOT = Path(__file__).parents[2]
-ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-SHORT = ["hybrid_ppo_cartpole", *INLINE, *placed("0", "0", "0"), "runner.total_iterations=2"]
+ASCII = {
+    "LC_ALL": "C",
+    "PYTHONIOENCODING": "ascii",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+}
+SHORT = [
+    "hybrid_ppo_cartpole",
+    *INLINE,
+    *placed("0", "0", "0"),
+    "runner.total_iterations=2",
+]
 SOME = ("evaluate", "train")
 OTHERS = ("doctor", "export", "plan", "profile", "report", "runs", "search")
-COMMANDS = [*SOME, *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS)]
+COMMANDS = [
+    *SOME,
+    *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +54,26 @@ def words(command: str, run: Path, out: Path) -> list[str]:
     }[command]
 
 
-def typed(line: str, *arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+def typed(
+    line: str, *arguments: str, cwd: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Have a shell run a line in which "$@" is `python -m rlplace...`."""
     python = [sys.executable, "-m", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     return subprocess.run(
-        ["bash", "-c", line, "bash", *python], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        ["bash", "-c", line, "bash", *python],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_shows_itself_on_a_terminal_of_ascii(command: str, run: Path, tmp_path: Path) -> None:
+def test_every_command_shows_itself_on_a_terminal_of_ascii(
+    command: str, run: Path, tmp_path: Path
+) -> None:
     shown = typed('"$@"', f"rlplace.{command}", *words(command, run, tmp_path), **ASCII)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.isascii()
@@ -60,14 +82,18 @@ def test_every_command_shows_itself_on_a_terminal_of_ascii(command: str, run: Pa
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("closed", [pytest.param("1", marks=pytest.mark.slow), "0,1,2"])
-def test_every_command_works_without_standard_streams(command: str, closed: str, run: Path, tmp_path: Path) -> None:
+def test_every_command_works_without_standard_streams(
+    command: str, closed: str, run: Path, tmp_path: Path
+) -> None:
     line = '"$@" ' + " ".join(f"{number}>&-" for number in closed.split(","))
     done = typed(line, f"rlplace.{command}", *words(command, run, tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_outlasts_its_reader(command: str, run: Path, tmp_path: Path) -> None:
+def test_every_command_outlasts_its_reader(
+    command: str, run: Path, tmp_path: Path
+) -> None:
     """The reader is gone before the command writes: its end of the pipe is closed when the shell has read nothing."""
     line = 'exec 3> >(exec true); wait $!; "$@" >&3'
     done = typed(line, f"rlplace.{command}", *words(command, run, tmp_path))
@@ -83,21 +109,37 @@ def test_a_run_whose_output_is_cut_off_trains_to_its_end(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["plan", "runs"])
-def test_output_that_finds_no_space_is_a_failure_in_one_line(command: str, run: Path, tmp_path: Path) -> None:
-    done = typed('"$@" > /dev/full', f"rlplace.{command}", *words(command, run, tmp_path))
-    assert (done.returncode, done.stderr) == (1, "standard output: cannot write: No space left on device\n")
+def test_output_that_finds_no_space_is_a_failure_in_one_line(
+    command: str, run: Path, tmp_path: Path
+) -> None:
+    done = typed(
+        '"$@" > /dev/full', f"rlplace.{command}", *words(command, run, tmp_path)
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "standard output: cannot write: No space left on device\n",
+    )
 
 
 def test_a_run_goes_on_where_its_output_finds_no_space(tmp_path: Path) -> None:
-    done = typed('"$@" > /dev/full', "rlplace.train", *words("train", tmp_path, tmp_path))
+    done = typed(
+        '"$@" > /dev/full', "rlplace.train", *words("train", tmp_path, tmp_path)
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_that_its_folder_is_gone(command: str, run: Path, tmp_path: Path) -> None:
+def test_every_command_says_that_its_folder_is_gone(
+    command: str, run: Path, tmp_path: Path
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    done = typed('rmdir "$PWD" && "$@"', f"rlplace.{command}", *words(command, run, tmp_path), cwd=gone)
+    done = typed(
+        'rmdir "$PWD" && "$@"',
+        f"rlplace.{command}",
+        *words(command, run, tmp_path),
+        cwd=gone,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("command line: the working folder is gone ")
     assert f"    got: {gone}\n" in done.stderr

@@ -25,17 +25,35 @@ ONE_EACH = (*INLINE, *placed("0", "0", "1"))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return train("hybrid_ppo", tmp_path_factory.mktemp("run"), *ONE_EACH, "runner.total_iterations=3", "runner.seed=7")
+    return train(
+        "hybrid_ppo",
+        tmp_path_factory.mktemp("run"),
+        *ONE_EACH,
+        "runner.total_iterations=3",
+        "runner.seed=7",
+    )
 
 
 def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) -> None:
     assert run.code == 0, run.err
     assert run.folder is not None
     plan = {"plan.txt", "plan.json", "plan.svg", "config.yaml", "run.lock"}
-    measured = {"logs", "metrics.jsonl", "tensorboard", "summary.json", "memory.json", "profile.json", "checkpoints"}
+    measured = {
+        "logs",
+        "metrics.jsonl",
+        "tensorboard",
+        "summary.json",
+        "memory.json",
+        "profile.json",
+        "checkpoints",
+    }
     shown = {"report.html", "timeline.svg", "trace.json", "command.json", "screen.txt"}
-    assert {path.name for path in run.folder.iterdir()} == plan | measured | shown | {"policy.safetensors"}
-    config = read_config(yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
+    assert {path.name for path in run.folder.iterdir()} == plan | measured | shown | {
+        "policy.safetensors"
+    }
+    config = read_config(
+        yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
+    )
     assert config.runner.seed == 7
     assert config.cluster.component_placement == {"actor": 0, "env": 0, "rollout": 1}
     whole = (run.folder / "plan.txt").read_text(encoding="utf-8")
@@ -59,18 +77,39 @@ def test_a_run_leaves_its_config_plan_metrics_policy_and_summary(run: Finished) 
 
 def test_a_run_ends_with_a_page_a_picture_and_a_trace_of_it(run: Finished) -> None:
     assert run.folder is not None
-    page, picture = ((run.folder / name).read_text(encoding="utf-8") for name in ("report.html", "timeline.svg"))
+    page, picture = (
+        (run.folder / name).read_text(encoding="utf-8")
+        for name in ("report.html", "timeline.svg")
+    )
     assert picture in page
     assert '<span class="verdict fits">finished</span>' in page
     assert "bottleneck of an iteration: " in page
-    events = [e for e in read_trace((run.folder / "trace.json").read_text(encoding="utf-8")) if e["ph"] == "X"]
-    assert [e["name"] for e in events if e["name"].startswith("iteration")] == [f"iteration {n}" for n in (1, 2, 3)]
-    assert {"sync", "rollout", "learn", "move full", "push_weights", "sim", "minibatch"} <= {e["name"] for e in events}
+    events = [
+        e
+        for e in read_trace((run.folder / "trace.json").read_text(encoding="utf-8"))
+        if e["ph"] == "X"
+    ]
+    assert [e["name"] for e in events if e["name"].startswith("iteration")] == [
+        f"iteration {n}" for n in (1, 2, 3)
+    ]
+    assert {
+        "sync",
+        "rollout",
+        "learn",
+        "move full",
+        "push_weights",
+        "sim",
+        "minibatch",
+    } <= {e["name"] for e in events}
     assert sum(e["name"] == "sim" for e in events) > 3 * 16, "each step is a lap"
 
 
 def test_a_run_that_fails_has_a_page_of_what_it_did(tmp_path: Path) -> None:
-    poisoned = ("env.id=tests.gyms:Poisoned-v0", "+env.kwargs.what=reward", "+env.kwargs.at=5")
+    poisoned = (
+        "env.id=tests.gyms:Poisoned-v0",
+        "+env.kwargs.what=reward",
+        "+env.kwargs.at=5",
+    )
     asked = ("algorithm.rollout_steps=4", "runner.total_iterations=3")
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, *poisoned, *asked)
     assert run.code == 1
@@ -84,16 +123,24 @@ def test_a_run_that_fails_has_a_page_of_what_it_did(tmp_path: Path) -> None:
 def test_time_is_accounted_for(run: Finished) -> None:
     """Stages and moves add up to the iteration; overhead is what neither simulator, policy nor learning took."""
     for line in run.metrics():
-        stages = sum(line[f"time/{stage}_s"] for stage in ("sync", "rollout", "learn", "moves"))
+        stages = sum(
+            line[f"time/{stage}_s"] for stage in ("sync", "rollout", "learn", "moves")
+        )
         assert stages == pytest.approx(line["time/iteration_s"], rel=0.05)
         work = max(line["env/sim_s"], line["rollout/policy_s"]) + line["actor/learn_s"]
         assert line["time/overhead_s"] == pytest.approx(line["time/iteration_s"] - work)
-        shares = [line[f"util/{name}_share"] for name in ("busy", "bubble", "moves", "sync")]
+        shares = [
+            line[f"util/{name}_share"] for name in ("busy", "bubble", "moves", "sync")
+        ]
         assert all(share >= 0 for share in shares)
-        assert sum(shares) == pytest.approx(1.0, abs=0.05)  # the rest is the driver's own
+        assert sum(shares) == pytest.approx(
+            1.0, abs=0.05
+        )  # the rest is the driver's own
     usage = run.summary()["utilisation"]
     assert usage["accelerators"] == 2
-    assert usage["by_accelerator"]["1"]["learn"]["busy_s"] == 0.0  # only rollout sits there
+    assert (
+        usage["by_accelerator"]["1"]["learn"]["busy_s"] == 0.0
+    )  # only rollout sits there
     assert usage["by_accelerator"]["0"]["learn"]["busy_s"] > 0.0
     assert usage["stages"]["learn"]["planned_at_work"] == 1
     assert "accelerators at work, measured (planned)" in " ".join(run.out.split())
@@ -101,14 +148,25 @@ def test_time_is_accounted_for(run: Finished) -> None:
 
 def test_the_same_seed_gives_the_same_run(run: Finished, tmp_path: Path) -> None:
     job = (*ONE_EACH, "runner.total_iterations=3")
-    same, other = (train("hybrid_ppo", tmp_path / str(seed), *job, f"runner.seed={seed}") for seed in (7, 8))
-    first, again, another = ([line["actor/policy_loss"] for line in r.metrics()] for r in (run, same, other))
+    same, other = (
+        train("hybrid_ppo", tmp_path / str(seed), *job, f"runner.seed={seed}")
+        for seed in (7, 8)
+    )
+    first, again, another = (
+        [line["actor/policy_loss"] for line in r.metrics()] for r in (run, same, other)
+    )
     assert first == again
     assert first != another
 
 
 def test_the_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=391", "runner.stop_at_return=5.0")
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *ONE_EACH,
+        "runner.total_iterations=391",
+        "runner.stop_at_return=5.0",
+    )
     assert run.code == 0
     assert run.summary()["env_steps"] < 100_000
     assert run.summary()["return_last"] >= 5.0
@@ -121,7 +179,13 @@ def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "runner.total_iterations=3907", preexec_fn=limit)
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *ONE_EACH,
+        "runner.total_iterations=3907",
+        preexec_fn=limit,
+    )
     assert run.code == 1
     assert "metrics.jsonl" in run.err
     assert "runner.output_dir" in run.err
@@ -131,7 +195,13 @@ def test_a_full_disk_ends_the_run_with_whole_lines(tmp_path: Path) -> None:
 
 def test_no_return_is_shown_where_no_episode_has_ended(tmp_path: Path) -> None:
     """No pole falls within the four steps of the first iteration."""
-    run = train("hybrid_ppo", tmp_path, *ONE_EACH, "algorithm.rollout_steps=4", "runner.total_iterations=5")
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *ONE_EACH,
+        "algorithm.rollout_steps=4",
+        "runner.total_iterations=5",
+    )
     ended = [line["env/episodes"] > 0 for line in run.metrics()]
     assert not ended[0]
     assert any(ended)
@@ -149,19 +219,35 @@ def test_a_terminal_shows_what_the_run_does_and_keeps_the_lines(
     monkeypatch.setattr(live, "_SHARE", 0.3)
     for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "50")):
         monkeypatch.setenv(name, value)
-    asked = ("--config-name", "hybrid_ppo", f"runner.output_dir={tmp_path}", *ONE_EACH, "runner.total_iterations=12")
-    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(errors), contextlib.chdir(ROOT):
+    asked = (
+        "--config-name",
+        "hybrid_ppo",
+        f"runner.output_dir={tmp_path}",
+        *ONE_EACH,
+        "runner.total_iterations=12",
+    )
+    with (
+        contextlib.redirect_stdout(screen),
+        contextlib.redirect_stderr(errors),
+        contextlib.chdir(ROOT),
+    ):
         assert main(asked) == 0, errors.getvalue()
     lines = screen.lines
-    first = next(number for number, line in enumerate(lines) if line.startswith(" iter"))
+    first = next(
+        number for number, line in enumerate(lines) if line.startswith(" iter")
+    )
     table = lines[first : first + 13]
     assert [line.split()[0] for line in table] == ["iter", *map(str, range(1, 13))]
     assert max(map(len, table)) <= 80
-    assert next(line for line in lines[first + 13 :] if line).startswith("return")  # of the summary
+    assert next(line for line in lines[first + 13 :] if line).startswith(
+        "return"
+    )  # of the summary
     shown = screen.written
     heads = ("starting   ", "iteration  ", "resident   ", "queues     ", "bottleneck ")
     assert [head for head in heads if head not in shown] == []
-    assert not any(line.startswith(("iteration ", "resident ", "bottleneck ")) for line in lines)
+    assert not any(
+        line.startswith(("iteration ", "resident ", "bottleneck ")) for line in lines
+    )
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
 
 
@@ -173,7 +259,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_run_measures_what_the_ledger_predicted(tmp_path: Path) -> None:
-    run = train("hybrid_ppo", tmp_path, *INLINE, *placed("0", "0", "0"), "runner.total_iterations=2")
+    run = train(
+        "hybrid_ppo",
+        tmp_path,
+        *INLINE,
+        *placed("0", "0", "0"),
+        "runner.total_iterations=2",
+    )
     memory = run.summary()["memory"]
     assert {component: set(rows) for component, rows in memory.items()} == {
         "actor": {"off", "weights", "full"},
@@ -187,7 +279,12 @@ def test_the_run_measures_what_the_ledger_predicted(tmp_path: Path) -> None:
 
 
 def test_a_sweep_ends_with_a_row_for_each_run(tmp_path: Path) -> None:
-    sweep = ("-m", "runner.seed=1,2", "runner.total_iterations=1", "algorithm.rollout_steps=4")
+    sweep = (
+        "-m",
+        "runner.seed=1,2",
+        "runner.total_iterations=1",
+        "algorithm.rollout_steps=4",
+    )
     run = train("hybrid_ppo", tmp_path, *ONE_EACH, *sweep)
     assert run.code == 0, run.err
     heading, *rows = (line.split() for line in run.out.rstrip().splitlines()[-3:])

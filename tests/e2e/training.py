@@ -50,7 +50,10 @@ INLINE = (*SMALL, INLINE_LAUNCHER)
 
 def placed(actor: str, env: str, rollout: str) -> tuple[str, ...]:
     where = {"actor": actor, "env": env, "rollout": rollout}
-    return tuple(f"cluster.component_placement.{component}={text}" for component, text in where.items())
+    return tuple(
+        f"cluster.component_placement.{component}={text}"
+        for component, text in where.items()
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,24 +67,55 @@ class Finished:
 
     def metrics(self) -> list[dict[str, Any]]:
         assert self.folder is not None
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.folder / "metrics.jsonl")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        ]
 
     def summary(self) -> dict[str, Any]:
         assert self.folder is not None
-        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads(
+            (self.folder / "summary.json").read_text(encoding="utf-8")
+        )
         return summary
 
 
 def start(
-    config: str, output: Path, *overrides: str, inside: Sequence[str] = (), **options: Any
+    config: str,
+    output: Path,
+    *overrides: str,
+    inside: Sequence[str] = (),
+    **options: Any,
 ) -> subprocess.Popen[str]:
     """`inside`: a command that runs the rest of its line somewhere else, such as in a network namespace."""
-    command = [*inside, sys.executable, "-u", "-m", "rlplace.train", "--config-name", config]
+    command = [
+        *inside,
+        sys.executable,
+        "-u",
+        "-m",
+        "rlplace.train",
+        "--config-name",
+        config,
+    ]
     command += [f"runner.output_dir={output}", *overrides]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
-def finish(process: subprocess.Popen[str], output: Path, before: str = "", limit_s: float = LIMIT_S) -> Finished:
+def finish(
+    process: subprocess.Popen[str],
+    output: Path,
+    before: str = "",
+    limit_s: float = LIMIT_S,
+) -> Finished:
     """Waits for the end. `before` is what was read of its output already."""
     try:
         out, err = process.communicate(timeout=limit_s)
@@ -90,7 +124,9 @@ def finish(process: subprocess.Popen[str], output: Path, before: str = "", limit
         process.communicate()
         raise
     folders = sorted(output.glob("*/*"))
-    return Finished(process.returncode, before + out, err, folders[-1] if folders else None)
+    return Finished(
+        process.returncode, before + out, err, folders[-1] if folders else None
+    )
 
 
 def train(config: str, output: Path, *overrides: str, **options: Any) -> Finished:
@@ -98,10 +134,18 @@ def train(config: str, output: Path, *overrides: str, **options: Any) -> Finishe
     if INLINE_LAUNCHER not in overrides or options:
         return finish(start(config, output, *overrides, **options), output)
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(ROOT):
-        code = main(["--config-name", config, f"runner.output_dir={output}", *overrides])
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(ROOT),
+    ):
+        code = main(
+            ["--config-name", config, f"runner.output_dir={output}", *overrides]
+        )
     folders = sorted(output.glob("*/*"))
-    return Finished(code, out.getvalue(), err.getvalue(), folders[-1] if folders else None)
+    return Finished(
+        code, out.getvalue(), err.getvalue(), folders[-1] if folders else None
+    )
 
 
 def read_until(process: subprocess.Popen[str], begin: str) -> str:

@@ -28,10 +28,16 @@ NINE = {"nodes": [{"accelerators": 9}]}
 
 
 def wrong(placement: Mapping[str, object]) -> str:
-    lines = {f"cluster.component_placement.{key}": 7 + i for i, key in enumerate(placement)}
-    sources = {key: Source(file="hybrid_ppo.yaml", line=line) for key, line in lines.items()}
+    lines = {
+        f"cluster.component_placement.{key}": 7 + i for i, key in enumerate(placement)
+    }
+    sources = {
+        key: Source(file="hybrid_ppo.yaml", line=line) for key, line in lines.items()
+    }
     with pytest.raises(PlacementError) as caught:
-        HybridComponentPlacement({"component_placement": placement}, EIGHT, sources=sources)
+        HybridComponentPlacement(
+            {"component_placement": placement}, EIGHT, sources=sources
+        )
     return str(caught.value)
 
 
@@ -47,13 +53,19 @@ TEXTS: dict[str, Callable[[], str]] = {
     "six-components": lambda: render_text(llm(model=None)),
     "diff": lambda: render_diff(ppo(name="hybrid"), ppo(APART, name="disaggregated")),
     "component": lambda: explain_component(ppo(), "rollout"),
-    "stays": lambda: explain_component(llm(SIX | {"critic": "8"}, model=None, cluster=NINE), "critic"),
+    "stays": lambda: explain_component(
+        llm(SIX | {"critic": "8"}, model=None, cluster=NINE), "critic"
+    ),
     "accelerator": lambda: explain_accelerator(ppo(), 5),
     # a caret, two lines of why and a remark beside the fix, a problem inside a block, two problems, three problems
     "accelerator-out-of-range": lambda: wrong(HYBRID | {"actor": "0-8"}),
     "base-60-integer": lambda: wrong(HYBRID | {"rollout": 247}),
-    "unknown-key": lambda: wrong(HYBRID | {"rollout": {"placement": "4-7", "tensor_paralel_size": 2}}),
-    "rank-without-rows": lambda: refused({"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=6),
+    "unknown-key": lambda: wrong(
+        HYBRID | {"rollout": {"placement": "4-7", "tensor_paralel_size": 2}}
+    ),
+    "rank-without-rows": lambda: refused(
+        {"actor": "0-7", "env": "0", "rollout": "4-7"}, envs=6
+    ),
     "residents-clash": lambda: refused(offload=False),
 }
 
@@ -64,7 +76,9 @@ def test_text(name: str) -> None:
     file = HERE / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         file.write_text(text, encoding="utf-8")
-    assert file.read_text(encoding="utf-8") == text, f"{name} differs; UPDATE_GOLDEN=1 accepts the new text"
+    assert file.read_text(encoding="utf-8") == text, (
+        f"{name} differs; UPDATE_GOLDEN=1 accepts the new text"
+    )
 
 
 def test_nothing_is_left_over() -> None:
@@ -73,18 +87,51 @@ def test_nothing_is_left_over() -> None:
 
 def test_plan_json() -> None:
     record: Any = json.loads(json.dumps(render_json(ppo(envs=64))))
-    node = {"rank": 0, "accelerators": 8, "first": 0, "kind": "emulated", "memory_bytes": 16 << 30}
+    node = {
+        "rank": 0,
+        "accelerators": 8,
+        "first": 0,
+        "kind": "emulated",
+        "memory_bytes": 16 << 30,
+    }
     assert (record["mode"], record["topology"]["nodes"]) == ("hybrid", [node])
     env = record["components"]["env"]
-    assert (env["placement"], env["world_size"], env["accelerators"]) == ("0-3", 4, "0-3")
-    assert env["ranks"][3] == {"rank": 3, "node": 0, "local_rank": 3, "accelerators": [3]}
-    assert record["pairs"][0] == {"a": "actor", "b": "env", "relation": "hybrid", "shared": "0-3"}
+    assert (env["placement"], env["world_size"], env["accelerators"]) == (
+        "0-3",
+        4,
+        "0-3",
+    )
+    assert env["ranks"][3] == {
+        "rank": 3,
+        "node": 0,
+        "local_rank": 3,
+        "accelerators": [3],
+    }
+    assert record["pairs"][0] == {
+        "a": "actor",
+        "b": "env",
+        "relation": "hybrid",
+        "shared": "0-3",
+    }
     schedule = record["schedule"]
     assert set(schedule) == {"stages", "active", "residency", "first", "entries"}
-    assert schedule["active"] == {"sync": ["actor", "rollout"], "rollout": ["env", "rollout"], "learn": ["actor"]}
-    assert schedule["residency"]["rollout"] == {"actor": "off", "env": "full", "rollout": "full"}
+    assert schedule["active"] == {
+        "sync": ["actor", "rollout"],
+        "rollout": ["env", "rollout"],
+        "learn": ["actor"],
+    }
+    assert schedule["residency"]["rollout"] == {
+        "actor": "off",
+        "env": "full",
+        "rollout": "full",
+    }
     assert set(record["routes"]) == {"observations", "trajectories", "weights"}
-    assert [channel["name"] for channel in record["channels"]] == ["observations", "actions", "trajectories", "weights"]
+    assert [channel["name"] for channel in record["channels"]] == [
+        "observations",
+        "actions",
+        "trajectories",
+        "weights",
+    ]
     assert record["warnings"] == []
 
 
@@ -92,9 +139,20 @@ def test_every_error_code_of_the_placement_is_asserted_by_a_test() -> None:
     """A code is any text literal with hyphens, other than the label of a node."""
 
     def literals(folder: Path) -> set[str]:
-        trees = (ast.parse(file.read_text(encoding="utf-8")) for file in folder.rglob("*.py"))
-        texts = {n.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-        return {t for t in texts if isinstance(t, str) and re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", t)}
+        trees = (
+            ast.parse(file.read_text(encoding="utf-8")) for file in folder.rglob("*.py")
+        )
+        texts = {
+            n.value
+            for tree in trees
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Constant)
+        }
+        return {
+            t
+            for t in texts
+            if isinstance(t, str) and re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", t)
+        }
 
     made = literals(Path(rlplace.placement.__file__).parent) - {RANK_LABEL}
     assert made - literals(Path(__file__).parent.parent / "unit") == set()

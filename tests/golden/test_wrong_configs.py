@@ -30,7 +30,9 @@ from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.foresight.show import foreseen
 from rlplace.prepare import prepare
 
-ROWS = yaml.safe_load((Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8"))
+ROWS = yaml.safe_load(
+    (Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8")
+)
 PLACEMENT = "cluster.component_placement"
 BLOCKS = {field.name for field in dataclasses.fields(Config)}
 MOST_ROUNDS = 3  # a placement is read after the rest of a config is right
@@ -51,9 +53,16 @@ def steps(key: str) -> list[str | int]:
     """Split a key path; the names of components may have dots."""
     above, _, component = key.partition(f"{PLACEMENT}.")
     if component and not above:
-        name, _, below = component.rpartition(".") if "reward." not in component else (component, "", "")
+        name, _, below = (
+            component.rpartition(".")
+            if "reward." not in component
+            else (component, "", "")
+        )
         return [*PLACEMENT.split("."), *([name, below] if name else [component])]
-    return [int(part) if part.isdecimal() else part for part in re.split(r"[.\[]", key.replace("]", ""))]
+    return [
+        int(part) if part.isdecimal() else part
+        for part in re.split(r"[.\[]", key.replace("]", ""))
+    ]
 
 
 def write(config: Any, path: list[str | int], value: object) -> None:
@@ -87,7 +96,10 @@ def proposed(problem: Problem) -> list[str]:
     lines = (problem.fix or "").split("\n")
     if lines[0] == "one of":
         return []
-    kept = [re.sub(r" {8,}\(.*", "", line.removeprefix("and: ")) for line in itertools.takewhile(_is_no_choice, lines)]
+    kept = [
+        re.sub(r" {8,}\(.*", "", line.removeprefix("and: "))
+        for line in itertools.takewhile(_is_no_choice, lines)
+    ]
     for line in kept:
         if re.fullmatch(r"remove \S+", line):
             continue
@@ -109,7 +121,9 @@ class Text:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
-        dumped = yaml.dump(config, Dumper=dumper, sort_keys=False, width=10_000, allow_unicode=True)
+        dumped = yaml.dump(
+            config, Dumper=dumper, sort_keys=False, width=10_000, allow_unicode=True
+        )
         self.lines = dumped.splitlines()
 
     def __str__(self) -> str:
@@ -131,20 +145,28 @@ class Text:
         if key.endswith("]"):
             column -= 2
         last = first + 1
-        while last < len(self.lines) and self._belongs(self.lines[last], column, item=key.endswith("]")):
+        while last < len(self.lines) and self._belongs(
+            self.lines[last], column, item=key.endswith("]")
+        ):
             last += 1
         return first, last, column
 
     @staticmethod
     def _belongs(line: str, column: int, *, item: bool) -> bool:
         deeper = len(line) - len(line.lstrip())
-        return deeper > column or (deeper == column and line.lstrip().startswith("- ") and not item)
+        return deeper > column or (
+            deeper == column and line.lstrip().startswith("- ") and not item
+        )
 
     def replace(self, key: str, lines: Sequence[str]) -> None:
         first, last, column = self.entry(key) or (0, 0, 0)
         before = self.lines[first][:column]
-        texts = [(before if i == 0 else " " * column) + line for i, line in enumerate(lines)]
-        if not texts and "- " in before and last < len(self.lines):  # its list item goes on with the next line
+        texts = [
+            (before if i == 0 else " " * column) + line for i, line in enumerate(lines)
+        ]
+        if (
+            not texts and "- " in before and last < len(self.lines)
+        ):  # its list item goes on with the next line
             self.lines[last] = before + self.lines[last][column:]
         self.lines[first:last] = texts
 
@@ -169,15 +191,31 @@ class Text:
         block, _, name = problem.key.rpartition(".")
         if PLACEMENT + "." in problem.key and problem.key not in self.where():
             block = PLACEMENT
-        top = [line for line in lines if re.match(r"(\w+)\.", line) and line.partition(".")[0] in BLOCKS]
-        for word in [line.removeprefix("remove ") for line in lines if line.startswith("remove ")]:
+        top = [
+            line
+            for line in lines
+            if re.match(r"(\w+)\.", line) and line.partition(".")[0] in BLOCKS
+        ]
+        for word in [
+            line.removeprefix("remove ") for line in lines if line.startswith("remove ")
+        ]:
             self.replace(word if word in self.where() else f"{block}.{word}", ())
-        entries = [line for line in lines if line not in top and not line.startswith("remove ")]
+        entries = [
+            line for line in lines if line not in top and not line.startswith("remove ")
+        ]
         if problem.code in ("unplaced-component", "empty-placement"):
             self.insert(PLACEMENT, entries)
-        elif entries and "[" in name and entries[0].startswith(name.partition("[")[0] + ":"):  # the whole list
+        elif (
+            entries
+            and "[" in name
+            and entries[0].startswith(name.partition("[")[0] + ":")
+        ):  # the whole list
             self.replace(problem.key.rpartition("[")[0], entries)
-        elif entries and self.entry(problem.key) is not None and problem.code != "roles-contradict":
+        elif (
+            entries
+            and self.entry(problem.key) is not None
+            and problem.code != "roles-contradict"
+        ):
             self.replace(problem.key, entries)
         elif entries:
             self.insert(block, entries)
@@ -187,21 +225,29 @@ class Text:
         return bool(lines)
 
 
-def job(config: Mapping[str, Any], sources: Mapping[str, Source] | None = None) -> tuple[Any, ...]:
+def job(
+    config: Mapping[str, Any], sources: Mapping[str, Source] | None = None
+) -> tuple[Any, ...]:
     """What a config means: its values, and the ranks of each component."""
     prepared = prepare(config, sources=sources)
     read = prepared.config
     if read.profile is not None:
         foreseen(read, prepared.plan, prepared.case)
     placement = prepared.plan.placement
-    values = dataclasses.replace(read, cluster=dataclasses.replace(read.cluster, component_placement={}))
-    return values, {name: placement.spec(name).canonical() for name in placement.components}
+    values = dataclasses.replace(
+        read, cluster=dataclasses.replace(read.cluster, component_placement={})
+    )
+    return values, {
+        name: placement.spec(name).canonical() for name in placement.components
+    }
 
 
 def outcome(row: Mapping[str, Any]) -> str:
     """`right`, `stuck` or `changed`, with what was seen."""
     text, seen = Text(edited(row, "write")), ""
-    written = edited({**row, "write": Text(row["write"]).read()}, "write")  # `text` as it is read, shipped lines unread
+    written = edited(
+        {**row, "write": Text(row["write"]).read()}, "write"
+    )  # `text` as it is read, shipped lines unread
     for _ in range(row.get("rounds", MOST_ROUNDS) + 1):
         try:
             got = job(text.read() if seen else written, text.where())
@@ -209,8 +255,12 @@ def outcome(row: Mapping[str, Any]) -> str:
             problems, seen = error.problems, seen + f"\n{error}"
             pasted = [text.paste(problem) for problem in problems]
             if row["meant"] == "choices" and not any(pasted):
-                said = all(p.why or p.fix for p in problems) and row.get("says", "") in str(error)
-                return "right" if said else f"stuck, without a word of the choices{seen}"
+                said = all(p.why or p.fix for p in problems) and row.get(
+                    "says", ""
+                ) in str(error)
+                return (
+                    "right" if said else f"stuck, without a word of the choices{seen}"
+                )
             if row["meant"] != "choices" and not all(pasted):
                 return f"stuck{seen}"
         except (yaml.YAMLError, OmegaConfBaseException) as error:
@@ -224,9 +274,19 @@ def outcome(row: Mapping[str, Any]) -> str:
 
 def test_fixes_lead_to_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     """All do; none is stuck, and none leads to another job."""
-    for name, methods in (("my_calls:Stop", ["on_end"]), ("my_losses:Dual", ["policy_loss"])):  # of the user's own
+    for name, methods in (
+        ("my_calls:Stop", ["on_end"]),
+        ("my_losses:Dual", ["policy_loss"]),
+    ):  # of the user's own
         module, _, kind = name.partition(":")
-        own = type(kind, (), {"__init__": lambda self, *given, **kwargs: None, **dict.fromkeys(methods, print)})
+        own = type(
+            kind,
+            (),
+            {
+                "__init__": lambda self, *given, **kwargs: None,
+                **dict.fromkeys(methods, print),
+            },
+        )
         monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
         setattr(sys.modules[module], kind, own)
     results = [(row, outcome(row)) for row in ROWS]
@@ -234,6 +294,8 @@ def test_fixes_lead_to_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"\n{len(ROWS)} wrong configs: {dict(rate)}")
     for row, result in results:
         if result != "right":
-            print(f"\n--- {row['config']}: {row['write']}, meant {row['meant']}: {result}")
+            print(
+                f"\n--- {row['config']}: {row['write']}, meant {row['meant']}: {result}"
+            )
     assert len(ROWS) >= 150
     assert rate["right"] == len(ROWS)

@@ -43,7 +43,11 @@ def ends_of(schedule: Schedule) -> Mapping[str, Ends]:
         "requests": Ends("rollout", "rollout"),
         "completions": Ends("rollout", "rollout", ("requests",)),
         "samples": Ends("rollout", taken, ("completions",)),
-        "returns": Ends(scored, stage_of(schedule, "critic", "learn"), tuple(f"scores.{c}" for c in scorers)),
+        "returns": Ends(
+            scored,
+            stage_of(schedule, "critic", "learn"),
+            tuple(f"scores.{c}" for c in scorers),
+        ),
         "weights": Ends("sync", "sync"),
         "weights.reference": Ends("sync", "sync"),
     }
@@ -55,12 +59,21 @@ def ends_of(schedule: Schedule) -> Mapping[str, Ends]:
 
 
 def scored_in(schedule: Schedule) -> str:
-    return next((s for s in reversed(schedule.stages) if base_stage(s) == "infer"), "rollout")
+    return next(
+        (s for s in reversed(schedule.stages) if base_stage(s) == "infer"), "rollout"
+    )
 
 
 def stage_of(schedule: Schedule, component: str, base: str) -> str:
     """The sub-stage of a stage in which a component runs; "" for none."""
-    return next((s for s, active in schedule.active.items() if base_stage(s) == base and component in active), "")
+    return next(
+        (
+            s
+            for s, active in schedule.active.items()
+            if base_stage(s) == base and component in active
+        ),
+        "",
+    )
 
 
 def check_channels(plan: Plan) -> None:
@@ -70,11 +83,18 @@ def check_channels(plan: Plan) -> None:
     active[scored_in(schedule)].add("actor")  # it gathers scores on its host
     for channel in plan.channels:
         put_in, taken_in, _ = ends[channel.name]
-        assert order[put_in] <= order[taken_in], f"{channel.name} is emptied before it was filled"
+        assert order[put_in] <= order[taken_in], (
+            f"{channel.name} is emptied before it was filled"
+        )
         assert channel.source in active[put_in], channel.name
         assert channel.target in active[taken_in], channel.name
-        assert all(location.capacity_items >= location.under_way > 0 for location in channel.locations()), channel.name
-    check_first_items({channel.name: ends[channel.name].after for channel in plan.channels})
+        assert all(
+            location.capacity_items >= location.under_way > 0
+            for location in channel.locations()
+        ), channel.name
+    check_first_items(
+        {channel.name: ends[channel.name].after for channel in plan.channels}
+    )
 
 
 def check_first_items(after: Mapping[str, Iterable[str]]) -> None:
@@ -86,13 +106,17 @@ def check_first_items(after: Mapping[str, Iterable[str]]) -> None:
 def test_channels_of_shipped_plans_go_on(name: str) -> None:
     (composed,) = with_hydra(["--config-name", name])
     config = read_config(composed.mapping, composed.sources)
-    plan = make_plan(config, declared_topology(config.cluster, composed.sources), composed.sources)
+    plan = make_plan(
+        config, declared_topology(config.cluster, composed.sources), composed.sources
+    )
     check_channels(plan)
     assert bool(plan.channels) == config.runs
 
 
 @given(st.sampled_from((1, 2)), st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
-def test_channels_of_simulators_go_on(groups: int, actors: int, envs: int, engines: int) -> None:
+def test_channels_of_simulators_go_on(
+    groups: int, actors: int, envs: int, engines: int
+) -> None:
     config = read_config(
         {
             "cluster": {
@@ -111,22 +135,34 @@ def test_channels_of_simulators_go_on(groups: int, actors: int, envs: int, engin
 
 
 @given(cases(), st.integers(1, 2))
-def test_channels_of_language_models_go_on(case: tuple[object, dict[str, bool]], turns: int) -> None:
+def test_channels_of_language_models_go_on(
+    case: tuple[object, dict[str, bool]], turns: int
+) -> None:
     check_channels(make_plan(text_job(case[1], turns), EIGHT))
 
 
 def text_job(offload: Mapping[str, bool], turns: int) -> Config:
     placed = {name: "0-3" if leaves else "4-7" for name, leaves in offload.items()}
-    placed = {name: "cpu" if name.startswith("reward") else where for name, where in placed.items()}
+    placed = {
+        name: "cpu" if name.startswith("reward") else where
+        for name, where in placed.items()
+    }
     valued = "critic" in placed
-    rewards = {name.partition(".")[2]: {"function": "exact"} for name in placed if name.startswith("reward.")}
+    rewards = {
+        name.partition(".")[2]: {"function": "exact"}
+        for name in placed
+        if name.startswith("reward.")
+    }
     return read_config(
         {
             "cluster": {"component_placement": placed, "allow_resident": list(placed)},
             "algorithm": {"name": "ppo" if valued else "grpo", "prompts": 8},
             "env": {"task": "arithmetic", "max_turns": turns, "enable_offload": True},
             "rollout": {"engine": "transformers", "enable_offload": True},
-            "actor": {"model": {"kind": "causal_lm", "path": "somewhere"}, "enable_offload": True},
+            "actor": {
+                "model": {"kind": "causal_lm", "path": "somewhere"},
+                "enable_offload": True,
+            },
             "critic": {"enable_offload": True},
             "reference": {"enable_offload": True, "refresh_every": 1},
             **({"reward": rewards} if rewards else {}),

@@ -28,7 +28,9 @@ TORCH = st.sampled_from(
     ]
 )  # fmt: skip
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
-NOISE = np.random.default_rng(0).bytes(64 * 64)  # any bits, NaNs and all; drawn ones would mostly be zeros
+NOISE = np.random.default_rng(0).bytes(
+    64 * 64
+)  # any bits, NaNs and all; drawn ones would mostly be zeros
 
 
 @dataclasses.dataclass
@@ -45,7 +47,19 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     if dtype.kind == "U" or dtype.names:  # not any bytes are text
         noise = bytes(len(noise))
     array = np.ndarray(shape, dtype, bytearray(noise)).copy()
-    change = draw(st.sampled_from(["none", "fortran", "transposed", "strided", "reversed", "broadcast", "read-only"]))
+    change = draw(
+        st.sampled_from(
+            [
+                "none",
+                "fortran",
+                "transposed",
+                "strided",
+                "reversed",
+                "broadcast",
+                "read-only",
+            ]
+        )
+    )
     if change == "fortran":
         array = np.asfortranarray(array).reshape(shape)
     elif change == "transposed":
@@ -67,7 +81,9 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     noise = bytes(b & 1 for b in NOISE) if dtype is torch.bool else NOISE
     count = int(np.prod(shape))
     tensor = torch.frombuffer(bytearray(noise), dtype=dtype)[:count].reshape(shape)
-    change = draw(st.sampled_from(["none", "transposed", "strided", "expanded", "parameter"]))
+    change = draw(
+        st.sampled_from(["none", "transposed", "strided", "expanded", "parameter"])
+    )
     if change == "transposed" and len(shape) > 1:
         tensor = tensor.transpose(0, 1)
     elif change == "strided" and shape:
@@ -79,7 +95,14 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return tensor
 
 
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=50))
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=50),
+)
 VALUES = st.recursive(
     st.one_of(SCALARS, arrays(), tensors()),
     lambda inner: st.one_of(
@@ -124,7 +147,12 @@ def check(value: Any, inline_bytes: int) -> None:
         same(value, codec.unpack(packed))
     else:
         assert packed[1:] or len(packed[0]) > inline_bytes
-        same(value, codec.unpack([np.frombuffer(bytearray(piece), np.uint8) for piece in packed]))
+        same(
+            value,
+            codec.unpack(
+                [np.frombuffer(bytearray(piece), np.uint8) for piece in packed]
+            ),
+        )
 
 
 @given(VALUES, st.sampled_from([-1, 0, 100, 1 << 14, 1 << 30]))
@@ -140,7 +168,15 @@ SPECIAL = [
     torch.arange(4)[::4],
     torch.ones(3, dtype=torch.complex64).conj() * 1j,
     torch.arange(8, dtype=torch.float32).to(torch.float8_e4m3fn),
-    {"b": {1, 2}, "c": (Observation(env_rank=1, stage_group=0, step=3, first_row=8, observations=np.eye(4)), None)},
+    {
+        "b": {1, 2},
+        "c": (
+            Observation(
+                env_rank=1, stage_group=0, step=3, first_row=8, observations=np.eye(4)
+            ),
+            None,
+        ),
+    },
 ]
 
 

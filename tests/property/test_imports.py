@@ -20,9 +20,14 @@ VALUES = st.one_of(
     st.booleans(),
     st.none(),
     st.floats(0, 2),
-    st.sampled_from(["0-7", "all", "list(range(0,8))", "sglang:d4+fsdp:d2t2", "gae", "$N", "x"]),
+    st.sampled_from(
+        ["0-7", "all", "list(range(0,8))", "sglang:d4+fsdp:d2t2", "gae", "$N", "x"]
+    ),
 )
-PLACED = {f"cluster.component_placement.{c}" for c in ("actor", "rollout", "critic", "inference")}
+PLACED = {
+    f"cluster.component_placement.{c}"
+    for c in ("actor", "rollout", "critic", "inference")
+}
 MORE = {
     ("rlinf", "mlp"): PLACED | {"cluster.component_placement.env"},
     ("rlinf", "causal_lm"): PLACED,
@@ -31,20 +36,36 @@ MORE = {
 LIBRARIES = ("openrlhf", "slime", "verl", "roll", "skyrl", "areal", "rlinf")
 
 
-@pytest.mark.parametrize(("library", "kind"), [*((name, "causal_lm") for name in LIBRARIES), ("rlinf", "mlp")])
+@pytest.mark.parametrize(
+    ("library", "kind"),
+    [*((name, "causal_lm") for name in LIBRARIES), ("rlinf", "mlp")],
+)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_any_values_are_imported_or_refused(library: str, kind: ModelKind, data: st.DataObject) -> None:
+def test_any_values_are_imported_or_refused(
+    library: str, kind: ModelKind, data: st.DataObject
+) -> None:
     rules = read_rules(library, kind)
     keys = sorted({*rules.rules, *MORE.get((library, kind), ())})
-    drawn = data.draw(st.dictionaries(st.sampled_from(keys), VALUES, min_size=1, max_size=12))
+    drawn = data.draw(
+        st.dictionaries(st.sampled_from(keys), VALUES, min_size=1, max_size=12)
+    )
     try:
         if rules.words_after:
-            imported = import_words(library, [shlex.join(f"--{key}={value}" for key, value in drawn.items())])
+            imported = import_words(
+                library,
+                [shlex.join(f"--{key}={value}" for key, value in drawn.items())],
+            )
         else:
-            imported = import_settings(library, [Setting(key=k, value=v, written=f"{k}={v}") for k, v in drawn.items()])
+            imported = import_settings(
+                library,
+                [Setting(key=k, value=v, written=f"{k}={v}") for k, v in drawn.items()],
+            )
     except ConfigError as error:
-        if {*error.codes} <= {"import-value", "import-flag-value" if rules.words_after else "import-empty"}:
+        if {*error.codes} <= {
+            "import-value",
+            "import-flag-value" if rules.words_after else "import-empty",
+        }:
             return
         raise
     assert len(imported.results) == len(drawn)

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplace.config.schema import FrozenConfig, OptimizerConfig, TextRolloutConfig, TrainedConfig
+from rlplace.config.schema import (
+    FrozenConfig,
+    OptimizerConfig,
+    TextRolloutConfig,
+    TrainedConfig,
+)
 from rlplace.errors import PlacementError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.memory.demands import (
@@ -20,7 +25,11 @@ from rlplace.placement.memory.demands import (
 )
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.model import read_model
-from rlplace.placement.memory.records import read_measurements, record_measurements, render_ledger
+from rlplace.placement.memory.records import (
+    read_measurements,
+    record_measurements,
+    render_ledger,
+)
 from rlplace.placement.memory.solve import Knob, find_remedies, has_knob, solve
 from rlplace.placement.schedule import Residency
 from tests.unit.placement.memory_cases import COMPONENTS, RLHF
@@ -54,13 +63,17 @@ TRAINING = st.builds(
     weights=st.sampled_from(["fp32", "bf16"]),
     compute=st.sampled_from(["fp32", "bf16"]),
     optimizer=st.builds(
-        OptimizerConfig, kind=st.sampled_from(["adamw", "adamw_master", "adamw_8bit"]), on_host=st.booleans()
+        OptimizerConfig,
+        kind=st.sampled_from(["adamw", "adamw_master", "adamw_8bit"]),
+        on_host=st.booleans(),
     ),
     zero_stage=st.sampled_from([0, 1, 2, 3]),
     checkpointing=st.booleans(),
     lora_rank=st.sampled_from([None, 1, 8]),
 )
-FROZEN_BLOCKS = st.builds(FrozenConfig, **BATCHES, sharded=st.booleans(), on_host=st.booleans())
+FROZEN_BLOCKS = st.builds(
+    FrozenConfig, **BATCHES, sharded=st.booleans(), on_host=st.booleans()
+)
 ENGINES = st.builds(
     TextRolloutConfig,
     gpu_memory_utilization=st.integers(1, 100).map(lambda percent: percent / 100),
@@ -85,7 +98,11 @@ def placements(draw: st.DrawFn) -> HybridComponentPlacement:
         node = draw(st.sampled_from(topology.nodes))
         start = draw(st.integers(node.first, node.numbers.stop - 1))
         count = draw(st.integers(1, node.numbers.stop - start))
-        ranks = draw(st.sampled_from([n for n in range(1, 9) if n % count == 0 or count % n == 0]))
+        ranks = draw(
+            st.sampled_from(
+                [n for n in range(1, 9) if n % count == 0 or count % n == 0]
+            )
+        )
         block[component] = f"{start}-{start + count - 1}:0-{ranks - 1}"
     return HybridComponentPlacement({"component_placement": block}, topology)
 
@@ -95,18 +112,32 @@ def cases(draw: st.DrawFn) -> MemoryCase:
     demands: dict[str, Demand] = {}
     demands |= {c: draw(trained) for c in TRAINED}
     demands |= {c: draw(frozen) for c in FROZEN}
-    demands["rollout"] = draw(st.one_of(engines, st.builds(SimulatorDemand, accelerator_bytes=st.integers(0, MIB))))
+    demands["rollout"] = draw(
+        st.one_of(
+            engines, st.builds(SimulatorDemand, accelerator_bytes=st.integers(0, MIB))
+        )
+    )
     return MemoryCase(
         placement=draw(placements()),
         needs=RLHF,
         offload={c: draw(st.booleans()) for c in COMPONENTS},
         demands=demands,
-        measured={c: {Residency.FULL: draw(st.integers(0, MIB))} for c in COMPONENTS if draw(st.integers(0, 9)) == 0},
+        measured={
+            c: {Residency.FULL: draw(st.integers(0, MIB))}
+            for c in COMPONENTS
+            if draw(st.integers(0, 9)) == 0
+        },
     )
 
 
-@given(cases(), st.sampled_from(["micro_batch", "sequence_length", "token_budget"]), st.integers(1, 100))
-def test_a_larger_batch_never_needs_less(case: MemoryCase, field: str, more: int) -> None:
+@given(
+    cases(),
+    st.sampled_from(["micro_batch", "sequence_length", "token_budget"]),
+    st.integers(1, 100),
+)
+def test_a_larger_batch_never_needs_less(
+    case: MemoryCase, field: str, more: int
+) -> None:
     larger = case
     for component, demand in case.demands.items():
         of = demand if field == "sequence_length" else getattr(demand, "block", None)
@@ -124,9 +155,12 @@ def test_a_larger_share_never_needs_less(case: MemoryCase, percent: int) -> None
     if not isinstance(engine, EngineDemand):
         return
     smaller, larger = (
-        case.changed(["rollout"], gpu_memory_utilization=p / 100, kv_cache_memory=None) for p in (percent, percent + 1)
+        case.changed(["rollout"], gpu_memory_utilization=p / 100, kv_cache_memory=None)
+        for p in (percent, percent + 1)
     )
-    for a, b in zip(smaller.ledger().accelerators, larger.ledger().accelerators, strict=True):
+    for a, b in zip(
+        smaller.ledger().accelerators, larger.ledger().accelerators, strict=True
+    ):
         assert a.worst.total_bytes <= b.worst.total_bytes
 
 
@@ -134,17 +168,28 @@ def test_a_larger_share_never_needs_less(case: MemoryCase, percent: int) -> None
 def test_more_ranks_never_hold_more_each(case: MemoryCase) -> None:
     for component in TRAINED:
         few, many = (
-            case.demands[component].footprint(Placed(ranks=n, accelerators_per_rank=1, memory_bytes=0, kind="emulated"))
+            case.demands[component].footprint(
+                Placed(
+                    ranks=n, accelerators_per_rank=1, memory_bytes=0, kind="emulated"
+                )
+            )
             for n in (2, 4)
         )
         for residency in Residency:
-            assert sum(many.held[residency].values()) <= sum(few.held[residency].values())
+            assert sum(many.held[residency].values()) <= sum(
+                few.held[residency].values()
+            )
 
 
 @given(cases())
 def test_folded_accelerators_hold_what_each_of_them_holds(case: MemoryCase) -> None:
     ledger, placement, schedule = case.ledger(), case.placement, case.schedule()
-    used = {a for c in placement.components for slot in placement.slots(c) for a in slot.accelerators}
+    used = {
+        a
+        for c in placement.components
+        for slot in placement.slots(c)
+        for a in slot.accelerators
+    }
     assert used == {a for account in ledger.accelerators for a in account.numbers}
     for accelerator in used:
         node = placement.topology.node_of(accelerator)
@@ -161,18 +206,28 @@ def test_folded_accelerators_hold_what_each_of_them_holds(case: MemoryCase) -> N
                             kind=node.kind,
                         )
                         footprint = case.demands[component].footprint(placed)
-                        footprint = footprint.corrected(case.measured.get(component, {}), {})
-                        expected += sum(footprint.held[schedule.residency[stage][component]].values())
+                        footprint = footprint.corrected(
+                            case.measured.get(component, {}), {}
+                        )
+                        expected += sum(
+                            footprint.held[
+                                schedule.residency[stage][component]
+                            ].values()
+                        )
             (enter,) = [
                 load
                 for load in ledger.account(accelerator).loads
-                if load.moment.stage == stage and load.moment.entering and not load.moment.start
+                if load.moment.stage == stage
+                and load.moment.entering
+                and not load.moment.start
             ]
             assert enter.total_bytes == expected
 
 
 @given(cases())
-def test_a_stage_holds_at_least_what_its_entry_ends_with_and_every_ledger_renders(case: MemoryCase) -> None:
+def test_a_stage_holds_at_least_what_its_entry_ends_with_and_every_ledger_renders(
+    case: MemoryCase,
+) -> None:
     ledger = case.ledger()
     text = render_ledger(ledger)
     assert text.isascii()
@@ -186,8 +241,14 @@ def test_a_stage_holds_at_least_what_its_entry_ends_with_and_every_ledger_render
 
 @settings(max_examples=50)
 @given(cases(), st.sampled_from(Knob), st.none() | st.sampled_from(COMPONENTS))
-def test_what_is_solved_for_fits(case: MemoryCase, knob: Knob, component: str | None) -> None:
-    having = [c for c, demand in case.demands.items() if has_knob(demand, knob) and component in (None, c)]
+def test_what_is_solved_for_fits(
+    case: MemoryCase, knob: Knob, component: str | None
+) -> None:
+    having = [
+        c
+        for c, demand in case.demands.items()
+        if has_knob(demand, knob) and component in (None, c)
+    ]
     if not having:
         with pytest.raises(PlacementError) as caught:
             solve(case, knob, component)
@@ -203,11 +264,20 @@ def test_remedies_do_what_they_say(case: MemoryCase) -> None:
     for remedy in find_remedies(case):
         assert remedy.saves_bytes > 0
         ledger = remedy.case.ledger()
-        assert remedy.enough == all(account.fits for account in (*ledger.accelerators, *ledger.hosts))
+        assert remedy.enough == all(
+            account.fits for account in (*ledger.accelerators, *ledger.hosts)
+        )
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=5), st.dictionaries(st.sampled_from(Residency), st.integers(0))))
-def test_measurements_that_are_written_are_read_again(found: dict[str, dict[Residency, int]]) -> None:
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=5),
+        st.dictionaries(st.sampled_from(Residency), st.integers(0)),
+    )
+)
+def test_measurements_that_are_written_are_read_again(
+    found: dict[str, dict[Residency, int]],
+) -> None:
     assert read_measurements(record_measurements(found)) == found
 
 
@@ -217,7 +287,11 @@ def test_an_engine_stays_within_its_share_where_that_has_room(case: MemoryCase) 
     if not isinstance(engine, EngineDemand) or engine.block.kv_cache_memory is not None:
         return
     memory = 1 << 34
-    footprint = engine.footprint(Placed(ranks=1, accelerators_per_rank=1, memory_bytes=memory, kind="cuda"))
-    used = sum(footprint.held[Residency.FULL].values()) + sum(footprint.working["rollout"].values())
+    footprint = engine.footprint(
+        Placed(ranks=1, accelerators_per_rank=1, memory_bytes=memory, kind="cuda")
+    )
+    used = sum(footprint.held[Residency.FULL].values()) + sum(
+        footprint.working["rollout"].values()
+    )
     if footprint.held[Residency.FULL][Part.KV_CACHE]:
         assert used == int(memory * engine.block.gpu_memory_utilization)

@@ -27,20 +27,128 @@ ITEMS = int(os.environ.get("RLPLACE_STRESS_ITEMS", "100"))
 LONGEST_S = 2.0  # of this process, for one item
 HANGS_S = 60
 WILD: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 7, 8, 64, 247, 1025, 10**6, 10**12 + 1, 10**40, -(10**40)),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        7,
+        8,
+        64,
+        247,
+        1025,
+        10**6,
+        10**12 + 1,
+        10**40,
+        -(10**40),
+    ),
     *(0.0, 0.5, -0.1, 1e-300, 1e300, float("inf"), float("nan")),
-    *("", " ", "auto", "all", "null", "0-7", "0-3,5-7", "80G", "16GiB", "-1KiB", "1e400GiB", "7:0", "a" * 2000),
-    *("0\u20133", "\n", "\x00", "package.module:Class", "ppo", "grpo", "vllm", "mlp", "causal_lm", "fp8", "hybrid"),
-    *([], [1], [None], ["a", []], [[0]], [{}], {}, {"a": 1}, {1: 2}, {None: None}, {"kind": "x"}, b"x"),
-    *(10**400, -(10**400), "9" * 400, "9" * 400 + "GiB", "9" * 400 + "%", "0-" + "9" * 400),
+    *(
+        "",
+        " ",
+        "auto",
+        "all",
+        "null",
+        "0-7",
+        "0-3,5-7",
+        "80G",
+        "16GiB",
+        "-1KiB",
+        "1e400GiB",
+        "7:0",
+        "a" * 2000,
+    ),
+    *(
+        "0\u20133",
+        "\n",
+        "\x00",
+        "package.module:Class",
+        "ppo",
+        "grpo",
+        "vllm",
+        "mlp",
+        "causal_lm",
+        "fp8",
+        "hybrid",
+    ),
+    *(
+        [],
+        [1],
+        [None],
+        ["a", []],
+        [[0]],
+        [{}],
+        {},
+        {"a": 1},
+        {1: 2},
+        {None: None},
+        {"kind": "x"},
+        b"x",
+    ),
+    *(
+        10**400,
+        -(10**400),
+        "9" * 400,
+        "9" * 400 + "GiB",
+        "9" * 400 + "%",
+        "0-" + "9" * 400,
+    ),
 )
 PIECES = (
-    *("0", "0-3", "4-7", "all", "0-7", "3-0", "0-3:0-7", "0-7:0-3", "7", "0-9999999999", "-", ":", ",", "0:8", "1/2"),
-    *("", " ", "rest", "cpu", "a", "0-3;4-7", "cuda:0-7", "50%", "0..7", "1:0", "0-1:1-2", "\u0660", "99999999999999"),
+    *(
+        "0",
+        "0-3",
+        "4-7",
+        "all",
+        "0-7",
+        "3-0",
+        "0-3:0-7",
+        "0-7:0-3",
+        "7",
+        "0-9999999999",
+        "-",
+        ":",
+        ",",
+        "0:8",
+        "1/2",
+    ),
+    *(
+        "",
+        " ",
+        "rest",
+        "cpu",
+        "a",
+        "0-3;4-7",
+        "cuda:0-7",
+        "50%",
+        "0..7",
+        "1:0",
+        "0-1:1-2",
+        "\u0660",
+        "99999999999999",
+    ),
 )
 KEYS = (
-    *("placement", "accelerators", "same_as", "node_group", "ranks_per_accelerator", "accelerators_per_rank"),
-    *("tensor_parallel_size", "data_parallel_size", "tensor_parallel_across_nodes", "process", "preset", "5-7", "tp"),
+    *(
+        "placement",
+        "accelerators",
+        "same_as",
+        "node_group",
+        "ranks_per_accelerator",
+        "accelerators_per_rank",
+    ),
+    *(
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "tensor_parallel_across_nodes",
+        "process",
+        "preset",
+        "5-7",
+        "tp",
+    ),
 )
 COMPONENTS = (
     "actor",
@@ -58,12 +166,20 @@ COMPONENTS = (
 
 @functools.cache
 def shipped() -> Sequence[Composed]:
-    return [job for name in config_names() for job in with_hydra(["--config-name", name])]
+    return [
+        job for name in config_names() for job in with_hydra(["--config-name", name])
+    ]
 
 
 def blocks_in(value: object) -> list[Any]:
     """All mappings and lists in a value that have something in them, itself first."""
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    below = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else ()
+    )
     here = [value] if isinstance(value, dict | list) and value else []
     return here + [found for item in below for found in blocks_in(item)]
 
@@ -77,13 +193,19 @@ def mutate(mapping: dict[str, Any], dice: random.Random) -> None:
     if kind == 0:
         del block[key]
     elif kind == 1 and isinstance(block, dict):
-        block[dice.choice([*WILD[:20], *KEYS, *COMPONENTS, "lr", "model"])] = dice.choice(WILD)
+        block[dice.choice([*WILD[:20], *KEYS, *COMPONENTS, "lr", "model"])] = (
+            dice.choice(WILD)
+        )
     elif kind == 2 and isinstance(block, dict):
         name = str(key)
         at = dice.randrange(len(name) + 1)
-        block[name[:at] + dice.choice("abx_. ") * dice.randrange(2) + name[at + 1 :]] = block.pop(key)
+        block[
+            name[:at] + dice.choice("abx_. ") * dice.randrange(2) + name[at + 1 :]
+        ] = block.pop(key)
     elif kind == 3:
-        value = other[dice.choice([*other] if isinstance(other, dict) else range(len(other)))]
+        value = other[
+            dice.choice([*other] if isinstance(other, dict) else range(len(other)))
+        ]
         block[key] = copy.deepcopy(value)
     elif kind == 4 and isinstance(block[key], int):
         block[key] *= dice.choice((2, 3, 10**3, 10**6, 10**12))
@@ -109,7 +231,9 @@ def wild_place(dice: random.Random) -> object:
         return dice.choice(WILD)
     block: dict[object, object] = {dice.choice(KEYS[:3]): text}
     for _ in range(dice.randrange(3)):
-        block[dice.choice(KEYS)] = dice.choice([*WILD, *COMPONENTS, 1, 2, 4, "a", "cluster", "shared", "own"])
+        block[dice.choice(KEYS)] = dice.choice(
+            [*WILD, *COMPONENTS, 1, 2, 4, "a", "cluster", "shared", "own"]
+        )
     return block
 
 
@@ -119,7 +243,15 @@ def tame_place(dice: random.Random) -> object:
     numbers = f"{first}-{first + count - 1}"
     block = {"placement": numbers, dice.choice(KEYS[4:8]): dice.choice((1, 2, 4))}
     return dice.choice(
-        (numbers, numbers, block, {"accelerators": count}, {"same_as": "actor"}, "rest", f"0-1,{numbers}")
+        (
+            numbers,
+            numbers,
+            block,
+            {"accelerators": count},
+            {"same_as": "actor"},
+            "rest",
+            f"0-1,{numbers}",
+        )
     )
 
 
@@ -129,11 +261,20 @@ def mutated_placement(dice: random.Random) -> Mapping[str, Any]:
     if dice.random() < 0.1:
         placement.clear()
     for _ in range(dice.choice((1, 1, 2, 3))):
-        component = dice.choice([*placement, *COMPONENTS]) if dice.random() < 0.2 else dice.choice([*placement, "env"])
-        placement[component] = wild_place(dice) if dice.random() < 0.5 else tame_place(dice)
+        component = (
+            dice.choice([*placement, *COMPONENTS])
+            if dice.random() < 0.2
+            else dice.choice([*placement, "env"])
+        )
+        placement[component] = (
+            wild_place(dice) if dice.random() < 0.5 else tame_place(dice)
+        )
     if dice.random() < 0.2:
         mapping["cluster"]["node_groups"] = [
-            {"label": dice.choice(["a", *WILD]), "node_ranks": dice.choice([0, *PIECES, *WILD])}
+            {
+                "label": dice.choice(["a", *WILD]),
+                "node_ranks": dice.choice([0, *PIECES, *WILD]),
+            }
         ]
     return mapping
 
@@ -154,11 +295,15 @@ def try_one(mapping: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["hybrid_ppo", "rlhf_ppo_colocated"])
-def test_numbers_of_hundreds_of_digits_are_refused_wherever_a_number_stands(name: str) -> None:
+def test_numbers_of_hundreds_of_digits_are_refused_wherever_a_number_stands(
+    name: str,
+) -> None:
     (composed,) = with_hydra(["--config-name", name])
 
     def numbers(block: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        for key, below in block.items() if isinstance(block, Mapping) else enumerate(block):
+        for key, below in (
+            block.items() if isinstance(block, Mapping) else enumerate(block)
+        ):
             if isinstance(below, (Mapping, list)):
                 yield from numbers(below, (*path, key))
             elif isinstance(below, (int, float)) and not isinstance(below, bool):
@@ -173,7 +318,9 @@ def test_numbers_of_hundreds_of_digits_are_refused_wherever_a_number_stands(name
 
 
 @pytest.mark.parametrize("made", [mutated_config, mutated_placement])
-def test_nothing_but_documented_errors(made: Callable[[random.Random], Mapping[str, Any]]) -> None:
+def test_nothing_but_documented_errors(
+    made: Callable[[random.Random], Mapping[str, Any]],
+) -> None:
     met, plans, slowest, item = Counter[str](), 0, (0.0, 0), 0
 
     def hangs(*_: object) -> None:
@@ -194,6 +341,8 @@ def test_nothing_but_documented_errors(made: Callable[[random.Random], Mapping[s
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    print(f"{made.__name__}: {ITEMS} tried, {plans} planned, slowest {slowest[0]:.2f} s; {dict(met.most_common())}")
+    print(
+        f"{made.__name__}: {ITEMS} tried, {plans} planned, slowest {slowest[0]:.2f} s; {dict(met.most_common())}"
+    )
     assert plans
     assert slowest[0] <= LONGEST_S, f"item {slowest[1]} took {slowest[0]:.1f} s"

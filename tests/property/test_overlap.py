@@ -29,5 +29,7 @@ def test_staleness_is_bounded_whatever_the_pace(ahead: int, pushes: list[bool]) 
             held = int(call.split()[-1])
         elif call.startswith("rollout generate"):
             begun.append(int(call.split()[-1]))
-            assert begun[-1] - held <= ahead  # learned by the version of the same number
+            assert (
+                begun[-1] - held <= ahead
+            )  # learned by the version of the same number
     assert begun == list(range(ITERATIONS))

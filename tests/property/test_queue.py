@@ -13,28 +13,53 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import References, local_table
 from rlplace.comm.queue import STALLED_S, Get, Put, QueueMachine
 from rlplace.comm.table import NO_VERSION, SPARE_ENTRIES
-from rlplace.errors import ChannelBroken, ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, EndOfStream
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelClosed,
+    ChannelEmpty,
+    ChannelError,
+    ChannelFull,
+    EndOfStream,
+)
 
 KEYS, OWNERS = ("a", "ü"), ("env rank 0", "env rank 1", "rollout rank 0")
 
 
 class RandomWalk(RuleBasedStateMachine):
-    @initialize(capacity=st.integers(1, 4), keys=st.sampled_from([None, KEYS]), seed=st.integers(0, 1000))
+    @initialize(
+        capacity=st.integers(1, 4),
+        keys=st.sampled_from([None, KEYS]),
+        seed=st.integers(0, 1000),
+    )
     def begin(self, capacity: int, keys: tuple[str, ...] | None, seed: int) -> None:
         self.capacity, self.random, self.now = capacity, random.Random(seed), 1.0
-        spec = ChannelSpec(name="q", capacity_items=capacity, keys=keys, participants=64)
+        spec = ChannelSpec(
+            name="q", capacity_items=capacity, keys=keys, participants=64
+        )
         self.queue = QueueMachine(local_table(spec), 1, References())
-        self.requests: list[Put | Get] = []  # a request's waker is its place here, from 1
-        self.stopped: set[int] = set()  # wakers of requests that do not try when they are woken
+        self.requests: list[
+            Put | Get
+        ] = []  # a request's waker is its place here, from 1
+        self.stopped: set[int] = (
+            set()
+        )  # wakers of requests that do not try when they are woken
         self.waiting: list[Put | Get] = []
         self.reserved: list[Put] = []
-        self.lines: dict[str, list[int]] = {key: [] for key in KEYS}  # what is inside, in order
+        self.lines: dict[str, list[int]] = {
+            key: [] for key in KEYS
+        }  # what is inside, in order
         self.remote: list[Get] = []  # whose items may still come back
         self.items, self.closed = 0, False
         self.dropped = 0  # by resets
@@ -48,9 +73,13 @@ class RandomWalk(RuleBasedStateMachine):
         later=st.booleans(),
         waits=st.booleans(),
     )
-    def put(self, owner: str, key: str, weight: float, later: bool, waits: bool) -> None:
+    def put(
+        self, owner: str, key: str, weight: float, later: bool, waits: bool
+    ) -> None:
         self.items += 1
-        self.ask(Put(owner, key, weight, self.items, None if later else (self.items,)), waits)
+        self.ask(
+            Put(owner, key, weight, self.items, None if later else (self.items,)), waits
+        )
 
     @rule(
         owner=st.sampled_from(OWNERS),
@@ -59,7 +88,9 @@ class RandomWalk(RuleBasedStateMachine):
         waits=st.booleans(),
         remote=st.booleans(),
     )
-    def get(self, owner: str, key: str, limit: float | None, waits: bool, remote: bool) -> None:
+    def get(
+        self, owner: str, key: str, limit: float | None, waits: bool, remote: bool
+    ) -> None:
         self.ask(Get(owner, key, limit, remote=remote), waits)
 
     @precondition(lambda self: self.remote)
@@ -88,13 +119,17 @@ class RandomWalk(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject, patient: bool) -> None:
         request = data.draw(st.sampled_from(self.waiting))
         self.waiting.remove(request)
-        self.queue.withdraw(request, self.now) if patient else self.queue.expired(request, self.now)
+        self.queue.withdraw(request, self.now) if patient else self.queue.expired(
+            request, self.now
+        )
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def stop(self, data: st.DataObject) -> None:
         """Its process does not run any more, though it waits."""
-        self.stopped.add(self.requests.index(data.draw(st.sampled_from(self.waiting))) + 1)
+        self.stopped.add(
+            self.requests.index(data.draw(st.sampled_from(self.waiting))) + 1
+        )
 
     @rule(rarely=st.integers(0, 19))
     def close(self, rarely: int) -> None:
@@ -114,9 +149,13 @@ class RandomWalk(RuleBasedStateMachine):
                 step(request, 1, self.now)
         for put in self.reserved:
             with pytest.raises(ChannelBroken) if settled else contextlib.nullcontext():
-                self.queue.fill(put, (0,), self.now) if settled else self.queue.cancel(put, self.now)
+                self.queue.fill(put, (0,), self.now) if settled else self.queue.cancel(
+                    put, self.now
+                )
         for get in self.remote:
-            self.queue.confirm(get, self.now) if settled else self.queue.restore(get, self.now)
+            self.queue.confirm(get, self.now) if settled else self.queue.restore(
+                get, self.now
+            )
         self.dropped += sum(map(len, self.lines.values()))
         self.waiting, self.reserved, self.remote, self.closed = [], [], [], False
         self.lines = {key: [] for key in KEYS}
@@ -132,16 +171,22 @@ class RandomWalk(RuleBasedStateMachine):
         inside = sum(map(len, self.lines.values()))
         unconfirmed = sum(len(get.taken) for get in self.remote)
         assert stats.depth_items == inside + len(self.reserved)
-        assert stats.depth_items + unconfirmed <= self.capacity + SPARE_ENTRIES, "what comes back has a place"
+        assert stats.depth_items + unconfirmed <= self.capacity + SPARE_ENTRIES, (
+            "what comes back has a place"
+        )
         assert stats.puts - stats.gets == inside + self.dropped
-        running = [r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped]
+        running = [
+            r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped
+        ]
         for request in running:
             if isinstance(request, Put):
                 most = min(self.capacity, self.capacity + SPARE_ENTRIES - unconfirmed)
                 assert stats.depth_items >= most, "a put waits though there is credit"
             else:
                 assert not self.lines[request.key_name], "a get waits in vain"
-                assert not self.closed or any(put.key_name == request.key_name for put in self.reserved), "it has ended"
+                assert not self.closed or any(
+                    put.key_name == request.key_name for put in self.reserved
+                ), "it has ended"
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,13 +198,20 @@ class RandomWalk(RuleBasedStateMachine):
 
     def attempt(self, request: Put | Get, waker: int) -> None:
         try:
-            done = self.queue.put(request, waker, self.now) if isinstance(request, Put) else self.take(request, waker)
+            done = (
+                self.queue.put(request, waker, self.now)
+                if isinstance(request, Put)
+                else self.take(request, waker)
+            )
             if not done and not waker:
                 raise self.queue.refused(request, self.now)
         except ChannelError as error:
             allowed: Any = (ChannelFull, ChannelEmpty)
             if self.closed:
-                allowed = (*allowed, ChannelClosed if isinstance(request, Put) else EndOfStream)
+                allowed = (
+                    *allowed,
+                    ChannelClosed if isinstance(request, Put) else EndOfStream,
+                )
             if not isinstance(error, allowed):
                 raise
             done = True
@@ -175,7 +227,10 @@ class RandomWalk(RuleBasedStateMachine):
     def take(self, get: Get, waker: int) -> bool:
         done = self.queue.get(get, waker, self.now)
         if done:
-            line, items = self.lines[get.key_name], [payload[0] for payload, _, _ in get.taken]
+            line, items = (
+                self.lines[get.key_name],
+                [payload[0] for payload, _, _ in get.taken],
+            )
             assert line[: len(items)] == items, "once, and in order"
             del line[: len(items)]
             if get.remote:
@@ -195,34 +250,59 @@ class RandomWalk(RuleBasedStateMachine):
                 wakers, self.queue.wakes = self.queue.wakes, []
                 self.random.shuffle(wakers)
                 for waker in wakers:
-                    if waker not in self.stopped and self.requests[waker - 1] in self.waiting:
+                    if (
+                        waker not in self.stopped
+                        and self.requests[waker - 1] in self.waiting
+                    ):
                         self.attempt(self.requests[waker - 1], waker)
             if self.stopped:
                 self.now += 2 * STALLED_S
-                for request in [r for r in self.waiting if self.requests.index(r) + 1 not in self.stopped]:
+                for request in [
+                    r
+                    for r in self.waiting
+                    if self.requests.index(r) + 1 not in self.stopped
+                ]:
                     self.attempt(request, self.requests.index(request) + 1)
 
 
 TestRandomWalk = RandomWalk.TestCase
-TestRandomWalk.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRandomWalk.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)
 
 
 def test_several_stopped_getters_hold_up_no_other() -> None:
-    queue = QueueMachine(local_table(ChannelSpec(name="q", capacity_items=4)), 1, References())
+    queue = QueueMachine(
+        local_table(ChannelSpec(name="q", capacity_items=4)), 1, References()
+    )
     stopped, runs = [Get(name, "a", None) for name in "xyz"], Get("runs", "a", None)
-    assert not any(queue.get(get, waker, 1.0) for waker, get in enumerate([*stopped, runs], 1))
+    assert not any(
+        queue.get(get, waker, 1.0) for waker, get in enumerate([*stopped, runs], 1)
+    )
     assert queue.put(Put("env rank 0", "a", 1.0, None, (1,)), 0, 1.0)
-    assert [queue.get(runs, 4, 1.0 + 2 * STALLED_S * look) for look in range(1, 4)] == [False, False, True]
+    assert [queue.get(runs, 4, 1.0 + 2 * STALLED_S * look) for look in range(1, 4)] == [
+        False,
+        False,
+        True,
+    ]
     assert queue.wakes == [1, 2, 3]
 
 
 def test_the_last_item_of_a_closed_channel_ends_the_other_waits() -> None:
-    queue = QueueMachine(local_table(ChannelSpec(name="q", capacity_items=4)), 1, References())
-    put, first, second = Put("env rank 0", "a", 1.0, None, None), Get("x", "a", None), Get("y", "a", None)
+    queue = QueueMachine(
+        local_table(ChannelSpec(name="q", capacity_items=4)), 1, References()
+    )
+    put, first, second = (
+        Put("env rank 0", "a", 1.0, None, None),
+        Get("x", "a", None),
+        Get("y", "a", None),
+    )
     assert queue.put(put, 0, 1.0)
     assert not any((queue.get(first, 1, 1.0), queue.get(second, 2, 1.0)))
     queue.close()
-    assert not any((queue.get(first, 1, 1.0), queue.get(second, 2, 1.0))), "credit is held: an item may come"
+    assert not any((queue.get(first, 1, 1.0), queue.get(second, 2, 1.0))), (
+        "credit is held: an item may come"
+    )
     queue.wakes.clear()
     queue.fill(put, ("last",), 1.0)
     assert queue.wakes == [1]

@@ -32,7 +32,11 @@ def random_layout(rng: random.Random, space: Space) -> Layout:
         node = rng.choice(nodes)
         size = rng.choice([*range(1, node.accelerators + 1), count])
         sizes[component] = Size(size, size)
-        starts[component] = 0 if size == count else node.first + rng.randint(0, node.accelerators - size)
+        starts[component] = (
+            0
+            if size == count
+            else node.first + rng.randint(0, node.accelerators - size)
+        )
     if mode.shared:
         sizes["rollout"], starts["rollout"] = sizes["env"], starts["env"]
     stays = tuple(c for c in sizes if rng.random() < 0.3)
@@ -41,16 +45,30 @@ def random_layout(rng: random.Random, space: Space) -> Layout:
 
 def random_text_layout(rng: random.Random, space: Space) -> Layout:
     sizes = {c: rng.choice(several) for c, several in space.sizes(space.now).items()}
-    starts = {c: rng.choice([at for at, _ in space.places(space.empty, c, sizes[c].accelerators)]) for c in space.free}
-    return Layout(mode=space.now, sizes=sizes, starts=starts, stays=tuple(c for c in starts if rng.random() < 0.3))
+    starts = {
+        c: rng.choice(
+            [at for at, _ in space.places(space.empty, c, sizes[c].accelerators)]
+        )
+        for c in space.free
+    }
+    return Layout(
+        mode=space.now,
+        sizes=sizes,
+        starts=starts,
+        stays=tuple(c for c in starts if rng.random() < 0.3),
+    )
 
 
 def prepared(*words: str) -> Prepared:
-    (composed,) = compose.with_hydra(["--config-name", "hybrid_ppo", "algorithm.rollout_steps=4", *words])
+    (composed,) = compose.with_hydra(
+        ["--config-name", "hybrid_ppo", "algorithm.rollout_steps=4", *words]
+    )
     return prepare_composed(composed)
 
 
-def random_plans(space: Space, tries: int, drawn: Callable[[], Layout]) -> Iterator[tuple[Layout, Config, Plan]]:
+def random_plans(
+    space: Space, tries: int, drawn: Callable[[], Layout]
+) -> Iterator[tuple[Layout, Config, Plan]]:
     """Give so many drawn layouts that are valid plans."""
     while tries:
         layout = drawn()
@@ -63,7 +81,10 @@ def random_plans(space: Space, tries: int, drawn: Callable[[], Layout]) -> Itera
 NODES = "cluster.num_nodes=2", "cluster.accelerators_per_node=4"
 
 TEXT = "runner.eval_every=0", "algorithm.max_new_tokens=32", "algorithm.prompts=6"
-APART = tuple(f"cluster.component_placement.{c}={at}" for at, c in enumerate(("actor", "env", "rollout")))
+APART = tuple(
+    f"cluster.component_placement.{c}={at}"
+    for at, c in enumerate(("actor", "env", "rollout"))
+)
 GRPO = ("hybrid_grpo_llm", *TEXT)
 RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
 
@@ -81,40 +102,71 @@ RLHF = ("rlhf_tiny", *TEXT, "cluster.accelerators_per_node=4")
         pytest.param(GRPO, 200, marks=pytest.mark.slow),
     ],
 )
-def test_no_prediction_of_a_job_with_text_is_below_its_bound(words: tuple[str, ...], tries: int) -> None:
+def test_no_prediction_of_a_job_with_text_is_below_its_bound(
+    words: tuple[str, ...], tries: int
+) -> None:
     (composed,) = compose.with_hydra(["--config-name", *words])
     job, rng = prepare_composed(composed), random.Random(tries)
     space = Space(job.config, job.plan)
     sizes = space.sizes(space.now)
-    for layout, config, plan in random_plans(space, tries, partial(random_text_layout, rng, space)):
+    for layout, config, plan in random_plans(
+        space, tries, partial(random_text_layout, rng, space)
+    ):
         profile = random_text_profile(rng, plan.placement.components)
         bounds = Bounds(config, plan, Costs(profile))
         found = predict(config, plan, memory_case(plan, config), profile)
         assert not found.costs.missing
-        bound = sum(bounds.of_stages(plan.schedule, layout.mode, layout.sizes, space.spread(layout)))
-        assert 0.0 < bound <= found.seconds * (1 + 1e-9), (layout, plan.placement.canonical())
-        assert bounds.of_sizes(layout.mode, {c: (s,) for c, s in layout.sizes.items()}) <= found.seconds * (1 + 1e-9)
+        bound = sum(
+            bounds.of_stages(
+                plan.schedule, layout.mode, layout.sizes, space.spread(layout)
+            )
+        )
+        assert 0.0 < bound <= found.seconds * (1 + 1e-9), (
+            layout,
+            plan.placement.canonical(),
+        )
+        assert bounds.of_sizes(
+            layout.mode, {c: (s,) for c, s in layout.sizes.items()}
+        ) <= found.seconds * (1 + 1e-9)
         assert bounds.of_sizes(layout.mode, sizes) <= found.seconds * (1 + 1e-9)
         search, one = Search(space, profile), {c: (s,) for c, s in layout.sizes.items()}
         search.sharpen(space.now, one)  # where there are processors for everybody
-        assert sum(search.least(layout, plan.schedule, search.keys(layout, plan.schedule))) <= found.seconds * (
-            1 + 1e-9
-        )
+        assert sum(
+            search.least(layout, plan.schedule, search.keys(layout, plan.schedule))
+        ) <= found.seconds * (1 + 1e-9)
         assert search.of_sizes(layout.mode, one) <= found.seconds * (1 + 1e-9)
-        assert search.of_sizes(layout.mode, sizes) <= search.of_sizes(layout.mode, one) * (1 + 1e-9)
+        assert search.of_sizes(layout.mode, sizes) <= search.of_sizes(
+            layout.mode, one
+        ) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
     ("words", "tries"),
     [
         ((*RLHF, "cluster.accelerators_per_node=2"), 60),
-        ((*RLHF, "cluster.num_nodes=2", "cluster.accelerators_per_node=2", "algorithm.train_batch=8"), 30),
+        (
+            (
+                *RLHF,
+                "cluster.num_nodes=2",
+                "cluster.accelerators_per_node=2",
+                "algorithm.train_batch=8",
+            ),
+            30,
+        ),
         (("hybrid_ppo", "algorithm.rollout_steps=2", "env.total_num_envs=48"), 60),
-        pytest.param((*RLHF, "cluster.accelerators_per_node=2"), 1500, marks=pytest.mark.slow),
-        pytest.param((*RLHF, "reference.sharded=false", "reward.sharded=false"), 800, marks=pytest.mark.slow),
+        pytest.param(
+            (*RLHF, "cluster.accelerators_per_node=2"), 1500, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (*RLHF, "reference.sharded=false", "reward.sharded=false"),
+            800,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_stages_that_depend_on_the_same_take_as_long(words: tuple[str, ...], tries: int) -> None:
+def test_stages_that_depend_on_the_same_take_as_long(
+    words: tuple[str, ...], tries: int
+) -> None:
     (composed,) = compose.with_hydra(["--config-name", *words])
     job, rng = prepare_composed(composed), random.Random(tries)
     space, again = Space(job.config, job.plan), 0
@@ -123,12 +175,20 @@ def test_stages_that_depend_on_the_same_take_as_long(words: tuple[str, ...], tri
     drawn = partial(random_layout if simulated else random_text_layout, rng, space)
     for number, (layout, config, plan) in enumerate(random_plans(space, tries, drawn)):
         if number % 60 == 0:
-            profile = random_profile(rng) if simulated else random_text_profile(rng, plan.placement.components)
+            profile = (
+                random_profile(rng)
+                if simulated
+                else random_text_profile(rng, plan.placement.components)
+            )
             alike, known = Alike(space, profile), {}
         keys = alike.keys(layout, plan.schedule)
-        for key, seconds in seconds_of(predict(config, plan, memory_case(plan, config), profile), keys).items():
+        for key, seconds in seconds_of(
+            predict(config, plan, memory_case(plan, config), profile), keys
+        ).items():
             again += key in known
-            assert known.setdefault(key, seconds) == pytest.approx(seconds, rel=1e-9), key
+            assert known.setdefault(key, seconds) == pytest.approx(seconds, rel=1e-9), (
+                key
+            )
     assert again >= tries // 4
 
 
@@ -140,19 +200,32 @@ def test_stages_that_depend_on_the_same_take_as_long(words: tuple[str, ...], tri
         (("rollout.merge_requests=true",), 20),
         (NODES, 15),
         pytest.param((), 800, marks=pytest.mark.slow),
-        pytest.param((*NODES, "rollout.merge_requests=true"), 400, marks=pytest.mark.slow),
+        pytest.param(
+            (*NODES, "rollout.merge_requests=true"), 400, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_no_prediction_is_below_its_bound(words: tuple[str, ...], tries: int) -> None:
-    job, rng = prepared("env.total_num_envs=48", *words), random.Random(len(words) + tries)
+    job, rng = (
+        prepared("env.total_num_envs=48", *words),
+        random.Random(len(words) + tries),
+    )
     space = Space(job.config, job.plan)
-    for layout, config, plan in random_plans(space, tries, lambda: random_layout(rng, space)):
+    for layout, config, plan in random_plans(
+        space, tries, lambda: random_layout(rng, space)
+    ):
         profile = random_profile(rng)
         bounds = Bounds(config, plan, Costs(profile))
         seconds = predict(config, plan, memory_case(plan, config), profile).seconds
-        bound = sum(bounds.of_stages(plan.schedule, layout.mode, layout.sizes, space.spread(layout)))
+        bound = sum(
+            bounds.of_stages(
+                plan.schedule, layout.mode, layout.sizes, space.spread(layout)
+            )
+        )
         assert bound <= seconds * (1 + 1e-9), (layout, plan.placement.canonical())
         several = {c: (size, Size(8, 8)) for c, size in layout.sizes.items()}
-        one = bounds.of_sizes(layout.mode, {c: (size,) for c, size in layout.sizes.items()})
+        one = bounds.of_sizes(
+            layout.mode, {c: (size,) for c, size in layout.sizes.items()}
+        )
         assert bounds.of_sizes(layout.mode, several) <= one * (1 + 1e-9)
         assert one <= bound * (1 + 1e-9)

@@ -32,7 +32,12 @@ PROFILES = 10  # of each job
 SLICE, SLICES = 100, 20  # searches of each slow test: 2,000 in all
 ROLES = ("actor", "env", "rollout")
 FEW = ("algorithm.rollout_steps=1", "algorithm.epochs=1", "algorithm.num_minibatches=1")
-SHORT = ("runner.eval_every=0", "algorithm.max_new_tokens=4", "algorithm.samples_per_prompt=2", "algorithm.prompts=2")
+SHORT = (
+    "runner.eval_every=0",
+    "algorithm.max_new_tokens=4",
+    "algorithm.samples_per_prompt=2",
+    "algorithm.prompts=2",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +64,19 @@ def random_instance(rng: random.Random) -> Instance:
     name, *words = rng.choice(
         [
             ("hybrid_ppo", *FEW, f"env.total_num_envs={rng.choice([4, 6, 12])}"),
-            ("hybrid_ppo", *FEW, "env.total_num_envs=4", f"cluster.accelerator.memory={rng.choice([280, 330])}MiB"),
-            ("hybrid_ppo", *FEW, "env.total_num_envs=4", "rollout.merge_requests=true", "cluster.launcher=inline"),
+            (
+                "hybrid_ppo",
+                *FEW,
+                "env.total_num_envs=4",
+                f"cluster.accelerator.memory={rng.choice([280, 330])}MiB",
+            ),
+            (
+                "hybrid_ppo",
+                *FEW,
+                "env.total_num_envs=4",
+                "rollout.merge_requests=true",
+                "cluster.launcher=inline",
+            ),
             ("hybrid_grpo_llm", *SHORT, "rollout.engine=transformers"),
             ("rlhf_tiny", *SHORT, "cluster.component_placement.env=cpu"),
         ]
@@ -69,11 +85,17 @@ def random_instance(rng: random.Random) -> Instance:
     if name == "rlhf_tiny":
         roles = ("actor", "critic", "reference", "reward", "rollout")
         fixed = ["env", *rng.sample(roles, rng.choice([3, 4, 4, 4]))]
-        words += [f"cluster.component_placement.{c}={rng.randrange(nodes * each)}" for c in roles]
+        words += [
+            f"cluster.component_placement.{c}={rng.randrange(nodes * each)}"
+            for c in roles
+        ]
     elif name == "hybrid_grpo_llm" and not fixed:
         fixed = [rng.choice(ROLES)]
     if name != "rlhf_tiny":
-        words += [f"cluster.component_placement.{c}={rng.randrange(nodes * each)}" for c in ROLES]
+        words += [
+            f"cluster.component_placement.{c}={rng.randrange(nodes * each)}"
+            for c in ROLES
+        ]
     (composed,) = compose.with_hydra(["--config-name", name, *words, *cluster])
     try:
         job = prepare_composed(composed)
@@ -85,7 +107,10 @@ def random_instance(rng: random.Random) -> Instance:
 def intervals(each: int, nodes: int) -> Iterator[range]:
     """All within a node, and all nodes together."""
     for node, first in itertools.product(range(nodes), range(each)):
-        yield from (range(node * each + first, node * each + stop) for stop in range(first + 1, each + 1))
+        yield from (
+            range(node * each + first, node * each + stop)
+            for stop in range(first + 1, each + 1)
+        )
     if nodes > 1:
         yield range(nodes * each)
 
@@ -94,15 +119,24 @@ def places(instance: Instance, groups: int, component: str) -> list[range]:
     """The intervals on which a component has work for every rank: rows, or a share of a node for language models."""
     found = intervals(instance.each, instance.nodes)
     if instance.simulated:
-        rows = instance.job.config.simulator_env.total_num_envs // (1 if component == "actor" else groups)
+        rows = instance.job.config.simulator_env.total_num_envs // (
+            1 if component == "actor" else groups
+        )
         return [held for held in found if rows % len(held) == 0]
-    return [held for held in found if instance.each % len(held) == 0 or len(held) > instance.each]
+    return [
+        held
+        for held in found
+        if instance.each % len(held) == 0 or len(held) > instance.each
+    ]
 
 
 def every_config(instance: Instance) -> Iterator[dict[str, Any]]:
     """All configs that a search may choose: where, in how many stage groups, in which processes, who stays."""
     job, free = instance.job, instance.free
-    all_groups, processes = [job.plan.stage_groups if instance.simulated else 0], [False]
+    all_groups, processes = (
+        [job.plan.stage_groups if instance.simulated else 0],
+        [False],
+    )
     if instance.simulated and "rollout" in free:
         rows = job.config.simulator_env.total_num_envs
         all_groups = [groups for groups in (1, 2, 4) if rows % groups == 0]
@@ -115,8 +149,13 @@ def every_config(instance: Instance) -> Iterator[dict[str, Any]]:
                 yield from with_stays(instance, held, groups, shared=shared)
 
 
-def with_stays(instance: Instance, held: Mapping[str, range], groups: int, *, shared: bool) -> Iterator[dict[str, Any]]:
-    placement, config = instance.job.plan.placement, copy.deepcopy(dict(instance.job.mapping))
+def with_stays(
+    instance: Instance, held: Mapping[str, range], groups: int, *, shared: bool
+) -> Iterator[dict[str, Any]]:
+    placement, config = (
+        instance.job.plan.placement,
+        copy.deepcopy(dict(instance.job.mapping)),
+    )
     lines = dict(config["cluster"]["component_placement"])
     for component, there in held.items():
         line = f"{there[0]}-{there[-1]}"
@@ -125,8 +164,12 @@ def with_stays(instance: Instance, held: Mapping[str, range], groups: int, *, sh
     config["cluster"]["component_placement"] = lines
     if groups:
         config["rollout"]["pipeline_stage_num"] = groups
-    where = {c: {*placement.accelerators(c)} for c in placement.components} | {c: {*held[c]} for c in held}
-    sharing = [c for c in held if any(where[c] & where[other] for other in where if other != c)]
+    where = {c: {*placement.accelerators(c)} for c in placement.components} | {
+        c: {*held[c]} for c in held
+    }
+    sharing = [
+        c for c in held if any(where[c] & where[other] for other in where if other != c)
+    ]
     for stays in itertools.product((False, True), repeat=len(sharing)):
         for component, stay in zip(sharing, stays, strict=True):
             config[component]["enable_offload"] = not stay
@@ -147,9 +190,18 @@ class Candidate(tuple[Config, Plan, MemoryCase]):
         for component in plan.placement.components:
             for slot in plan.placement.slots(component):
                 for accelerator in slot.accelerators or (-1,):
-                    on.setdefault((slot.node, accelerator), set()).add((component, slot.rank))
-        held = sorted((node, accelerator < 0, sorted(ranks)) for (node, accelerator), ranks in on.items())
-        processes = [slot.process for c in plan.placement.components for slot in plan.placement.slots(c)]
+                    on.setdefault((slot.node, accelerator), set()).add(
+                        (component, slot.rank)
+                    )
+        held = sorted(
+            (node, accelerator < 0, sorted(ranks))
+            for (node, accelerator), ranks in on.items()
+        )
+        processes = [
+            slot.process
+            for c in plan.placement.components
+            for slot in plan.placement.slots(c)
+        ]
         return str((held, processes, plan.schedule.residency, config.rollout))
 
 
@@ -171,32 +223,61 @@ def candidates(instance: Instance) -> list[Candidate]:
 
 def profile_of(rng: random.Random, instance: Instance) -> Profile:
     components = instance.job.plan.placement.components
-    profile = random_profile(rng) if instance.simulated else random_text_profile(rng, components)
-    if rng.random() < 0.3:  # no run has shown how a component moves: what needs it cannot be predicted
+    profile = (
+        random_profile(rng)
+        if instance.simulated
+        else random_text_profile(rng, components)
+    )
+    if (
+        rng.random() < 0.3
+    ):  # no run has shown how a component moves: what needs it cannot be predicted
         gone = f"{rng.choice(components)}.move_"
-        costs = {name: curve for name, curve in profile.costs.items() if not name.startswith(gone)}
+        costs = {
+            name: curve
+            for name, curve in profile.costs.items()
+            if not name.startswith(gone)
+        }
         profile = dataclasses.replace(profile, costs=costs)
     return profile
 
 
-def values(found: Sequence[Candidate], profile: Profile, objective: str, accelerators: Sequence[int]) -> list[float]:
+def values(
+    found: Sequence[Candidate],
+    profile: Profile,
+    objective: str,
+    accelerators: Sequence[int],
+) -> list[float]:
     """The values of all plans that can be predicted, the best first."""
     known = []
     for config, plan, case in found:
         used = len(plan.placement.used)
         if not accelerators or used in accelerators:
             prediction = predict(config, plan, case, profile)
-            calls = {f"{call.slot.component}.{call.name}" for call in prediction.iterations[-1].calls}
-            moves = {f"{call.replace(' ', '_')}/rest" for call in calls if ".move " in call}
+            calls = {
+                f"{call.slot.component}.{call.name}"
+                for call in prediction.iterations[-1].calls
+            }
+            moves = {
+                f"{call.replace(' ', '_')}/rest" for call in calls if ".move " in call
+            }
             if moves <= {*profile.costs}:
-                known.append(prediction.seconds * (used if objective == "accelerator_seconds" else 1))
+                known.append(
+                    prediction.seconds
+                    * (used if objective == "accelerator_seconds" else 1)
+                )
     return sorted(known)
 
 
 @pytest.mark.parametrize(
-    ("seed", "tries"), [(40, 40), *(pytest.param(seed, SLICE, marks=pytest.mark.slow) for seed in range(SLICES))]
+    ("seed", "tries"),
+    [
+        (40, 40),
+        *(pytest.param(seed, SLICE, marks=pytest.mark.slow) for seed in range(SLICES)),
+    ],
 )
-def test_the_best_plan_is_that_of_all_configs_written_one_by_one(seed: int, tries: int) -> None:
+def test_the_best_plan_is_that_of_all_configs_written_one_by_one(
+    seed: int, tries: int
+) -> None:
     rng, found_any, several = random.Random(seed), 0, 0
     for _ in range(tries // PROFILES):
         instance = random_instance(rng)
@@ -206,14 +287,28 @@ def test_the_best_plan_is_that_of_all_configs_written_one_by_one(seed: int, trie
             profile, objective = profile_of(rng, instance), rng.choice(OBJECTIVES)
             count = instance.each * instance.nodes
             accelerators = [rng.randint(1, count)] if rng.random() < 0.3 else []
-            space = Space(instance.job.config, instance.job.plan, fixed=instance.fixed, accelerators=accelerators)
+            space = Space(
+                instance.job.config,
+                instance.job.plan,
+                fixed=instance.fixed,
+                accelerators=accelerators,
+            )
             answer = Search(space, profile).run(objective=objective, keep=3)
             known = values(found, profile, objective, accelerators)
-            told = instance.job.view.name, instance.job.plan.placement.canonical(), instance.fixed, accelerators
+            told = (
+                instance.job.view.name,
+                instance.job.plan.placement.canonical(),
+                instance.fixed,
+                accelerators,
+            )
             assert answer.proven, told
-            assert [f.value for f in answer.found[:1]] == pytest.approx(known[:1], rel=1e-9), told
+            assert [f.value for f in answer.found[:1]] == pytest.approx(
+                known[:1], rel=1e-9
+            ), told
             for other in answer.found[1:]:
-                assert min(abs(other.value / value - 1.0) for value in known) < 1e-9, told
+                assert min(abs(other.value / value - 1.0) for value in known) < 1e-9, (
+                    told
+                )
             found_any += bool(known)
     assert several > tries // PROFILES // 3
     assert found_any > tries // 2
@@ -221,15 +316,31 @@ def test_the_best_plan_is_that_of_all_configs_written_one_by_one(seed: int, trie
 
 def test_a_reward_that_begins_while_answers_are_generated_makes_another_plan() -> None:
     where = {"actor": 2, "critic": 2, "reference": 0, "reward": 2, "rollout": 0}
-    words = [f"cluster.component_placement.{component}={number}" for component, number in where.items()]
-    cluster = "cluster.num_nodes=1", "cluster.accelerators_per_node=3", "cluster.component_placement.env=cpu"
-    (composed,) = compose.with_hydra(["--config-name", "rlhf_tiny", *SHORT, *words, *cluster])
+    words = [
+        f"cluster.component_placement.{component}={number}"
+        for component, number in where.items()
+    ]
+    cluster = (
+        "cluster.num_nodes=1",
+        "cluster.accelerators_per_node=3",
+        "cluster.component_placement.env=cpu",
+    )
+    (composed,) = compose.with_hydra(
+        ["--config-name", "rlhf_tiny", *SHORT, *words, *cluster]
+    )
     fixed = [component for component in where if component != "reward"]
-    instance, rng = Instance(job=prepare_composed(composed), each=3, nodes=1, fixed=[*fixed, "env"]), random.Random(5)
+    instance, rng = (
+        Instance(
+            job=prepare_composed(composed), each=3, nodes=1, fixed=[*fixed, "env"]
+        ),
+        random.Random(5),
+    )
     found = candidates(instance)
     for _ in range(8):
         profile = random_text_profile(rng, instance.job.plan.placement.components)
         space = Space(instance.job.config, instance.job.plan, fixed=instance.fixed)
         best = Search(space, profile).run(keep=1).best
         assert best is not None
-        assert best.value == pytest.approx(values(found, profile, "seconds", ())[0], rel=1e-9)
+        assert best.value == pytest.approx(
+            values(found, profile, "seconds", ())[0], rel=1e-9
+        )

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.placement import HybridComponentPlacement, Topology
-from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of, text_needs
+from rlplace.placement.schedule import (
+    Needs,
+    Residency,
+    Schedule,
+    base_stage,
+    schedule_of,
+    text_needs,
+)
 from rlplace.workers.engines.vllm_memory import CudaMemory
 from tests.fake_vllm import FakeVllm
 from tests.rollout_stage import Ledger
@@ -29,9 +36,13 @@ def intervals(draw: st.DrawFn) -> str:
 def cases(draw: st.DrawFn) -> tuple[HybridComponentPlacement, dict[str, bool]]:
     optional = [c for c in ROLES[3:] if draw(st.booleans())]
     block = {c: draw(intervals()) for c in (*ROLES[:3], *optional)}
-    block |= {c: "cpu" for c in optional if c.startswith("reward") and draw(st.booleans())}
+    block |= {
+        c: "cpu" for c in optional if c.startswith("reward") and draw(st.booleans())
+    }
     topology = Topology.uniform(1, ACCELERATORS)
-    return HybridComponentPlacement({"component_placement": block}, topology), {c: draw(st.booleans()) for c in block}
+    return HybridComponentPlacement({"component_placement": block}, topology), {
+        c: draw(st.booleans()) for c in block
+    }
 
 
 def derived(placement: HybridComponentPlacement, offload: dict[str, bool]) -> Schedule:
@@ -53,18 +64,28 @@ def test_active_components_are_resident_and_alone_where_they_take_turns(
         assert all(held[c] >= plan.needs.of(stage, c) > Residency.OFF for c in working)
         if base_stage(stage) not in ("infer", "learn"):
             continue
-        leaving = [c for c in placement.components if offload[c] and held[c] is Residency.FULL]
+        leaving = [
+            c for c in placement.components if offload[c] and held[c] is Residency.FULL
+        ]
         for a, b in itertools.combinations(leaving, 2):
-            assert not (placement.shared(a, b) and {a, b} & {*working}), f"{a} and {b} are both there in {stage}"
+            assert not (placement.shared(a, b) and {a, b} & {*working}), (
+                f"{a} and {b} are both there in {stage}"
+            )
 
 
 @given(cases())
-def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement, dict[str, bool]]) -> None:
+def test_all_work_is_done_once_and_in_order(
+    case: tuple[HybridComponentPlacement, dict[str, bool]],
+) -> None:
     placement, offload = case
     plan = derived(placement, offload)
     needs = declared(placement)
-    wanted = Counter((stage, c) for stage in needs.stages for c in needs.residency[stage])
-    done = Counter((base_stage(stage), c) for stage, active in plan.active.items() for c in active)
+    wanted = Counter(
+        (stage, c) for stage in needs.stages for c in needs.residency[stage]
+    )
+    done = Counter(
+        (base_stage(stage), c) for stage, active in plan.active.items() for c in active
+    )
     early = Counter(c for stage, c in (done - wanted) if stage == "rollout")
     assert done - wanted == Counter({("rollout", c): 1 for c in early})
     assert wanted - done == Counter({("infer", c): 1 for c in early})
@@ -72,7 +93,11 @@ def test_all_work_is_done_once_and_in_order(case: tuple[HybridComponentPlacement
     bases = list(dict.fromkeys(base_stage(stage) for stage in plan.stages))
     assert bases == [stage for stage in needs.stages if stage in bases]
     for component in early:
-        assert not any(placement.shared(component, other) for other in plan.active["rollout"] if other != component)
+        assert not any(
+            placement.shared(component, other)
+            for other in plan.active["rollout"]
+            if other != component
+        )
 
 
 @given(cases(), st.sampled_from([1, 2]))

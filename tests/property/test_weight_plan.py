@@ -7,14 +7,26 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.comm.weights.shards import Block, Layout, Piece, TensorSpec, assemble, replicas, row_blocks
+from rlplace.comm.weights.shards import (
+    Block,
+    Layout,
+    Piece,
+    TensorSpec,
+    assemble,
+    replicas,
+    row_blocks,
+)
 from rlplace.placement.flow import Delivery
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> TensorSpec:
     dtype = draw(st.sampled_from(["bfloat16", "bool", "float32", "float64"]))
-    return TensorSpec(names=("t",), dtype=dtype, shape=tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))))
+    return TensorSpec(
+        names=("t",),
+        dtype=dtype,
+        shape=tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))),
+    )
 
 
 @st.composite
@@ -27,7 +39,11 @@ def cases(draw: st.DrawFn) -> tuple[Layout, list[Sequence[Block]], Delivery]:
         how = draw(st.sampled_from(["sharded", "hybrid", "replicated"]))
         blocks = replicas(spec.elements, groups * each)
         if how != "replicated":
-            blocks = row_blocks(spec.shape, each) * groups if how == "hybrid" else row_blocks(spec.shape, groups * each)
+            blocks = (
+                row_blocks(spec.shape, each) * groups
+                if how == "hybrid"
+                else row_blocks(spec.shape, groups * each)
+            )
         held.append(blocks)
     near = draw(st.sets(st.integers(0, groups * each - 1)))
     return layout, held, Delivery(readers=(0, 1), near=tuple(sorted(near)))
@@ -46,7 +62,11 @@ def test_every_byte_is_written_once_by_a_rank_that_holds_it_near_ones_first(
             block = held[tensor][rank]
             assert block.start <= start
             assert stop <= block.stop
-            holders = {r for r, b in enumerate(held[tensor]) if b.start <= start and stop <= b.stop}
+            holders = {
+                r
+                for r, b in enumerate(held[tensor])
+                if b.start <= start and stop <= b.stop
+            }
             assert rank in delivery.near or not holders & set(delivery.near)
             for element in range(start, stop):
                 assert writers[tensor][element] == -1

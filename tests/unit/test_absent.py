@@ -47,10 +47,29 @@ def told_by_pytest(tmp_path: Path, **variables: str) -> str:
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_whole.py").write_text(WHOLE_FILE, encoding="utf-8")
     (tmp_path / "test_mixed.py").write_text(MIXED, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n", encoding="utf-8")
-    words = [sys.executable, "-m", "pytest", "-q", "-rsf", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    (tmp_path / "pytest.ini").write_text(
+        f"[pytest]\npythonpath = {ROOT}\n", encoding="utf-8"
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rsf",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+    ]
     others = {name: value for name, value in os.environ.items() if name != OWN_SETUP}
-    done = subprocess.run(words, cwd=tmp_path, env=others | variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=others | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return done.stdout
 
 
@@ -60,11 +79,17 @@ def test_in_our_own_set_up_nothing_is_absent(tmp_path: Path) -> None:
     assert "skipped" not in told
 
 
-def test_what_is_absent_skips_with_its_name_and_nothing_else_does(tmp_path: Path) -> None:
+def test_what_is_absent_skips_with_its_name_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
     told = told_by_pytest(tmp_path)
     assert "2 failed, 1 passed, 3 skipped" in told, told
     assert told.count("no_such_library is not installed") == 3
-    failed = [line.partition(" ")[2] for line in told.splitlines() if line.startswith("FAILED")]
+    failed = [
+        line.partition(" ")[2]
+        for line in told.splitlines()
+        if line.startswith("FAILED")
+    ]
     assert [name.partition("::")[2].partition(" ")[0] for name in failed] == [
         "test_another_module",
         "test_another_error",

@@ -23,7 +23,9 @@ from tests.absent import needs
 ROOT = Path(__file__).parents[2]
 
 
-def test_help_names_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert typed("train") == "python -m rlplace.train"
     monkeypatch.setenv("RLPLACE_CALLED", "rlplace train")
     assert main(["--help"]) == 0
@@ -35,9 +37,14 @@ def test_help_names_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_help_under_the_one_name_has_that_name() -> None:
     installed = "import sys; sys.argv[0] = '/bin/rlplace'; from rlplace.__main__ import main; main()"
-    for start, program in ((["-c", installed], "rlplace plan"), (["-m", "rlplace"], "python -m rlplace plan")):
+    for start, program in (
+        (["-c", installed], "rlplace plan"),
+        (["-m", "rlplace"], "python -m rlplace plan"),
+    ):
         words = [sys.executable, *start, "plan", "--help"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        )
         assert f"    {program} hybrid_ppo  " in done.stdout
 
 
@@ -48,7 +55,9 @@ def test_names_of_any_length_keep_clear_of_what_they_are() -> None:
 
 
 @needs("numpy", "torch", "safetensors", "ray", "zmq")
-def test_a_run_without_its_libraries_names_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_its_libraries_names_their_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = SimpleNamespace(cluster=SimpleNamespace(launcher="ray"), dry_run=False)
     assert missing_libraries(config) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -61,7 +70,9 @@ def test_a_run_without_its_libraries_names_their_extra(monkeypatch: pytest.Monke
     assert "was not checked" in (problem.why or "")
     config.cluster.launcher = "inline"
     (problem,) = missing_libraries(config)
-    assert "no module numpy, torch, safetensors:" in (problem.why or ""), "threads of one process need no Ray"
+    assert "no module numpy, torch, safetensors:" in (problem.why or ""), (
+        "threads of one process need no Ray"
+    )
 
 
 def test_setup_leaves_the_environment_of_another_clone_alone(tmp_path: Path) -> None:
@@ -73,20 +84,32 @@ def test_setup_leaves_the_environment_of_another_clone_alone(tmp_path: Path) -> 
     shutil.copy(ROOT / "scripts" / "setup", clone / "scripts")
     other.mkdir()
     (clone / ".venv").symlink_to(other)
-    done = subprocess.run([clone / "scripts" / "setup"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [clone / "scripts" / "setup"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     assert f".venv is a link to {other}" in done.stderr
     assert list(other.iterdir()) == []
 
 
 def test_a_tiny_job_writes_here_and_not_where_the_original_does() -> None:
-    imported = shrink(import_words("openrlhf", ["--save_path /elsewhere --pretrain meta-llama/Llama-3-8b"]))
+    imported = shrink(
+        import_words(
+            "openrlhf", ["--save_path /elsewhere --pretrain meta-llama/Llama-3-8b"]
+        )
+    )
     assert imported.config["runner"]["output_dir"] == "runs"
 
 
-@pytest.mark.parametrize(("word", "said"), [("--version", "rlplace "), ("help", "rlplace train  "), ("tain", "")])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("--version", "rlplace "), ("help", "rlplace train  "), ("tain", "")],
+)
 def test_words_before_a_command(
-    word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    word: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["rlplace", word])
     if not said:

@@ -28,7 +28,10 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def system(root: Path, groups: str, limits: dict[str, str]) -> Path:
     """Write a system's files: the cgroups of a process, and limits by path below /sys/fs/cgroup."""
-    for path, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{p}": t for p, t in limits.items()}}.items():
+    for path, text in {
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{p}": t for p, t in limits.items()},
+    }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
     return root
@@ -40,15 +43,29 @@ def system(root: Path, groups: str, limits: dict[str, str]) -> Path:
         ("", {}, 16),
         (V2, {"slurm/job_1/step/cpu.max": "max 100000\n"}, 16),
         (V2, {"slurm/job_1/step/cpu.max": "400000 100000\n"}, 4),
-        (V2, {"slurm/job_1/step/cpu.max": "max 100000\n", "slurm/cpu.max": "300000 100000\n"}, 3),
-        (V2, {"cpu.max": "250000 100000\n"}, 2),  # of a container, whose path is one of the host
+        (
+            V2,
+            {
+                "slurm/job_1/step/cpu.max": "max 100000\n",
+                "slurm/cpu.max": "300000 100000\n",
+            },
+            3,
+        ),
+        (
+            V2,
+            {"cpu.max": "250000 100000\n"},
+            2,
+        ),  # of a container, whose path is one of the host
         (V2, {"cpu.max": "50000 100000\n"}, 1),
         (V2, {"cpu.max": "6400000 100000\n"}, 16),
         (
             V1,
             {
                 "cpu,cpuacct/slurm/job_1/" + name: text
-                for name, text in (("cpu.cfs_quota_us", "-1\n"), ("cpu.cfs_period_us", "100000\n"))
+                for name, text in (
+                    ("cpu.cfs_quota_us", "-1\n"),
+                    ("cpu.cfs_period_us", "100000\n"),
+                )
             },
             16,
         ),
@@ -56,7 +73,10 @@ def system(root: Path, groups: str, limits: dict[str, str]) -> Path:
             V1,
             {
                 "cpu,cpuacct/slurm/job_1/" + name: text
-                for name, text in (("cpu.cfs_quota_us", "500000\n"), ("cpu.cfs_period_us", "100000\n"))
+                for name, text in (
+                    ("cpu.cfs_quota_us", "500000\n"),
+                    ("cpu.cfs_period_us", "100000\n"),
+                )
             },
             5,
         ),
@@ -64,13 +84,18 @@ def system(root: Path, groups: str, limits: dict[str, str]) -> Path:
             V1,
             {
                 "cpu/" + name: text
-                for name, text in (("cpu.cfs_quota_us", "200000\n"), ("cpu.cfs_period_us", "100000\n"))
+                for name, text in (
+                    ("cpu.cfs_quota_us", "200000\n"),
+                    ("cpu.cfs_period_us", "100000\n"),
+                )
             },
             2,
         ),
     ],
 )
-def test_the_least_limit_counts(groups: str, limits: dict[str, str], cores: int, tmp_path: Path) -> None:
+def test_the_least_limit_counts(
+    groups: str, limits: dict[str, str], cores: int, tmp_path: Path
+) -> None:
     assert usable_cores(system(tmp_path, groups, limits)) == cores
 
 
@@ -78,7 +103,12 @@ def test_the_affinity_is_one_of_them() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
     code += "from rlplace.cores import usable_cores; print(usable_cores())"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == "1\n"
 

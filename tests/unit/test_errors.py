@@ -37,21 +37,37 @@ OUT_OF_RANGE = Problem(
 def test_a_problem_has_only_the_lines_that_are_known() -> None:
     source = Source(file="command line")
     assert Problem(code="c", key="k", what="w").render().split() == ["k:", "w", "[c]"]
-    assert Problem(code="c", key="k", what="w", source=source).render().splitlines()[1:] == ["     at: command line"]
+    assert Problem(code="c", key="k", what="w", source=source).render().splitlines()[
+        1:
+    ] == ["     at: command line"]
     text = Problem(code="c", key="k", what="w", got="a\nb", fix="x\ny").render()
-    assert text.splitlines()[1:] == ["    got: a", "         b", "    fix: x", "         y"]
+    assert text.splitlines()[1:] == [
+        "    got: a",
+        "         b",
+        "    fix: x",
+        "         y",
+    ]
 
 
-@pytest.mark.parametrize(("span", "carets"), [((0, 3), "^^^"), ((1, 2), " ^"), ((2, 2), "  ^")])
+@pytest.mark.parametrize(
+    ("span", "carets"), [((0, 3), "^^^"), ((1, 2), " ^"), ((2, 2), "  ^")]
+)
 def test_the_caret_marks_the_piece(span: tuple[int, int], carets: str) -> None:
     text = Problem(code="c", key="k", what="w", got="0-8", span=span).render()
     assert text.splitlines()[2] == " " * len("    got: ") + carets
 
 
 def test_another_key_of_a_component_is_a_word_of_the_command_line() -> None:
-    key, source = "cluster.component_placement.rollout.placement", Source(file="command line: x")
-    problem = Problem(code="c", key=key, what="w", fix="accelerators_per_rank: 2", source=source)
-    assert problem.pasted == "cluster.component_placement.rollout.accelerators_per_rank=2"
+    key, source = (
+        "cluster.component_placement.rollout.placement",
+        Source(file="command line: x"),
+    )
+    problem = Problem(
+        code="c", key=key, what="w", fix="accelerators_per_rank: 2", source=source
+    )
+    assert (
+        problem.pasted == "cluster.component_placement.rollout.accelerators_per_rank=2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,17 +88,31 @@ def test_another_key_of_a_component_is_a_word_of_the_command_line() -> None:
         ("remove actor", "remove actor"),
     ],
 )
-def test_a_fix_of_what_the_command_line_gave_is_a_word_for_it(fix: str, pasted: str) -> None:
-    problem = Problem(code="c", key="a.b.actor", what="w", fix=fix, source=Source(file="command line: a.b.actor=9"))
+def test_a_fix_of_what_the_command_line_gave_is_a_word_for_it(
+    fix: str, pasted: str
+) -> None:
+    problem = Problem(
+        code="c",
+        key="a.b.actor",
+        what="w",
+        fix=fix,
+        source=Source(file="command line: a.b.actor=9"),
+    )
     assert problem.pasted == pasted
     assert problem.render().endswith("    fix: " + pasted.replace("\n", "\n" + " " * 9))
-    assert dataclasses.replace(problem, source=Source(file="a.yaml", line=1)).pasted == fix
+    assert (
+        dataclasses.replace(problem, source=Source(file="a.yaml", line=1)).pasted == fix
+    )
     assert dataclasses.replace(problem, key="a.b.actor[1]").pasted == pasted
 
 
 @pytest.mark.parametrize(
     "error",
-    [ConfigError([OUT_OF_RANGE]), ChannelTimeout(OUT_OF_RANGE), AcceleratorOutOfMemory(OUT_OF_RANGE, 3, 5)],
+    [
+        ConfigError([OUT_OF_RANGE]),
+        ChannelTimeout(OUT_OF_RANGE),
+        AcceleratorOutOfMemory(OUT_OF_RANGE, 3, 5),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_errors_can_be_pickled(error: RlplaceError) -> None:
@@ -115,14 +145,20 @@ def test_a_worker_error_names_the_place_and_shows_the_remote_traceback() -> None
 
 def test_a_worker_error_gains_stage_and_version_or_a_cause_and_keeps_the_rest() -> None:
     later = FAILED.at(stage="learn", version=0)
-    assert str(later).startswith("actor rank 3 (node 1, accelerators 6,7, stage learn, policy version 0): learn failed")
+    assert str(later).startswith(
+        "actor rank 3 (node 1, accelerators 6,7, stage learn, policy version 0): learn failed"
+    )
     assert later.cause is FAILED.cause
     again = pickle.loads(pickle.dumps(later))
     assert str(again) == str(later)
     assert (again.rank, again.version, again.accelerators) == (3, 0, (6, 7))
     cause = ChannelTimeout(OUT_OF_RANGE)
     explained = FAILED.explained_by(cause)
-    assert (explained.cause, explained.__cause__, explained.what) == (cause, cause, str(cause))
+    assert (explained.cause, explained.__cause__, explained.what) == (
+        cause,
+        cause,
+        str(cause),
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,23 +169,44 @@ def test_a_worker_error_gains_stage_and_version_or_a_cause_and_keeps_the_rest() 
         (errno.EACCES, "cannot-write", "cannot write: no"),
     ],
 )
-def test_an_output_error_names_the_file_and_the_space_left(tmp_path: Path, number: int, code: str, what: str) -> None:
+def test_an_output_error_names_the_file_and_the_space_left(
+    tmp_path: Path, number: int, code: str, what: str
+) -> None:
     file = tmp_path / "not" / "there" / "metrics.jsonl"
     error = OutputError.of(file, OSError(number, "no"))
-    assert (error.code, error.problem.what, error.problem.got) == (code, what, str(file))
+    assert (error.code, error.problem.what, error.problem.got) == (
+        code,
+        what,
+        str(file),
+    )
     assert (error.problem.why or "").endswith(f" bytes are free in {tmp_path}")
 
 
 @pytest.mark.parametrize(
-    ("word", "near"), [("acter", "actor"), ("rolout", "rollout"), ("gama", "gamma"), ("zzz", None), ("", None)]
+    ("word", "near"),
+    [
+        ("acter", "actor"),
+        ("rolout", "rollout"),
+        ("gama", "gamma"),
+        ("zzz", None),
+        ("", None),
+    ],
 )
-def test_the_nearest_word_is_offered_only_when_near(word: str, near: str | None) -> None:
+def test_the_nearest_word_is_offered_only_when_near(
+    word: str, near: str | None
+) -> None:
     assert did_you_mean(word, ["actor", "rollout", "gamma"]) == near
 
 
 def test_a_remark_behind_a_fix_is_no_part_of_the_word_to_paste() -> None:
     fix = "actor.lora_rank: 16        saves 2 GiB; costs: less\nor: a.b: {placement: 0-7, size: 2}        costs: more"
-    problem = Problem(code="does-not-fit", key="c.d", what="w", fix=fix, source=Source(file=f"{COMMAND_LINE}c.d=all"))
+    problem = Problem(
+        code="does-not-fit",
+        key="c.d",
+        what="w",
+        fix=fix,
+        source=Source(file=f"{COMMAND_LINE}c.d=all"),
+    )
     assert problem.pasted == (
         "actor.lora_rank=16        saves 2 GiB; costs: less\nor: 'a.b={placement: 0-7, size: 2}'        costs: more"
     )

@@ -26,16 +26,23 @@ LINES = [
     [
         ("run", "pip install 'ray[default]==2.60.0' torch==2.13.0"),
         ("llm", "pip install numpy==2.3.5"),
-        ("vllm", "pip install 'ray[default]==2.60.0' torch==2.13.0 numpy==2.3.5 vllm==0.32.0"),
+        (
+            "vllm",
+            "pip install 'ray[default]==2.60.0' torch==2.13.0 numpy==2.3.5 vllm==0.32.0",
+        ),
         ("absent", "pip install -e '.[absent]'        (in the clone)"),
     ],
 )
-def test_the_command_names_what_the_extra_stands_for(extra: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_names_what_the_extra_stands_for(
+    extra: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: LINES)
     assert install_command(extra) == command
 
 
-def test_a_package_that_is_not_installed_has_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_has_a_clone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def absent(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -49,4 +56,6 @@ def test_a_library_that_no_extra_has_is_installed_as_its_own_error_says() -> Non
     fix = missing_library(why, got="LunarLander-v3", extra="envs").problems[0].fix
     assert fix == 'pip install swig && pip install "gymnasium[box2d]"'
     why = 'MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'
-    assert missing_library(why, got="Hopper-v5", extra="envs").problems[0].fix == install_command("envs")
+    assert missing_library(why, got="Hopper-v5", extra="envs").problems[
+        0
+    ].fix == install_command("envs")

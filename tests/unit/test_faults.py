@@ -41,8 +41,12 @@ class Group(types.SimpleNamespace):
 class Cluster:
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups, self.restarted = groups, list[dict[str, set[int]]]()
-        self.asked: list[Collection[str]] = []  # components with lost ranks, before a run goes back
-        self.no_room: list[str] = []  # lost as they leave their accelerators, before the others are set up
+        self.asked: list[
+            Collection[str]
+        ] = []  # components with lost ranks, before a run goes back
+        self.no_room: list[
+            str
+        ] = []  # lost as they leave their accelerators, before the others are set up
         self.next_lost: list[str] = []  # while the others start again
         self.next_failed: list[WorkerError] = []  # as they start
         self.free: list[int] = []  # accelerators
@@ -54,7 +58,9 @@ class Cluster:
     def with_peers(self, lost: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
         return {name: set(ranks) for name, ranks in lost.items() if ranks}
 
-    def restart(self, lost: Mapping[str, Collection[int]], make_room: Callable[[object], None]) -> None:
+    def restart(
+        self, lost: Mapping[str, Collection[int]], make_room: Callable[[object], None]
+    ) -> None:
         self.restarted.append({name: set(ranks) for name, ranks in lost.items()})
         for group in self.groups.values():
             group.ranks.clear()
@@ -79,7 +85,10 @@ class Cluster:
         if not self.free:
             return []
         on = (self.free.pop(0),)
-        self.placed = [dataclasses.replace(slot_of("env", rank), accelerators=on) for rank in range(2)]
+        self.placed = [
+            dataclasses.replace(slot_of("env", rank), accelerators=on)
+            for rank in range(2)
+        ]
         return self.placed
 
 
@@ -91,7 +100,13 @@ def broken(rank: int, accelerator: int) -> WorkerError:
     """Return what a rank of env raises while it is set up on an accelerator that is broken."""
     error = RuntimeError("no accelerator here")
     return WorkerError(
-        component="env", rank=rank, node=0, accelerators=(accelerator,), method="setup", what=str(error), cause=error
+        component="env",
+        rank=rank,
+        node=0,
+        accelerators=(accelerator,),
+        method="setup",
+        what=str(error),
+        cause=error,
     )
 
 
@@ -123,43 +138,64 @@ def recovery(
     return made, cluster
 
 
-def test_all_faults_that_a_run_went_back_for_are_told_once_it_has(groups: dict[str, Group]) -> None:
+def test_all_faults_that_a_run_went_back_for_are_told_once_it_has(
+    groups: dict[str, Group],
+) -> None:
     said: list[str] = []
     made, cluster = recovery(groups, said)
     groups["env"].ranks[0] = None
-    assert not made.recover(died("env"), iteration=4, stage="rollout", redone_s=1.0).went_back
+    assert not made.recover(
+        died("env"), iteration=4, stage="rollout", redone_s=1.0
+    ).went_back
     assert (len(said), made.state_lost) == (1, False)
     groups["actor"].ranks[0] = None
-    assert made.recover(died("actor"), iteration=5, stage="learn", redone_s=1.0).went_back
+    assert made.recover(
+        died("actor"), iteration=5, stage="learn", redone_s=1.0
+    ).went_back
     groups["rollout"].ranks[0] = None
-    assert made.recover(died("rollout"), iteration=2, stage="sync", redone_s=0.5, back=True).went_back
-    assert (len(said), made.state_lost) == (1, True), "what trains has no state until all is loaded"
+    assert made.recover(
+        died("rollout"), iteration=2, stage="sync", redone_s=0.5, back=True
+    ).went_back
+    assert (len(said), made.state_lost) == (1, True), (
+        "what trains has no state until all is loaded"
+    )
     assert cluster.restarted == [{"env": {0}}, {"actor": {0}}, {"rollout": {0}}]
     whole = made.went_back(redone_s=30.0)
-    assert [fault.replaced for fault in whole] == [("actor rank 0",), ("rollout rank 0",)]
+    assert [fault.replaced for fault in whole] == [
+        ("actor rank 0",),
+        ("rollout rank 0",),
+    ]
     assert [round(fault.redone_s, 1) for fault in whole] == [31.0, 0.5]
     assert made.faults[1:] == whole
     assert (len(said), made.state_lost) == (3, False)
 
 
-def test_what_no_checkpoint_has_starts_again_as_a_whole(groups: dict[str, Group]) -> None:
+def test_what_no_checkpoint_has_starts_again_as_a_whole(
+    groups: dict[str, Group],
+) -> None:
     made, cluster = recovery(groups, [], without=["actor", "env"])
     groups["actor"].ranks[0] = None
     made.recover(died("actor"), iteration=0, stage="learn", redone_s=1.0)
     assert cluster.restarted == [{"actor": {0}, "env": {0}}]
 
 
-def test_what_an_earlier_round_has_replaced_is_not_waited_for(groups: dict[str, Group]) -> None:
+def test_what_an_earlier_round_has_replaced_is_not_waited_for(
+    groups: dict[str, Group],
+) -> None:
     """A checkpoint is waited for as long as it may take, unless one that writes it has `lost` ranks."""
     made, cluster = recovery(groups, [])
     groups["env"].ranks[0] = None
     cluster.next_lost = ["actor"]
-    assert made.recover(died("env"), iteration=4, stage="rollout", redone_s=1.0).went_back
+    assert made.recover(
+        died("env"), iteration=4, stage="rollout", redone_s=1.0
+    ).went_back
     assert cluster.restarted == [{"env": {0}}, {"actor": {0}}]
     assert cluster.asked == [{"env", "actor"}]
 
 
-def test_what_could_not_be_set_up_for_lack_of_room_is_started_again(groups: dict[str, Group]) -> None:
+def test_what_could_not_be_set_up_for_lack_of_room_is_started_again(
+    groups: dict[str, Group],
+) -> None:
     """The actor turns out to be dead as it is asked to leave the accelerator on which the engine starts."""
     made, cluster = recovery(groups, [])
     groups["rollout"].ranks[0] = None
@@ -191,13 +227,23 @@ def test_ranks_of_a_broken_accelerator_move_whichever_of_them_is_blamed(
     assert len(made._history.recent) == 2, "each accelerator counts once"
 
 
-def test_a_rank_that_has_moved_is_not_restarted_for_another(groups: dict[str, Group]) -> None:
+def test_a_rank_that_has_moved_is_not_restarted_for_another(
+    groups: dict[str, Group],
+) -> None:
     made, cluster = recovery(groups, [])
     groups["env"].ranks[0] = None
     groups["env"].slots = cluster.placed = [slot_of("env", rank) for rank in range(2)]
-    cluster.free, cluster.next_failed = [7], [broken(1, 1), broken(1, 1), died("rollout")]
+    cluster.free, cluster.next_failed = (
+        [7],
+        [broken(1, 1), broken(1, 1), died("rollout")],
+    )
     made.recover(broken(1, 1), iteration=3, stage="rollout", redone_s=0.0)
-    assert cluster.restarted == [{"env": {0}}, {"env": {1}}, {"env": {0, 1}}, {"rollout": {0}}]
+    assert cluster.restarted == [
+        {"env": {0}},
+        {"env": {1}},
+        {"env": {0, 1}},
+        {"rollout": {0}},
+    ]
 
 
 class Slow(Worker):
@@ -208,9 +254,13 @@ class Slow(Worker):
             self.context.cancelled.wait()
 
 
-@pytest.mark.parametrize(("hung", "blamed"), [([2], WorkerError), ([0, 2], WorkerTimeout)])
+@pytest.mark.parametrize(
+    ("hung", "blamed"), [([2], WorkerError), ([0, 2], WorkerTimeout)]
+)
 def test_a_start_that_is_late_blames_a_rank_only_if_it_is_the_only_one(
-    monkeypatch: pytest.MonkeyPatch, hung: list[int], blamed: type[WorkerError | WorkerTimeout]
+    monkeypatch: pytest.MonkeyPatch,
+    hung: list[int],
+    blamed: type[WorkerError | WorkerTimeout],
 ) -> None:
     now = list[int]()
 
@@ -218,20 +268,29 @@ def test_a_start_that_is_late_blames_a_rank_only_if_it_is_the_only_one(
         self: InlineLauncher, specs: Sequence[GroupSpec], slots: Collection[Slot]
     ) -> dict[str, list[WorkerHandle]]:
         now.extend(hung)
-        return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
+        return {
+            spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs
+        }
 
     monkeypatch.setattr(InlineLauncher, "restart", again)
     ray = RayConfig(start_timeout_s=0.3)
-    with Machines(topology=Topology.uniform(1, 3, "emulated"), launcher="inline", ray=ray) as cluster:
+    with Machines(
+        topology=Topology.uniform(1, 3, "emulated"), launcher="inline", ray=ray
+    ) as cluster:
         placed = FlexiblePlacementStrategy([[0], [1], [2]])
-        group = cluster.launch_all({"actor": (Slow.create_group(now), placed, {})})["actor"]
+        group = cluster.launch_all({"actor": (Slow.create_group(now), placed, {})})[
+            "actor"
+        ]
         group.outlast = "give up"
-        with pytest.raises(blamed, match=r"actor.setup: not finished after 0.3 s") as late:
+        with pytest.raises(
+            blamed, match=r"actor.setup: not finished after 0.3 s"
+        ) as late:
             cluster.restart({"actor": {0, 1, 2}})
         group.wait_wound_down()
         assert sorted(group.lost()) == hung
-        assert f"still working: actor rank{'s' * (len(hung) > 1)} {','.join(map(str, hung))} in setup" in str(
-            late.value
+        assert (
+            f"still working: actor rank{'s' * (len(hung) > 1)} {','.join(map(str, hung))} in setup"
+            in str(late.value)
         )
         if isinstance(late.value, WorkerError):
             assert late.value.rank == 2
@@ -246,34 +305,61 @@ def test_processes_that_do_not_start_in_time_are_tried_again(
 
     def again(self: InlineLauncher, *asked: object) -> None:
         tried.append(asked)
-        key, what = "cluster.ray.start_timeout_s", "1 worker processes did not start within 120 s"
+        key, what = (
+            "cluster.ray.start_timeout_s",
+            "1 worker processes did not start within 120 s",
+        )
         raise ClusterError.about("workers-late", key, what, got="env rank 0 (node 0)")
 
     monkeypatch.setattr(InlineLauncher, "restart", again)
     monkeypatch.setattr(Machines, "with_peers", lambda self, lost: {"env": {0}})
-    with Machines(topology=Topology.uniform(1, 3, "emulated"), launcher="inline") as cluster:
-        cluster.launch_all({"env": (Worker.create_group(), FlexiblePlacementStrategy([[0]]), {})})
+    with Machines(
+        topology=Topology.uniform(1, 3, "emulated"), launcher="inline"
+    ) as cluster:
+        cluster.launch_all(
+            {"env": (Worker.create_group(), FlexiblePlacementStrategy([[0]]), {})}
+        )
         made._cluster = cluster
-        with pytest.raises(WorkerTimeout, match=r"workers-late(.|\n)*env rank 0 \(node 0\)(.|\n)*3 times now$") as late:
+        with pytest.raises(
+            WorkerTimeout,
+            match=r"workers-late(.|\n)*env rank 0 \(node 0\)(.|\n)*3 times now$",
+        ) as late:
             made.recover(died("env"), iteration=3, stage="rollout", redone_s=0.0)
     assert "no other accelerator" not in str(late.value), "there are two"
     assert len(tried) == 3
 
 
-def test_all_that_is_on_an_accelerator_moves_to_another_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_is_on_an_accelerator_moves_to_another_of_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken: list[tuple[int, Sequence[int]]] = []
-    monkeypatch.setattr(InlineLauncher, "take", lambda self, *asked: taken.append(asked) or True)
+    monkeypatch.setattr(
+        InlineLauncher, "take", lambda self, *asked: taken.append(asked) or True
+    )
     topology = Topology.uniform(2, 4, "emulated")
     with Machines(topology=topology, launcher="inline") as cluster:
         held = {"actor": [[5], [6]], "rollout": [[4, 5]], "env": [[0]]}
-        made = {c: (Worker.create_group(), FlexiblePlacementStrategy(ranks), {}) for c, ranks in held.items()}
+        made = {
+            c: (Worker.create_group(), FlexiblePlacementStrategy(ranks), {})
+            for c, ranks in held.items()
+        }
         cluster.launch_all(made)
         assert cluster.move("rollout", 0) == [], "two are needed, and one is free"
         (actor, rollout) = cluster.move("actor", 0)
-        assert (actor.owner, actor.accelerators, actor.local_accelerators) == ("actor rank 0", (7,), (3,))
-        assert (rollout.owner, rollout.accelerators, rollout.visible_accelerators) == ("rollout rank 0", (4, 7), (0, 3))
+        assert (actor.owner, actor.accelerators, actor.local_accelerators) == (
+            "actor rank 0",
+            (7,),
+            (3,),
+        )
+        assert (rollout.owner, rollout.accelerators, rollout.visible_accelerators) == (
+            "rollout rank 0",
+            (4, 7),
+            (0, 3),
+        )
         assert taken == [(1, [3])]
-        assert cluster.move("actor", 1) == [], "none is free but the one that was given up"
+        assert cluster.move("actor", 1) == [], (
+            "none is free but the one that was given up"
+        )
         assert [slot.accelerators for slot in cluster.move("env", 0)] == [(1,)]
 
 
@@ -282,11 +368,18 @@ def ray_launcher() -> Any:
     from rlplace.workers.ray_launch.launcher import RayLauncher
 
     return RayLauncher(
-        Topology.uniform(1, 4, "cuda"), RayConfig(address="127.0.0.1:1"), CommConfig(), {}, template=None, tell=print
+        Topology.uniform(1, 4, "cuda"),
+        RayConfig(address="127.0.0.1:1"),
+        CommConfig(),
+        {},
+        template=None,
+        tell=print,
     )
 
 
-def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from ray.exceptions import GetTimeoutError
 
     from rlplace.workers.ray_launch import launcher as module
@@ -307,7 +400,9 @@ def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(monkeypatch: 
     assert not launcher.take(0, [3])
     assert removed == [bundles]
     assert launcher._reserved[0].accelerators == (0,)
-    with pytest.raises(ClusterError, match="start_timeout_s: 1 worker processes did not start") as late:
+    with pytest.raises(
+        ClusterError, match="start_timeout_s: 1 worker processes did not start"
+    ) as late:
         launcher.reserve([slot_of("env")])
     assert late.value.code == "workers-late"
 

@@ -37,7 +37,9 @@ def test_prompts_of_a_group_are_shared_or_differ_from_their_first_token_on() -> 
             assert len({sample.weight for sample in group}) > 1
 
 
-def test_batches_of_the_plain_loop_fit_the_budget_with_their_padding_and_have_every_sample_once() -> None:
+def test_batches_of_the_plain_loop_fit_the_budget_with_their_padding_and_have_every_sample_once() -> (
+    None
+):
     samples = [sample for group in made_up(TINY, shared=True) for sample in group]
     batches = list(Plain._batches(samples))
     assert all(len(batch) * max(s.weight for s in batch) <= 128 for batch in batches)
@@ -46,13 +48,17 @@ def test_batches_of_the_plain_loop_fit_the_budget_with_their_padding_and_have_ev
 
 def test_operations_are_six_for_each_weight_and_token_and_those_of_attention() -> None:
     # emulated: 4 layers of 8 heads of 32; of a sequence of n tokens 6 x 4 x 256 x n^2.
-    assert TINY.operations([10, 30]) == 6 * TINY.weights * 40 + 6 * 4 * 256 * (100 + 900)
+    assert TINY.operations([10, 30]) == 6 * TINY.weights * 40 + 6 * 4 * 256 * (
+        100 + 900
+    )
     frozen = dataclasses.replace(TINY, lora_rank=4)
     assert TINY.operations([8]) - frozen.operations([8]) == 2 * TINY.weights * 8
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast")
-def test_the_actor_makes_the_update_of_the_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_actor_makes_the_update_of_the_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_learning, "COMPUTE", "fp32")
     monkeypatch.setattr(gpu_learning, "DTYPE", torch.float32)
     folder = TINY.written(tmp_path)
@@ -65,4 +71,6 @@ def test_the_actor_makes_the_update_of_the_plain_loop(tmp_path: Path, monkeypatc
     finally:
         actor.close()
     for own, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose([own.norm, own.loss], [other.norm, other.loss], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            [own.norm, own.loss], [other.norm, other.loss], rtol=1e-3, atol=1e-6
+        )

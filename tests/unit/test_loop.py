@@ -47,10 +47,16 @@ class Group:
             self._log.append(f"{self.name} {word}")
             if method in self.fails:
                 self.fails.remove(method)
-                raise WorkerError(component=self.name, rank=0, node=0, method=method, what="died")
+                raise WorkerError(
+                    component=self.name, rank=0, node=0, method=method, what="died"
+                )
             future = Call(slot_of(self.name), method)
-            numbers = {f"{'eval' if method == 'evaluate' else self.name}/{method}": Metric(1.0)}
-            moved = MoveReport(residency=Residency.OFF, accelerator_bytes=1, host_bytes=0)
+            numbers = {
+                f"{'eval' if method == 'evaluate' else self.name}/{method}": Metric(1.0)
+            }
+            moved = MoveReport(
+                residency=Residency.OFF, accelerator_bytes=1, host_bytes=0
+            )
             future.set_result(moved if method == "move" else numbers)
             return Pending(cast(WorkerGroup, self), [future])
 
@@ -63,13 +69,25 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
     layout = plan_components(
         ClusterConfig(component_placement=where),
         Topology.uniform(1, 4, "emulated", 1 << 30),
-        needs=text_needs(where, actor_infers="critic" in where, refreshed="reference" in where),
+        needs=text_needs(
+            where, actor_infers="critic" in where, refreshed="reference" in where
+        ),
         offload=tuple(where),
     )
     log: list[str] = []
-    groups = {n: cast(WorkerGroup, Group(n, log, tuple(layout.placement.slots(n)))) for n in where}
-    case = MemoryCase(placement=layout.placement, needs=layout.needs, offload=dict.fromkeys(where, True), demands={})
-    return Loop(layout.schedule, groups, MemoryMonitor(case), RunnerConfig(stage_timeout_s=1.0)), log
+    groups = {
+        n: cast(WorkerGroup, Group(n, log, tuple(layout.placement.slots(n))))
+        for n in where
+    }
+    case = MemoryCase(
+        placement=layout.placement,
+        needs=layout.needs,
+        offload=dict.fromkeys(where, True),
+        demands={},
+    )
+    return Loop(
+        layout.schedule, groups, MemoryMonitor(case), RunnerConfig(stage_timeout_s=1.0)
+    ), log
 
 
 def works(log: list[str]) -> list[str]:
@@ -80,29 +98,51 @@ def works(log: list[str]) -> list[str]:
 def test_an_iteration_goes_through_its_stages() -> None:
     made, log = loop()
     numbers = made.iteration(0)
-    assert works(log) == ["actor push_weights", "rollout pull_weights", "env run", "rollout generate", "actor learn"]
+    assert works(log) == [
+        "actor push_weights",
+        "rollout pull_weights",
+        "env run",
+        "rollout generate",
+        "actor learn",
+    ]
     assert made.version == numbers["policy/version"] == 1
     assert "time/evaluate_s" not in numbers
     numbers = made.iteration(1, evaluate=True)
-    assert works(log)[7:10] == ["env evaluate", "rollout generate", "env run"]  # held-out prompts come first
-    assert (numbers["eval/evaluate"], numbers["rollout/generate"]) == (1.0, 1.0)  # as if they had not been asked
+    assert works(log)[7:10] == [
+        "env evaluate",
+        "rollout generate",
+        "env run",
+    ]  # held-out prompts come first
+    assert (numbers["eval/evaluate"], numbers["rollout/generate"]) == (
+        1.0,
+        1.0,
+    )  # as if they had not been asked
     assert {"time/evaluate_s", "time/rollout_s", "time/learn_s"} <= set(numbers)
 
 
-def test_it_says_at_any_time_what_it_does_and_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_at_any_time_what_it_does_and_what_is_resident(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, _ = loop()
     seen: list[tuple[str, str]] = []
     wait = made._wait
 
     def look(pending: Sequence[Pending]) -> list[list[object]]:
         assert made.doing is not None
-        seen.append((made.doing[0], ", ".join(f"{c} {held.word}" for c, held in made.held.items())))
+        seen.append(
+            (
+                made.doing[0],
+                ", ".join(f"{c} {held.word}" for c, held in made.held.items()),
+            )
+        )
         return wait(pending)
 
     monkeypatch.setattr(made, "_wait", look)
     made.iteration(0)
     assert made.doing is None
-    assert [stage for stage, _ in dict.fromkeys((stage, None) for stage, _ in seen)] == [
+    assert [
+        stage for stage, _ in dict.fromkeys((stage, None) for stage, _ in seen)
+    ] == [
         "moves into sync",
         "sync",
         "moves into rollout",
@@ -113,22 +153,34 @@ def test_it_says_at_any_time_what_it_does_and_what_is_resident(monkeypatch: pyte
     assert seen[-1] == ("learn", "actor full, rollout off, env off")
 
 
-def test_ranks_that_are_at_work_have_been_asked_for_their_releases_too_and_nothing_comes_before_these() -> None:
+def test_ranks_that_are_at_work_have_been_asked_for_their_releases_too_and_nothing_comes_before_these() -> (
+    None
+):
     made, log = loop()
     ends = ("move", "push_weights", "pull_weights", "run")
-    groups = {n: OpenGroup(n, log, slots=group.slots, at_once=ends) for n, group in made._groups.items()}
-    made._groups, made._timeout_s = {n: cast(WorkerGroup, group) for n, group in groups.items()}, 0.01
+    groups = {
+        n: OpenGroup(n, log, slots=group.slots, at_once=ends)
+        for n, group in made._groups.items()
+    }
+    made._groups, made._timeout_s = (
+        {n: cast(WorkerGroup, group) for n, group in groups.items()},
+        0.01,
+    )
     with pytest.raises(WorkerTimeout) as caught:
         made.iteration(0)
     full, off = (f"move {int(r)}" for r in (Residency.FULL, Residency.OFF))
     work = ["env run 0", "rollout generate 0"]
     asked = [f"rollout {full}", f"env {full}", *work, f"rollout {off}", f"env {off}"]
     assert log[log.index(f"rollout {full}") :] == asked
-    assert "still working: rollout rank 0 in generate" in str(caught.value), "not the release behind it"
+    assert "still working: rollout rank 0 in generate" in str(caught.value), (
+        "not the release behind it"
+    )
     assert not [call for call in log if call in (f"actor {full}", "actor learn 0 0")]
 
 
-def test_an_evaluation_learns_nothing_and_leaves_everything_where_learning_did() -> None:
+def test_an_evaluation_learns_nothing_and_leaves_everything_where_learning_did() -> (
+    None
+):
     made, log = loop()
     made.iteration(0)
     before = [call for call in log if call.startswith("actor")][-2]  # before it learned
@@ -167,13 +219,26 @@ def test_all_that_score_take_turns_where_they_share() -> None:
     assert "time/compute_advantages_s" in numbers
 
 
-def test_advantages_are_computed_after_rollout_where_all_scorers_keep_up_and_an_evaluation_asks_none() -> None:
+def test_advantages_are_computed_after_rollout_where_all_scorers_keep_up_and_an_evaluation_asks_none() -> (
+    None
+):
     made, log = loop(reward="1")
     made.iteration(0)
-    assert works(log)[2:] == ["env run", "rollout generate", "reward infer", "actor compute_advantages", "actor learn"]
+    assert works(log)[2:] == [
+        "env run",
+        "rollout generate",
+        "reward infer",
+        "actor compute_advantages",
+        "actor learn",
+    ]
     log.clear()
     made.evaluate(1)
-    assert works(log) == ["actor push_weights", "rollout pull_weights", "env evaluate", "rollout generate"]
+    assert works(log) == [
+        "actor push_weights",
+        "rollout pull_weights",
+        "env evaluate",
+        "rollout generate",
+    ]
 
 
 def test_each_model_is_saved_where_it_is() -> None:
@@ -190,11 +255,26 @@ class Replacing:
     state_lost = False
 
     def recover(
-        self, error: WorkerError, *, iteration: int, stage: str, redone_s: float, back: bool, **_: object
+        self,
+        error: WorkerError,
+        *,
+        iteration: int,
+        stage: str,
+        redone_s: float,
+        back: bool,
+        **_: object,
     ) -> Fault:
         what, why = f"{error.component} in {error.method}", error.what
         times = {"at_s": 1.0, "redone_s": redone_s, "recovery_s": 2.0}
-        return Fault(iteration=iteration, stage=stage, what=what, why=why, replaced=(), went_back=back, **times)
+        return Fault(
+            iteration=iteration,
+            stage=stage,
+            what=what,
+            why=why,
+            replaced=(),
+            went_back=back,
+            **times,
+        )
 
 
 def test_an_iteration_begins_anew_until_weights_may_have_changed() -> None:
@@ -209,8 +289,14 @@ def test_an_iteration_begins_anew_until_weights_may_have_changed() -> None:
     again = [f"{name} begin_again" for name in groups]
     rest = ["reward infer", "actor compute_advantages", "actor learn"]
     assert works(log) == [*once, *again, *once, "reward infer", *again, *once, *rest]
-    assert (made.version, numbers["faults/restarts"], numbers["faults/recovery_s"]) == (2, 2.0, 4.0)
-    assert numbers["env/begin_again"] == 1.0, "what a rank has lost counts once, however often it begins again"
+    assert (made.version, numbers["faults/restarts"], numbers["faults/recovery_s"]) == (
+        2,
+        2.0,
+        4.0,
+    )
+    assert numbers["env/begin_again"] == 1.0, (
+        "what a rank has lost counts once, however often it begins again"
+    )
     assert not {"faults/restarts", "env/begin_again"} & made.iteration(2).keys()
 
 
@@ -250,7 +336,9 @@ def test_ranks_of_an_iteration_that_begins_anew_are_taken_from_where_they_are() 
     assert "actor weights" in second[2:]
 
 
-def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked_again(tmp_path: Path) -> None:
+def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked_again(
+    tmp_path: Path,
+) -> None:
     made, log = loop()
     made.recovery = cast(Recovery, Replacing())
     made.iteration(0)
@@ -263,5 +351,9 @@ def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked
     log.clear()
     groups["env"].fails = ["run"]
     numbers = made.iteration(1)
-    assert (numbers["policy/version"], numbers["faults/restarts"], numbers["env/begin_again"]) == (2, 2.0, 1.0)
+    assert (
+        numbers["policy/version"],
+        numbers["faults/restarts"],
+        numbers["env/begin_again"],
+    ) == (2, 2.0, 1.0)
     assert log[0] == "actor push_weights", "all ranks are where an iteration begins"

@@ -50,16 +50,28 @@ class Stage:
 def test_an_iteration_waits_for_the_version_that_admits_it() -> None:
     stage = Stage(ahead=1)
     assert stage.go_on() == []  # nothing is generated without weights
-    assert stage.push(0) == ["rollout pull_weights 0", "env run 0", "rollout generate 0"]
+    assert stage.push(0) == [
+        "rollout pull_weights 0",
+        "env run 0",
+        "rollout generate 0",
+    ]
     assert stage.go_on() == []
     assert stage.end() == ["env run 1", "rollout generate 1"]
     assert stage.end() == []  # iteration 2 would be two versions ahead
-    assert stage.push(1) == ["rollout pull_weights 1", "env run 2", "rollout generate 2"]
-    assert stage.push(2) == []  # weights that come while generating are asked for before the next iteration
+    assert stage.push(1) == [
+        "rollout pull_weights 1",
+        "env run 2",
+        "rollout generate 2",
+    ]
+    assert (
+        stage.push(2) == []
+    )  # weights that come while generating are asked for before the next iteration
     assert stage.end() == ["rollout pull_weights 2", "env run 3", "rollout generate 3"]
 
 
-def test_an_iteration_is_over_when_all_its_ranks_are_and_idle_engines_take_what_is_pushed() -> None:
+def test_an_iteration_is_over_when_all_its_ranks_are_and_idle_engines_take_what_is_pushed() -> (
+    None
+):
     stage = Stage(ahead=1, iterations=1)
     stage.push(0)
     stage.groups["env"].end_all()
@@ -68,7 +80,11 @@ def test_an_iteration_is_over_when_all_its_ranks_are_and_idle_engines_take_what_
     assert stage.end() == []
     assert list(stage.generation.over) == [0]
     generated = stage.generation.over[0]
-    assert [pending.calls[0].method for pending in generated.calls] == ["pull_weights", "run", "generate"]
+    assert [pending.calls[0].method for pending in generated.calls] == [
+        "pull_weights",
+        "run",
+        "generate",
+    ]
     assert generated.seconds == generated.busy_s == stage.generation.busy_s > 0.0
     assert stage.push(1) == ["rollout pull_weights 1"]
     assert stage.generation.busy_s == generated.busy_s  # only generating counts
@@ -90,18 +106,31 @@ EVERYTHING = (
 )
 
 
-def looping(ahead: int, at_once: tuple[str, ...] = EVERYTHING, timeout_s: float = 10.0) -> tuple[Loop, list[str]]:
+def looping(
+    ahead: int, at_once: tuple[str, ...] = EVERYTHING, timeout_s: float = 10.0
+) -> tuple[Loop, list[str]]:
     """Over groups that end these calls as soon as they are made, and no others."""
     needs = dataclasses.replace(text_needs(("actor", "rollout", "env")), ahead=ahead)
-    cluster = ClusterConfig(component_placement={"actor": "0", "rollout": "1", "env": "2"})
-    layout = plan_components(cluster, Topology.uniform(1, 3, "emulated", 1 << 30), needs=needs)
+    cluster = ClusterConfig(
+        component_placement={"actor": "0", "rollout": "1", "env": "2"}
+    )
+    layout = plan_components(
+        cluster, Topology.uniform(1, 3, "emulated", 1 << 30), needs=needs
+    )
     log: list[str] = []
     groups = {
-        name: cast(WorkerGroup, OpenGroup(name, log, slots=tuple(layout.placement.slots(name)), at_once=at_once))
+        name: cast(
+            WorkerGroup,
+            OpenGroup(
+                name, log, slots=tuple(layout.placement.slots(name)), at_once=at_once
+            ),
+        )
         for name in needs.components
     }
     offload = dict.fromkeys(needs.components, False)
-    memory = MemoryMonitor(MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={}))
+    memory = MemoryMonitor(
+        MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={})
+    )
     runner = RunnerConfig(stage_timeout_s=timeout_s, total_iterations=3)
     return loop_of(layout.schedule)(layout.schedule, groups, memory, runner), log
 
@@ -134,7 +163,11 @@ def test_the_next_iteration_begins_before_this_one_is_learned() -> None:
         "actor learn 1 1",
     ]
     loop.iteration(2)
-    assert told(log) == ["actor push_weights 2", "rollout pull_weights 2", "actor learn 2 2"]  # it was the last
+    assert told(log) == [
+        "actor push_weights 2",
+        "rollout pull_weights 2",
+        "actor learn 2 2",
+    ]  # it was the last
 
 
 def test_held_out_prompts_wait_for_the_engines_and_all_else_for_them() -> None:
@@ -146,7 +179,12 @@ def test_held_out_prompts_wait_for_the_engines_and_all_else_for_them() -> None:
         *("env run 0", "rollout generate 0"),
     ]
     loop.evaluate(1)
-    assert told(log) == ["actor push_weights 1", "rollout pull_weights 1", "env evaluate 1", "rollout generate 1"]
+    assert told(log) == [
+        "actor push_weights 1",
+        "rollout pull_weights 1",
+        "env evaluate 1",
+        "rollout generate 1",
+    ]
 
 
 def test_a_checkpoint_waits_until_all_that_is_generated_is_whole() -> None:
@@ -159,30 +197,51 @@ def test_a_checkpoint_waits_until_all_that_is_generated_is_whole() -> None:
     with pytest.raises(WorkerTimeout, match="rollout rank 0 in generate"):
         loop.save_state(Path("part"), ["actor", "env"])
     assert told(log) == []
-    loop.save_state(Path("part"), ["actor"])  # what can be saved of a run that fails does not wait
+    loop.save_state(
+        Path("part"), ["actor"]
+    )  # what can be saved of a run that fails does not wait
     assert told(log) == ["actor save_state part/actor"]
     rollout.end_all()
     loop.save_state(Path("part"), ["actor", "env"])
-    assert told(log) == ["env forget 2", "actor save_state part/actor", "env save_state part/env"]
-    assert {name: loop.generated[2][name] for name in ("env/ended", "rollout/ended")} == {
+    assert told(log) == [
+        "env forget 2",
+        "actor save_state part/actor",
+        "env save_state part/env",
+    ]
+    assert {
+        name: loop.generated[2][name] for name in ("env/ended", "rollout/ended")
+    } == {
         "env/ended": 1.0,
         "rollout/ended": 2.0,  # of its pull, too
     }
     loop.iteration(2)
-    assert told(log) == ["actor push_weights 2", "rollout pull_weights 2", "actor learn 2 2"]
+    assert told(log) == [
+        "actor push_weights 2",
+        "rollout pull_weights 2",
+        "actor learn 2 2",
+    ]
 
 
 def test_an_iteration_that_was_generated_before_a_resume_keeps_its_numbers() -> None:
     loop, _ = looping(1)
     loop.generated = {0: {"env/ended": 5.0, "time/rollout_s": 30.0}}
     numbers = loop.iteration(0)
-    assert (numbers["env/ended"], numbers["time/rollout_s"], numbers["actor/ended"]) == (5.0, 30.0, 2.0)
+    assert (
+        numbers["env/ended"],
+        numbers["time/rollout_s"],
+        numbers["actor/ended"],
+    ) == (5.0, 30.0, 2.0)
     loop.save_state(Path("part"), ["actor", "env"])
     assert list(loop.generated) == [1]
 
 
 def test_ranks_that_do_not_end_are_named() -> None:
-    loop, _ = looping(1, at_once=("move", "push_weights", "pull_weights"), timeout_s=0.01)
+    loop, _ = looping(
+        1, at_once=("move", "push_weights", "pull_weights"), timeout_s=0.01
+    )
     with pytest.raises(WorkerTimeout) as caught:
         loop.iteration(0)
-    assert "actor rank 0 in learn; env rank 0 in run; rollout rank 0 in generate" in str(caught.value)
+    assert (
+        "actor rank 0 in learn; env rank 0 in run; rollout rank 0 in generate"
+        in str(caught.value)
+    )

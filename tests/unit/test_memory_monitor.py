@@ -15,16 +15,33 @@ from rlplace.workers.worker import MoveReport
 from tests.unit.placement.memory_cases import GIB, colocated_8b
 
 RANKS = 8
-PAGE = (Path(__file__).parents[2] / "docs" / "utilisation.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "utilisation.md").read_text(
+    encoding="utf-8"
+)
 
 
 def report(residency: Residency, gib: float) -> MoveReport:
-    return MoveReport(residency=residency, accelerator_bytes=int(gib * GIB), host_bytes=0)
+    return MoveReport(
+        residency=residency, accelerator_bytes=int(gib * GIB), host_bytes=0
+    )
 
 
-def moved(memory: MemoryMonitor, component: str, residency: Residency, gib: float, *, on: int | None = None) -> None:
+def moved(
+    memory: MemoryMonitor,
+    component: str,
+    residency: Residency,
+    gib: float,
+    *,
+    on: int | None = None,
+) -> None:
     """All ranks hold as much, or only one of them."""
-    memory.moved(component, [report(residency, gib if on in (None, rank) else 0.0) for rank in range(RANKS)])
+    memory.moved(
+        component,
+        [
+            report(residency, gib if on in (None, rank) else 0.0)
+            for rank in range(RANKS)
+        ],
+    )
 
 
 def test_a_residue_beyond_the_plan_is_refused_before_any_component_moves_in() -> None:
@@ -36,9 +53,15 @@ def test_a_residue_beyond_the_plan_is_refused_before_any_component_moves_in() ->
         memory.admit(entry.acquires, "rollout")
     assert refused.value.accelerator == 3
     assert str(refused.value) in PAGE  # with all numbers and the fix
-    share = float((refused.value.problem.fix or "").split("gpu_memory_utilization: ")[1].split()[0])
+    share = float(
+        (refused.value.problem.fix or "")
+        .split("gpu_memory_utilization: ")[1]
+        .split()[0]
+    )
     assert share < 0.6
-    assert share * 80 + 36 <= 80  # what is proposed leaves room for the residue, which the plan alone does not know
+    assert (
+        share * 80 + 36 <= 80
+    )  # what is proposed leaves room for the residue, which the plan alone does not know
 
 
 def test_the_most_that_was_ever_measured_counts_instead_of_the_plan() -> None:
@@ -51,20 +74,33 @@ def test_the_most_that_was_ever_measured_counts_instead_of_the_plan() -> None:
     for gib in (46.0, 20.0):
         moved(memory, "rollout", Residency.FULL, gib)
     moved(memory, "rollout", Residency.WEIGHTS, 15.0)
-    assert memory.held["rollout"] == {Residency.FULL: 46 * GIB, Residency.WEIGHTS: 15 * GIB}
+    assert memory.held["rollout"] == {
+        Residency.FULL: 46 * GIB,
+        Residency.WEIGHTS: 15 * GIB,
+    }
     with pytest.raises(AcceleratorOutOfMemory, match=r"rollout full 46 GiB"):
         memory.admit(entry.acquires, "rollout")
 
 
-def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run() -> None:
+def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run() -> (
+    None
+):
     """Of an 8B model: a reserve of 4 GiB bears what all residents of an accelerator hold more than they should.
 
     What a sleeping engine keeps is counted for its process, and measured with what it holds.
     """
     case, told = dataclasses.replace(colocated_8b(), reserve=4 * GIB), list[Problem]()
-    memory, foreseen = MemoryMonitor(case, tell=told.append), MemoryMonitor(case)._ledger
+    memory, foreseen = (
+        MemoryMonitor(case, tell=told.append),
+        MemoryMonitor(case)._ledger,
+    )
     for component in ("reference", "reward"):
-        moved(memory, component, Residency.OFF, foreseen.bytes(component, Residency.OFF) / GIB + 1.5)
+        moved(
+            memory,
+            component,
+            Residency.OFF,
+            foreseen.bytes(component, Residency.OFF) / GIB + 1.5,
+        )
     moved(memory, "rollout", Residency.OFF, 1.0)
     assert told == []
     moved(memory, "rollout", Residency.OFF, 0.0)
@@ -72,15 +108,25 @@ def test_what_is_measured_beyond_proof_and_reserve_is_told_once_or_ends_the_run(
     moved(memory, "actor", Residency.OFF, 1.5, on=6)
     (problem,) = told
     assert (problem.code, problem.key) == ("memory-beyond-plan", "actor")
-    assert problem.what.startswith("accelerator 6 holds 4.5 GiB (4831838208) more than the memory proof counts")
+    assert problem.what.startswith(
+        "accelerator 6 holds 4.5 GiB (4831838208) more than the memory proof counts"
+    )
     assert str(problem.got).startswith("4.5 GiB (4831838208), predicted 0")
-    assert str(problem.why).startswith("memory.reserve leaves 4 GiB (4294967296) for that; resident are")
+    assert str(problem.why).startswith(
+        "memory.reserve leaves 4 GiB (4294967296) for that; resident are"
+    )
     assert "reward rank 6: off 1.5 GiB" in str(problem.why)
     assert str(problem.fix).startswith(f"memory.reserve: {4.5 * GIB:.0f} ")
-    fixed = MemoryMonitor(dataclasses.replace(case, reserve=int(4.5 * GIB)), verify="stop")
+    fixed = MemoryMonitor(
+        dataclasses.replace(case, reserve=int(4.5 * GIB)), verify="stop"
+    )
     for each, verify in ((fixed, False), (MemoryMonitor(case, verify="stop"), True)):
         moved(each, "actor", Residency.OFF, 4.0)
-        with pytest.raises(AcceleratorOutOfMemory, match="memory-beyond-plan") if verify else nullcontext():
+        with (
+            pytest.raises(AcceleratorOutOfMemory, match="memory-beyond-plan")
+            if verify
+            else nullcontext()
+        ):
             moved(each, "actor", Residency.OFF, 4.5)
 
 
@@ -92,23 +138,43 @@ def test_a_resident_with_more_beside_others_with_less_is_told_and_ends_no_run() 
     moved(memory, "actor", Residency.OFF, 8.0)
     moved(memory, "actor", Residency.OFF, 8.0)
     (problem,) = told
-    assert problem.what.startswith("actor rank 0 holds, on accelerator 0, 8 GiB (8589934592) more than the memory")
+    assert problem.what.startswith(
+        "actor rank 0 holds, on accelerator 0, 8 GiB (8589934592) more than the memory"
+    )
     assert str(problem.why).startswith("the others hold less: all fits; resident are")
     moved(memory, "rollout", Residency.FULL, awake - 5)
-    with pytest.raises(AcceleratorOutOfMemory) as stopped:  # by what is measured as predicted, beside what was told
+    with pytest.raises(
+        AcceleratorOutOfMemory
+    ) as stopped:  # by what is measured as predicted, beside what was told
         moved(memory, "rollout", Residency.FULL, awake)
     assert stopped.value.problem.key == "actor"
-    assert stopped.value.problem.what.startswith("accelerator 0 holds 8 GiB (8589934592) more than the memory proof")
+    assert stopped.value.problem.what.startswith(
+        "accelerator 0 holds 8 GiB (8589934592) more than the memory proof"
+    )
 
 
-def failure(cause: BaseException, *, stage: str = "learn 2", method: str = "learn") -> WorkerError:
+def failure(
+    cause: BaseException, *, stage: str = "learn 2", method: str = "learn"
+) -> WorkerError:
     return WorkerError(
-        component="actor", rank=5, node=0, accelerators=(5,), method=method, what=str(cause), stage=stage, cause=cause
+        component="actor",
+        rank=5,
+        node=0,
+        accelerators=(5,),
+        method=method,
+        what=str(cause),
+        stage=stage,
+        cause=cause,
     )
 
 
 def full(accelerator: int | None, lacking_bytes: int) -> AcceleratorOutOfMemory:
-    problem = Problem(code="accelerator-out-of-memory", key="actor rank 5", what="is full", why="it has 80 GiB")
+    problem = Problem(
+        code="accelerator-out-of-memory",
+        key="actor rank 5",
+        what="is full",
+        why="it has 80 GiB",
+    )
     return AcceleratorOutOfMemory(problem, accelerator, lacking_bytes)
 
 
@@ -118,7 +184,12 @@ def test_a_lack_of_memory_is_explained_with_residents_and_the_nearest_setting() 
     moved(memory, "reward", Residency.OFF, 0.5)
     told = memory.explain(failure(full(5, 2 * GIB)))
     assert isinstance(told.cause, AcceleratorOutOfMemory)
-    assert (told.component, told.rank, told.stage, told.cause.accelerator) == ("actor", 5, "learn 2", 5)
+    assert (told.component, told.rank, told.stage, told.cause.accelerator) == (
+        "actor",
+        5,
+        "learn 2",
+        5,
+    )
     why = told.cause.problem.why or ""
     assert why.splitlines() == [
         "it has 80 GiB",

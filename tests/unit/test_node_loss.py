@@ -28,16 +28,26 @@ from rlplace.signals import Signals
 from rlplace.train import _run
 
 FOLDER = Path("runs/job/now")
-MACHINES = {"num_nodes": 2, "accelerators_per_node": 4, "accelerator": {"kind": "emulated", "memory": "2GiB"}}
+MACHINES = {
+    "num_nodes": 2,
+    "accelerators_per_node": 4,
+    "accelerator": {"kind": "emulated", "memory": "2GiB"},
+}
 
 
-def job(*, env: str = "0-1,6-7", rollout: str = "4-5", envs: int = 16, **faults: Any) -> Prepared:
+def job(
+    *, env: str = "0-1,6-7", rollout: str = "4-5", envs: int = 16, **faults: Any
+) -> Prepared:
     placed = {"actor": "0-1,4-5", "env": env, "rollout": rollout}
     return prepare(
         {
             "cluster": {**MACHINES, "component_placement": placed},
             "actor": {"enable_offload": True},
-            "env": {"id": "CartPole-v1", "total_num_envs": envs, "enable_offload": True},
+            "env": {
+                "id": "CartPole-v1",
+                "total_num_envs": envs,
+                "enable_offload": True,
+            },
             "rollout": {"enable_offload": True},
             "faults": {"on_node_loss": "replan", **faults},
         }
@@ -45,7 +55,11 @@ def job(*, env: str = "0-1,6-7", rollout: str = "4-5", envs: int = 16, **faults:
 
 
 def lost() -> NodeLost:
-    return NodeLost(Problem(code="node-lost", key="node 1 (10.0.0.3)", what="was lost", why="Ray"), {1}, FOLDER)
+    return NodeLost(
+        Problem(code="node-lost", key="node 1 (10.0.0.3)", what="was lost", why="Ray"),
+        {1},
+        FOLDER,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +67,22 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A checkpoint is there, and as many machines as `others` says at each look; the waits that were asked for."""
     waits: list[float] = []
 
-    def await_machines(ray: object, slots: object, topology: object, wait_s: float) -> None:
+    def await_machines(
+        ray: object, slots: object, topology: object, wait_s: float
+    ) -> None:
         waits.append(wait_s)
         if len(waits) > 1 or wait_s == 0.0:
-            raise ClusterError.about("cluster-too-small", "cluster.num_nodes", "the cluster has 1 node")
+            raise ClusterError.about(
+                "cluster-too-small", "cluster.num_nodes", "the cluster has 1 node"
+            )
 
     monkeypatch.setattr(node_loss, "await_machines", await_machines)
     monkeypatch.setattr(node_loss, "find", lambda *_: None)
-    monkeypatch.setattr(node_loss, "resumed", lambda job: type("Found", (), {"text": f"resumes {job.config.resume}"}))
+    monkeypatch.setattr(
+        node_loss,
+        "resumed",
+        lambda job: type("Found", (), {"text": f"resumes {job.config.resume}"}),
+    )
     return waits
 
 
@@ -74,7 +96,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = {CONFIG: yaml.safe_dump(dict(job().mapping)), RUN: json.dumps(began)}
     for iteration in (10, 30):
         part = store.begin(iteration, ())
-        of = Contents(ranks={}, texts=texts, version=iteration, score=None, libraries={})
+        of = Contents(
+            ranks={}, texts=texts, version=iteration, score=None, libraries={}
+        )
         store.commit(part, of, timeout_s=20, cancelled=threading.Event())
     return tmp_path
 
@@ -101,28 +125,44 @@ def test_a_loss_while_workers_are_started_again_is_another_loss(
     run: Path, monkeypatch: pytest.MonkeyPatch, was_ready: bool
 ) -> None:
     def launch(cluster: Machines, spec: JobSpec) -> None:
-        raise WorkerError(component="actor", rank=1, node=1, method="start", what="died with its node")
+        raise WorkerError(
+            component="actor", rank=1, node=1, method="start", what="died with its node"
+        )
 
     monkeypatch.setattr("rlplace.run.Cluster", Machines)
     monkeypatch.setattr("rlplace.run.launch", launch)
-    before, history, checkpoint = job(), History(), find(str(run / "checkpoints/000010"), Path())
+    before, history, checkpoint = (
+        job(),
+        History(),
+        find(str(run / "checkpoints/000010"), Path()),
+    )
     assert checkpoint is not None
     if was_ready:
         history.ready(trained_s=0.0)
     spec = job_spec(before.config, before.plan)
     with pytest.raises(NodeLost if was_ready else WorkerError) as ended:
-        train(spec, before.view, resolved=before.mapping, resumed=checkpoint, history=history)
+        train(
+            spec,
+            before.view,
+            resolved=before.mapping,
+            resumed=checkpoint,
+            history=history,
+        )
     assert "died with its node" in str(ended.value)
     if isinstance(ended.value, NodeLost):
         assert (ended.value.nodes, ended.value.folder) == ({1}, checkpoint.folder)
         (event,) = history.ready(trained_s=0.0)
-        assert event.what.startswith("node 1 (10.0.0.3) was lost with actor rank 2, actor rank 3, env rank 2,")
+        assert event.what.startswith(
+            "node 1 (10.0.0.3) was lost with actor rank 2, actor rank 3, env rank 2,"
+        )
 
 
 def test_a_loss_is_told_once_where_the_new_workers_find_another(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = ClusterError.about("cluster-too-small", "cluster.num_nodes", "the cluster has 1 node")
+    refused = ClusterError.about(
+        "cluster-too-small", "cluster.num_nodes", "the cluster has 1 node"
+    )
     ends = [lost(), refused, None]
 
     def ended(*_: object, **__: object) -> None:
@@ -138,7 +178,9 @@ def test_a_loss_is_told_once_where_the_new_workers_find_another(
     assert (said.count(str(lost())), said.count(str(refused)), ends) == (1, 1, [])
 
 
-def go_on(before: Prepared, history: History | None = None) -> tuple[Prepared, list[str]]:
+def go_on(
+    before: Prepared, history: History | None = None
+) -> tuple[Prepared, list[str]]:
     told: list[str] = []
     after, _ = node_loss.go_on(before, lost(), history or History(), tell=told.append)
     return after, told
@@ -157,8 +199,12 @@ def test_a_plan_for_what_is_left() -> None:
     assert told == [str(lost()), f"resumes {FOLDER.absolute()}"]
 
 
-@pytest.mark.parametrize(("folder", "iteration"), [("checkpoints/000010", 10), (".", 30)])
-def test_it_goes_on_with_the_checkpoint_that_the_run_had(run: Path, folder: str, iteration: int) -> None:
+@pytest.mark.parametrize(
+    ("folder", "iteration"), [("checkpoints/000010", 10), (".", 30)]
+)
+def test_it_goes_on_with_the_checkpoint_that_the_run_had(
+    run: Path, folder: str, iteration: int
+) -> None:
     before, error = job(), lost()
     error.folder = run / folder
     after, found = node_loss.go_on(before, error, History(), tell=lambda line: None)
@@ -186,10 +232,16 @@ def test_without_free_accelerators_it_goes_to_all_if_the_config_allows_that() ->
     [
         ({"on_node_loss": "fail"}, {}, "Ray"),
         ({"restarts": 0}, {}, "after 0 recoveries within an hour; faults.restarts: 0"),
-        ({}, {"env": "0-2,4", "envs": 16}, "faults.on_node_loss: replan cannot go on"),  # 16 over 3 ranks
+        (
+            {},
+            {"env": "0-2,4", "envs": 16},
+            "faults.on_node_loss: replan cannot go on",
+        ),  # 16 over 3 ranks
     ],
 )
-def test_what_is_refused_ends_the_run(faults: dict[str, Any], job_of: dict[str, Any], why: str) -> None:
+def test_what_is_refused_ends_the_run(
+    faults: dict[str, Any], job_of: dict[str, Any], why: str
+) -> None:
     with pytest.raises(NodeLost) as ended:
         go_on(job(**job_of, **faults))
     assert why in str(ended.value)
@@ -221,7 +273,9 @@ def test_the_clock_and_the_faults_go_on_in_new_workers() -> None:
     )
     recorded = history.faults
     history.lose(fault)
-    history.lose(dataclasses.replace(fault, at_s=fault.at_s + 7.0, redone_s=22.0))  # before all were ready again
+    history.lose(
+        dataclasses.replace(fault, at_s=fault.at_s + 7.0, redone_s=22.0)
+    )  # before all were ready again
     assert recorded == []
     outlasted = history.ready(trained_s=22.0)
     assert [event.redone_s for event in outlasted] == [8.0, 0.0]

@@ -22,17 +22,35 @@ from rlplace.prepare import check_env, check_launch, check_plan, model_problems
 from rlplace.workers.engines.contract import engine_args_problems
 from rlplace.workers.roles.checks import sight_problems
 
-KEYS = {"model_type": "llama", "vocab_size": 8, "num_attention_heads": 4, "max_position_embeddings": 64}
-SOURCES = {"actor.model.path": Source(file="mine.yaml", line=4), "env.task": Source(file="mine.yaml", line=9)}
+KEYS = {
+    "model_type": "llama",
+    "vocab_size": 8,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+SOURCES = {
+    "actor.model.path": Source(file="mine.yaml", line=4),
+    "env.task": Source(file="mine.yaml", line=9),
+}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model with files that are right and nothing in them; every letter of its prompts is unknown to it."""
-    model = {"type": "WordLevel", "vocab": {"<eos>": 0, "<unk>": 1}, "unk_token": "<unk>"}
+    model = {
+        "type": "WordLevel",
+        "vocab": {"<eos>": 0, "<unk>": 1},
+        "unk_token": "<unk>",
+    }
     write(tmp_path / "config.json", KEYS | {"eos_token_id": 0})
-    write(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": None})
-    write(tmp_path / "tokenizer_config.json", {"eos_token": "<eos>", "chat_template": "{{ messages[-1]['content'] }}"})
+    write(
+        tmp_path / "tokenizer.json",
+        {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": None},
+    )
+    write(
+        tmp_path / "tokenizer_config.json",
+        {"eos_token": "<eos>", "chat_template": "{{ messages[-1]['content'] }}"},
+    )
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return tmp_path
 
@@ -41,28 +59,49 @@ def write(file: Path, content: object) -> None:
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
-def config(folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[str, Any]) -> Config:
+def config(
+    folder: Path, *, model: dict[str, Any] | None = None, **blocks: dict[str, Any]
+) -> Config:
     mapping: dict[str, Any] = {
-        "cluster": {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3"}},
-        "algorithm": {"name": "grpo", "prompts": 2, "max_prompt_length": 40, "max_new_tokens": 8},
+        "cluster": {
+            "component_placement": {"actor": "0", "env": "1", "rollout": "2-3"}
+        },
+        "algorithm": {
+            "name": "grpo",
+            "prompts": 2,
+            "max_prompt_length": 40,
+            "max_new_tokens": 8,
+        },
         "env": {"task": "arithmetic"},
         "rollout": {"engine": "transformers"},
         "actor": {"model": {"path": str(folder)} | (model or {})},
     }
-    return read_config(mapping | {name: mapping.get(name, {}) | block for name, block in blocks.items()})
+    return read_config(
+        mapping
+        | {name: mapping.get(name, {}) | block for name, block in blocks.items()}
+    )
 
 
-def everything(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
-    return [*without_machine(config, layout, sources), *check_launch(config, layout, sources)]
+def everything(
+    config: Config, layout: Plan, sources: Mapping[str, Source]
+) -> list[Problem]:
+    return [
+        *without_machine(config, layout, sources),
+        *check_launch(config, layout, sources),
+    ]
 
 
-def without_machine(config: Config, layout: Plan, sources: Mapping[str, Source]) -> list[Problem]:
+def without_machine(
+    config: Config, layout: Plan, sources: Mapping[str, Source]
+) -> list[Problem]:
     return [*check_env(config, sources), *check_plan(config, layout, sources)]
 
 
 def problems(config: Config, check: Any = everything) -> list[Problem]:
     whole = with_folder(config, SOURCES)
-    found: list[Problem] = check(whole, make_plan(whole, Topology.uniform(1, 4, "emulated", 1 << 30)), SOURCES)
+    found: list[Problem] = check(
+        whole, make_plan(whole, Topology.uniform(1, 4, "emulated", 1 << 30)), SOURCES
+    )
     return found
 
 
@@ -79,7 +118,9 @@ def test_a_plan_needs_no_folder_where_the_config_has_the_keys(tmp_path: Path) ->
     assert problems(written, without_machine) == []
     assert [p.code for p in problems(written)] == ["no-model-folder"]
     for name in ("9" * 400, "~nobody-of-that-name/model"):  # no folder can be called so
-        assert [p.code for p in problems(config(Path(name), model=KEYS))] == ["no-model-folder"]
+        assert [p.code for p in problems(config(Path(name), model=KEYS))] == [
+            "no-model-folder"
+        ]
     with pytest.raises(ConfigError) as caught:
         with_folder(config(nowhere), SOURCES)
     (problem,) = caught.value.problems
@@ -88,19 +129,32 @@ def test_a_plan_needs_no_folder_where_the_config_has_the_keys(tmp_path: Path) ->
     assert "scripts/get_model" in problem.fix
 
 
-def test_models_of_its_own_are_read_for_each_component(folder: Path, tmp_path: Path) -> None:
+def test_models_of_its_own_are_read_for_each_component(
+    folder: Path, tmp_path: Path
+) -> None:
     own = {"model": {"path": str(folder)}}
-    found = with_folder(config(folder, critic=own, reference=own, reward={"math": own, "style": {}}), {})
-    assert found.critic.model == found.reference.model == found.reward_of("reward.math").model == found.model
+    found = with_folder(
+        config(folder, critic=own, reference=own, reward={"math": own, "style": {}}), {}
+    )
+    assert (
+        found.critic.model
+        == found.reference.model
+        == found.reward_of("reward.math").model
+        == found.model
+    )
     assert found.reward_of("reward.style").model is None
     nowhere = {"math": {"model": {"path": str(tmp_path / "nowhere")}}}
     with pytest.raises(ConfigError) as caught:
         with_folder(config(folder, reward=nowhere), {})
-    assert [(p.code, p.key) for p in caught.value.problems] == [("no-model-folder", "reward.math.model.path")]
+    assert [(p.code, p.key) for p in caught.value.problems] == [
+        ("no-model-folder", "reward.math.model.path")
+    ]
 
 
 @pytest.mark.parametrize("content", [None, "not JSON", '{"hidden_size": 8}'])
-def test_a_folder_without_a_config_of_a_model_is_none(folder: Path, content: str | None) -> None:
+def test_a_folder_without_a_config_of_a_model_is_none(
+    folder: Path, content: str | None
+) -> None:
     (folder / "config.json").unlink()
     if content is not None:
         (folder / "config.json").write_text(content, encoding="utf-8")
@@ -114,15 +168,26 @@ def test_an_adapter_is_no_whole_model(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         with_folder(config(folder), SOURCES)
     (problem,) = caught.value.problems
-    assert (problem.code, problem.what) == ("not-a-model", "is a LoRA adapter, and a run starts from whole models")
-    assert problem.fix == f"scripts/merge_adapter {folder} {folder}-merged        (then path: {folder}-merged)"
+    assert (problem.code, problem.what) == (
+        "not-a-model",
+        "is a LoRA adapter, and a run starts from whole models",
+    )
+    assert (
+        problem.fix
+        == f"scripts/merge_adapter {folder} {folder}-merged        (then path: {folder}-merged)"
+    )
     odd = folder.rename(folder.with_name("my model"))
     with pytest.raises(ConfigError) as caught:
         with_folder(config(f"{odd}/"), SOURCES)  # as it is typed
-    assert str(caught.value.problems[0].fix).startswith(f"scripts/merge_adapter '{odd}/' '{odd}-merged'        (then")
+    assert str(caught.value.problems[0].fix).startswith(
+        f"scripts/merge_adapter '{odd}/' '{odd}-merged'        (then"
+    )
 
 
-@pytest.mark.parametrize(("part", "code"), [("tokenizer.json", "no-tokenizer"), ("model.safetensors", "not-a-model")])
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [("tokenizer.json", "no-tokenizer"), ("model.safetensors", "not-a-model")],
+)
 def test_every_part_has_to_be_there(folder: Path, part: str, code: str) -> None:
     content = (folder / part).read_bytes()
     (folder / part).unlink()
@@ -130,13 +195,19 @@ def test_every_part_has_to_be_there(folder: Path, part: str, code: str) -> None:
     assert (problem.code, str(problem.source)) == (code, "mine.yaml:4")
     (folder / part).write_bytes(content[:-1])
     (problem,) = problems(config(folder))
-    assert (problem.code, str(problem.source)) == (code.replace("not-a-model", "model-weights"), "mine.yaml:4")
+    assert (problem.code, str(problem.source)) == (
+        code.replace("not-a-model", "model-weights"),
+        "mine.yaml:4",
+    )
 
 
 def test_a_tokenizer_that_belongs_to_another_model_is_noticed(folder: Path) -> None:
     write(folder / "config.json", KEYS | {"vocab_size": 1})
     (problem,) = problems(config(folder))
-    assert (problem.code, problem.what) == ("not-a-model", "the tokenizer knows 2 tokens, the model 1")
+    assert (problem.code, problem.what) == (
+        "not-a-model",
+        "the tokenizer knows 2 tokens, the model 1",
+    )
 
 
 def test_something_ends_the_answers_of_a_conversation(folder: Path) -> None:
@@ -144,8 +215,13 @@ def test_something_ends_the_answers_of_a_conversation(folder: Path) -> None:
     assert problems(config(folder, **turns)) == []
     write(folder / "config.json", KEYS)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    write(folder / "tokenizer_config.json", {n: value for n, value in settings.items() if n != "eos_token"})
-    assert [(p.code, p.key) for p in problems(config(folder, **turns))] == [("nothing-ends", "env.max_turns")]
+    write(
+        folder / "tokenizer_config.json",
+        {n: value for n, value in settings.items() if n != "eos_token"},
+    )
+    assert [(p.code, p.key) for p in problems(config(folder, **turns))] == [
+        ("nothing-ends", "env.max_turns")
+    ]
     assert problems(config(folder)) == []
     assert problems(config(folder, **turns, rollout={"stop": ["\n"]})) == []
 
@@ -156,7 +232,9 @@ def test_a_chat_needs_a_template(folder: Path) -> None:
     assert problems(config(folder, env={"chat": False})) == []
 
 
-LINE = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}}  # two accelerators for one engine
+LINE = {
+    "component_placement": {"actor": "0", "env": "1", "rollout": "2-3:0"}
+}  # two accelerators for one engine
 ROLLOUT = "cluster.component_placement.rollout"
 
 
@@ -164,12 +242,24 @@ ROLLOUT = "cluster.component_placement.rollout"
     ("blocks", "code", "key"),
     [
         ({"algorithm": {"max_new_tokens": 64}}, "context-too-long", "rollout"),
-        ({"algorithm": {"sequence_length": 20}}, "context-too-short", "algorithm.sequence_length"),
-        ({"cluster": LINE, "rollout": {"engine": "vllm"}}, "tensor-parallel-heads", ROLLOUT),
+        (
+            {"algorithm": {"sequence_length": 20}},
+            "context-too-short",
+            "algorithm.sequence_length",
+        ),
+        (
+            {"cluster": LINE, "rollout": {"engine": "vllm"}},
+            "tensor-parallel-heads",
+            ROLLOUT,
+        ),
         ({"cluster": LINE}, "plan-only", ROLLOUT),
         ({"actor": {"zero_stage": 1}}, "plan-only", "actor.zero_stage"),
         ({"actor": {"optimizer": {"kind": "adamw_8bit"}}}, None, None),
-        ({"actor": {"weights": "bf16", "optimizer": {"kind": "adamw_8bit"}}}, "rounded-away", "actor.weights"),
+        (
+            {"actor": {"weights": "bf16", "optimizer": {"kind": "adamw_8bit"}}},
+            "rounded-away",
+            "actor.weights",
+        ),
         ({"actor": {"weights": "bf16"}}, "rounded-away", "actor.weights"),
         (
             {"actor": {"activation_offload": True, "checkpointing": False}},
@@ -177,19 +267,57 @@ ROLLOUT = "cluster.component_placement.rollout"
             "actor.activation_offload",
         ),
         ({"actor": {"activation_offload": True}}, None, None),
-        ({"actor": {"weights": "bf16", "optimizer": {"kind": "adamw_master"}}}, None, None),
+        (
+            {"actor": {"weights": "bf16", "optimizer": {"kind": "adamw_master"}}},
+            None,
+            None,
+        ),
         ({"actor": {"weights": "bf16", "optimizer": {"on_host": True}}}, None, None),
-        ({"algorithm": {"surrogate": "cispo", "dual_clip": 3.0}}, "roles-contradict", "algorithm.dual_clip"),
+        (
+            {"algorithm": {"surrogate": "cispo", "dual_clip": 3.0}},
+            "roles-contradict",
+            "algorithm.dual_clip",
+        ),
         ({"algorithm": {"surrogate": "cispo"}}, None, None),
-        ({"algorithm": {"tis_cap": None, "tis_level": "sequence"}}, "roles-contradict", "algorithm.tis_level"),
-        ({"algorithm": {"tis_cap": 2.0, "tis_floor": 3.0}}, "roles-contradict", "algorithm.tis_floor"),
-        ({"algorithm": {"tis_cap": 2.0, "tis_floor": 2.0}}, "roles-contradict", "algorithm.tis_floor"),
-        ({"algorithm": {"tis_level": "sequence", "tis_above": "drop", "tis_floor": 0.5}}, None, None),
+        (
+            {"algorithm": {"tis_cap": None, "tis_level": "sequence"}},
+            "roles-contradict",
+            "algorithm.tis_level",
+        ),
+        (
+            {"algorithm": {"tis_cap": 2.0, "tis_floor": 3.0}},
+            "roles-contradict",
+            "algorithm.tis_floor",
+        ),
+        (
+            {"algorithm": {"tis_cap": 2.0, "tis_floor": 2.0}},
+            "roles-contradict",
+            "algorithm.tis_floor",
+        ),
+        (
+            {
+                "algorithm": {
+                    "tis_level": "sequence",
+                    "tis_above": "drop",
+                    "tis_floor": 0.5,
+                }
+            },
+            None,
+            None,
+        ),
         ({"actor": {"sync": {"mode": "lora"}}}, "no-factors", "actor.sync.mode"),
         ({"actor": {"sync": {"mode": "lora"}, "lora_rank": 2}}, None, None),
         ({"env": {"task": "arithmetics"}}, "unknown-task", "env.task"),
-        ({"env": {"rewards": [{"name": "math_anwser"}]}}, "unknown-reward", "env.rewards[0].name"),
-        ({"rollout": {"dtype": "fp32", "cache_dtype": "bf16"}}, "cache-dtype", "rollout.cache_dtype"),
+        (
+            {"env": {"rewards": [{"name": "math_anwser"}]}},
+            "unknown-reward",
+            "env.rewards[0].name",
+        ),
+        (
+            {"rollout": {"dtype": "fp32", "cache_dtype": "bf16"}},
+            "cache-dtype",
+            "rollout.cache_dtype",
+        ),
         ({"rollout": {"cache_dtype": "fp8"}}, "cache-dtype", "rollout.cache_dtype"),
         ({"rollout": {"cache_dtype": "fp8", "engine": "vllm"}}, None, None),
     ],
@@ -199,23 +327,38 @@ def test_what_no_machine_could_run(
     tmp_path: Path, blocks: dict[str, dict[str, Any]], code: str | None, key: str | None
 ) -> None:
     heads = {"num_attention_heads": 3 if code == "tensor-parallel-heads" else 4}
-    actor = {"actor": {"model": KEYS | heads | {"path": str(tmp_path / "nowhere")}} | blocks.get("actor", {})}
+    actor = {
+        "actor": {"model": KEYS | heads | {"path": str(tmp_path / "nowhere")}}
+        | blocks.get("actor", {})
+    }
     found = problems(config(tmp_path, **(blocks | actor)), without_machine)
     assert [(p.code, p.key) for p in found] == ([] if code is None else [(code, key)])
-    fix = "actor.optimizer.kind=adamw_master" if "optimizer" not in actor["actor"] else "actor.weights=fp32"
+    fix = (
+        "actor.optimizer.kind=adamw_master"
+        if "optimizer" not in actor["actor"]
+        else "actor.weights=fp32"
+    )
     assert code != "rounded-away" or found[0].fix == fix
     assert code != "unknown-task" or str(found[0].source) == "mine.yaml:9"
 
 
-FIVE = {"component_placement": {"actor": "0", "critic": "1", "env": "2", "rollout": "3"}}
+FIVE = {
+    "component_placement": {"actor": "0", "critic": "1", "env": "2", "rollout": "3"}
+}
 PPO = {"name": "ppo"}
 
 
-def test_a_critic_is_checked_where_one_is_placed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_critic_is_checked_where_one_is_placed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     own = tmp_path_factory.mktemp("critic")
     write(own / "config.json", KEYS | {"vocab_size": 7})
-    header = json.dumps({"score.weight": {"dtype": "F32", "shape": [3, 8], "data_offsets": [0, 96]}}).encode()
-    (own / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(96))
+    header = json.dumps(
+        {"score.weight": {"dtype": "F32", "shape": [3, 8], "data_offsets": [0, 96]}}
+    ).encode()
+    (own / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(96)
+    )
     critic = {"model": {"path": str(own)}, "zero_stage": 1}
     placed = config(folder, cluster=FIVE, algorithm=PPO, critic=critic)
     assert [(p.code, p.key) for p in problems(placed)] == [
@@ -227,7 +370,9 @@ def test_a_critic_is_checked_where_one_is_placed(folder: Path, tmp_path_factory:
     assert problems(config(folder, cluster=FIVE, algorithm=PPO)) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8, (99).to_bytes(8, "little") + b"{"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 8, (99).to_bytes(8, "little") + b"{"]
+)
 def test_a_file_that_is_cut_short_has_no_head(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert value_head_problem(tmp_path) is None
@@ -236,7 +381,9 @@ def test_a_file_that_is_cut_short_has_no_head(tmp_path: Path, content: bytes) ->
 
 def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
     keys = config(folder, model=KEYS)
-    without = dataclasses.replace(keys, actor=dataclasses.replace(keys.actor, model=KEYS))
+    without = dataclasses.replace(
+        keys, actor=dataclasses.replace(keys.actor, model=KEYS)
+    )
     assert problems(without, without_machine) == []
     (problem,) = problems(without)
     assert (problem.code, problem.key) == ("missing-key", "actor.model.path")
@@ -245,14 +392,39 @@ def test_a_run_needs_the_folder_of_its_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("component", "line", "engine", "fix"),
     [
-        ("rollout", {"placement": "2-3", "tensor_parallel_size": 2}, "vllm", "accelerators_per_rank: 2"),
+        (
+            "rollout",
+            {"placement": "2-3", "tensor_parallel_size": 2},
+            "vllm",
+            "accelerators_per_rank: 2",
+        ),
         ("rollout", {"placement": "2-3", "accelerators_per_rank": 2}, "vllm", None),
         ("rollout", {"placement": "2-3:0", "tensor_parallel_size": 2}, "vllm", None),
-        ("rollout", {"placement": "0-1:0,2-3:1-2", "tensor_parallel_size": 2}, "vllm", "accelerators_per_rank: 2"),
-        ("rollout", {"placement": "2-3", "context_parallel_size": 2}, "vllm", "no context_parallel_size"),
+        (
+            "rollout",
+            {"placement": "0-1:0,2-3:1-2", "tensor_parallel_size": 2},
+            "vllm",
+            "accelerators_per_rank: 2",
+        ),
+        (
+            "rollout",
+            {"placement": "2-3", "context_parallel_size": 2},
+            "vllm",
+            "no context_parallel_size",
+        ),
         ("rollout", "cpu", "transformers", None),
-        ("actor", {"placement": "0-1", "tensor_parallel_size": 2}, "transformers", None),
-        ("actor", {"placement": "0-1", "accelerators_per_rank": 2}, "transformers", "tensor_parallel_size: 2"),
+        (
+            "actor",
+            {"placement": "0-1", "tensor_parallel_size": 2},
+            "transformers",
+            None,
+        ),
+        (
+            "actor",
+            {"placement": "0-1", "accelerators_per_rank": 2},
+            "transformers",
+            "tensor_parallel_size: 2",
+        ),
         ("actor", "cpu", "transformers", None),
         ("env", {"placement": "2-3", "accelerators_per_rank": 2}, "transformers", None),
     ],
@@ -263,34 +435,58 @@ def test_slices_of_a_model_are_those_that_a_run_makes(
     leaving = {c: {"enable_offload": True} for c in ("actor", "env")}
     rollout = {"rollout": {"engine": engine, "enable_offload": True}}
     placement = {"actor": "0", "env": "1", "rollout": "2-3"} | {component: line}
-    found = problems(config(folder, cluster={"component_placement": placement}, **leaving, **rollout), without_machine)
-    assert [(p.code, p.key) for p in found] == [("plan-only", f"cluster.component_placement.{component}")] * (
-        fix is not None
+    found = problems(
+        config(
+            folder, cluster={"component_placement": placement}, **leaving, **rollout
+        ),
+        without_machine,
     )
+    assert [(p.code, p.key) for p in found] == [
+        ("plan-only", f"cluster.component_placement.{component}")
+    ] * (fix is not None)
     assert all(str(p.fix).startswith(str(fix)) for p in found)
 
 
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "context_parallel_size"])
 @pytest.mark.parametrize("component", ["actor", "rollout", "env"])
-def test_ranks_without_a_language_model_divide_none(folder: Path, component: str, size: str) -> None:
+def test_ranks_without_a_language_model_divide_none(
+    folder: Path, component: str, size: str
+) -> None:
     line = {"placement": "0-1", size: 2}
     lines = dict.fromkeys(("actor", "env", "rollout"), "0-1") | {component: line}
     cluster = {"accelerators_per_node": 2, "component_placement": lines}
     leaving = {c: {"enable_offload": True} for c in ("actor", "env", "rollout")}
-    simulated = read_config({"cluster": cluster, **leaving, "env": leaving["env"] | {"id": "Pendulum-v1"}})
+    simulated = read_config(
+        {"cluster": cluster, **leaving, "env": leaving["env"] | {"id": "Pendulum-v1"}}
+    )
     jobs = [simulated]
     if component == "env":
         jobs.append(
-            config(folder, cluster={"component_placement": {"actor": "0", "env": line, "rollout": "2"}}, **leaving)
+            config(
+                folder,
+                cluster={
+                    "component_placement": {"actor": "0", "env": line, "rollout": "2"}
+                },
+                **leaving,
+            )
         )
     for job in jobs:
-        (problem,) = (p for p in problems(job, without_machine) if p.code == "parallel-sizes")
-        assert (problem.key, problem.fix) == (f"cluster.component_placement.{component}", f"no {size}")
+        (problem,) = (
+            p for p in problems(job, without_machine) if p.code == "parallel-sizes"
+        )
+        assert (problem.key, problem.fix) == (
+            f"cluster.component_placement.{component}",
+            f"no {size}",
+        )
 
 
 WHOLE = "no tensor_parallel_size        (ranks then share the state by FSDP)"
 TWELVE = {"num_attention_heads": 12, "vocab_size": 12}
-HEADS, FAMILY, TOKENS = "tensor-parallel-heads", "tensor-parallel-family", "context-parallel-heads"
+HEADS, FAMILY, TOKENS = (
+    "tensor-parallel-heads",
+    "tensor-parallel-family",
+    "context-parallel-heads",
+)
 
 
 @pytest.mark.parametrize(
@@ -301,30 +497,70 @@ HEADS, FAMILY, TOKENS = "tensor-parallel-heads", "tensor-parallel-family", "cont
         (TWELVE | {"intermediate_size": 18}, 8, 4, HEADS, "tensor_parallel_size: 2"),
         (TWELVE, 12, 4, None, ""),
         ({"vocab_size": 7}, 2, 2, HEADS, WHOLE),
-        ({"num_attention_heads": 9, "vocab_size": 9}, 6, 2, HEADS, f"one of\n{WHOLE}\ntensor_parallel_size: 3"),
+        (
+            {"num_attention_heads": 9, "vocab_size": 9},
+            6,
+            2,
+            HEADS,
+            f"one of\n{WHOLE}\ntensor_parallel_size: 3",
+        ),
         ({"model_type": "phi3"}, 2, 2, FAMILY, WHOLE),
         ({"attention_bias": True}, 2, 2, FAMILY, WHOLE),
         ({"model_type": "phi3"}, 2, 1, None, ""),
         ({}, 4, {"context_parallel_size": 2}, None, ""),
-        ({"num_key_value_heads": 2}, 4, {"context_parallel_size": 4}, None, ""),  # two ranks have the same keys
+        (
+            {"num_key_value_heads": 2},
+            4,
+            {"context_parallel_size": 4},
+            None,
+            "",
+        ),  # two ranks have the same keys
         ({"model_type": "phi3"}, 4, {"context_parallel_size": 2}, None, ""),
-        (TWELVE | {"num_key_value_heads": 3}, 12, {"context_parallel_size": 12}, None, ""),
+        (
+            TWELVE | {"num_key_value_heads": 3},
+            12,
+            {"context_parallel_size": 12},
+            None,
+            "",
+        ),
         (TWELVE, 8, {"context_parallel_size": 8}, TOKENS, "context_parallel_size: 4"),
-        (TWELVE | {"num_key_value_heads": 3}, 4, {"context_parallel_size": 2}, TOKENS, "context_parallel_size: 1"),
+        (
+            TWELVE | {"num_key_value_heads": 3},
+            4,
+            {"context_parallel_size": 2},
+            TOKENS,
+            "context_parallel_size: 1",
+        ),
         (TWELVE, 12, {"tensor_parallel_size": 2, "context_parallel_size": 6}, None, ""),
     ],
     ids=str,
 )
 def test_a_model_that_ranks_cannot_cut_is_refused(
-    folder: Path, model: dict[str, object], ranks: int, size: int | dict[str, int], code: str | None, fix: str
+    folder: Path,
+    model: dict[str, object],
+    ranks: int,
+    size: int | dict[str, int],
+    code: str | None,
+    fix: str,
 ) -> None:
     write(folder / "config.json", KEYS | model | {"eos_token_id": 0})
     sizes = size if isinstance(size, dict) else {"tensor_parallel_size": size}
-    placement = {"actor": {"placement": f"0-{ranks - 1}", **sizes}, "env": "12", "rollout": "13"}
+    placement = {
+        "actor": {"placement": f"0-{ranks - 1}", **sizes},
+        "env": "12",
+        "rollout": "13",
+    }
     prompts = ranks // math.prod(sizes.values())
-    blocks = {"cluster": {"component_placement": placement}, "algorithm": {"prompts": prompts}}
-    whole = with_folder(config(folder, **blocks), SOURCES)  # of one sample for each copy
-    found = check_plan(whole, make_plan(whole, Topology.uniform(1, 14, "emulated", 1 << 30)), SOURCES)
+    blocks = {
+        "cluster": {"component_placement": placement},
+        "algorithm": {"prompts": prompts},
+    }
+    whole = with_folder(
+        config(folder, **blocks), SOURCES
+    )  # of one sample for each copy
+    found = check_plan(
+        whole, make_plan(whole, Topology.uniform(1, 14, "emulated", 1 << 30)), SOURCES
+    )
     expected = (code, "cluster.component_placement.actor", fix)
     assert [(p.code, p.key, p.fix) for p in found] == [expected] * (code is not None)
 
@@ -338,8 +574,20 @@ WINDOW = {"sliding_window": 512}
     [
         (LIMITS, 2048, 4, None, ""),
         ({}, 2048, 4, None, ""),
-        (LIMITS, 2048, 8, "tensor-parallel-heads", "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}"),
-        (LIMITS, 2049, 1, "context-too-long", "algorithm.max_new_tokens=2047        (prompts may have 1)"),
+        (
+            LIMITS,
+            2048,
+            8,
+            "tensor-parallel-heads",
+            "6 for each rank, as in {placement: 0-5, accelerators_per_rank: 6}",
+        ),
+        (
+            LIMITS,
+            2049,
+            1,
+            "context-too-long",
+            "algorithm.max_new_tokens=2047        (prompts may have 1)",
+        ),
         (WINDOW, 513, 1, "attention-not-full", "rollout.engine: vllm"),
         (WINDOW, 512, 1, None, ""),
         (WINDOW | {"use_sliding_window": False}, 513, 1, None, ""),
@@ -350,7 +598,10 @@ def test_what_a_model_cannot_do_is_refused(
     config: dict[str, int], context: int, ranks: int, code: str | None, fix: str
 ) -> None:
     asked = AlgorithmConfig(max_prompt_length=1, max_new_tokens=context - 1)
-    found = [(p.code, p.fix) for p in model_problems(config, "transformers", asked, tensor_parallel=ranks)]
+    found = [
+        (p.code, p.fix)
+        for p in model_problems(config, "transformers", asked, tensor_parallel=ranks)
+    ]
     assert found == ([] if code is None else [(code, fix)])
 
 
@@ -364,12 +615,19 @@ ACTOR = "cluster.component_placement.actor"
         ({"rollout": {"engine": "vllm"}}, {}, ["rollout.engine"]),
         ({"actor": {"sync": {"mode": "delta"}}}, {}, ["actor.sync.mode"]),
         ({"algorithm": {"name": "ppo"}}, {"critic": "4"}, ["critic"]),
-        ({"algorithm": {"name": "ppo"}, "critic": {"on_actor": True}}, {}, ["critic.on_actor"]),
+        (
+            {"algorithm": {"name": "ppo"}, "critic": {"on_actor": True}},
+            {},
+            ["critic.on_actor"],
+        ),
         ({}, {"actor": {"placement": "0,4", "context_parallel_size": 2}}, [ACTOR]),
         ({"reward": {"model": {"model_type": "llama"}}}, {"reward": "4"}, ["reward"]),
         ({"algorithm": {"kl_coef": 0.1}}, {"reference": "4"}, []),
         (
-            {"algorithm": {"kl_coef": 0.1}, "reference": {"model": {"model_type": "llama"}}},
+            {
+                "algorithm": {"kl_coef": 0.1},
+                "reference": {"model": {"model_type": "llama"}},
+            },
             {"reference": "4"},
             ["reference.model"],
         ),
@@ -379,13 +637,20 @@ def test_what_is_not_done_with_a_model_that_sees_is_planned_and_not_run(
     folder: Path, blocks: dict[str, Any], placed: dict[str, Any], keys: list[str]
 ) -> None:
     placement = {"actor": "0", "env": "1", "rollout": "2-3"} | placed
-    model = {"model_type": "qwen2_5_vl", "text_config": {"num_attention_heads": 4, "num_key_value_heads": 2}}
+    model = {
+        "model_type": "qwen2_5_vl",
+        "text_config": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    }
     write(folder / "config.json", KEYS | model)
-    job = with_folder(config(folder, cluster={"component_placement": placement}, **blocks), {})
+    job = with_folder(
+        config(folder, cluster={"component_placement": placement}, **blocks), {}
+    )
     layout = make_plan(job, Topology.uniform(1, 5, "emulated", 1 << 40))
     found = list(sight_problems(job, layout.placement))
     assert [(p.code, p.key) for p in found] == [("plan-only", key) for key in keys]
-    assert {(p.code, p.key) for p in found} <= {(p.code, p.key) for p in check_plan(job, layout, {})}
+    assert {(p.code, p.key) for p in found} <= {
+        (p.code, p.key) for p in check_plan(job, layout, {})
+    }
 
 
 @pytest.mark.parametrize("component", ["actor", "critic", "reference", "reward"])
@@ -393,11 +658,18 @@ def test_what_is_not_done_with_a_model_that_sees_is_planned_and_not_run(
     ("model", "why"),
     [
         ({"model_type": "gemma2", "hidden_size": 8}, "caps its scores by a tanh"),
-        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "see those behind them"),
+        (
+            {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+            "see those behind them",
+        ),
         ({"model_type": "llama", "is_causal": False}, "see those behind them"),
         ({"model_type": "lfm2"}, "no run has been compared with transformers"),
         (
-            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 40},
+            {
+                "model_type": "phi3",
+                "rope_scaling": {"type": "longrope"},
+                "original_max_position_embeddings": 40,
+            },
             "40 tok",
         ),
     ],
@@ -406,10 +678,17 @@ def test_what_is_not_done_with_a_model_that_sees_is_planned_and_not_run(
 def test_models_that_no_worker_computes_are_planned_and_not_run(
     folder: Path, component: str, model: dict[str, Any], why: str
 ) -> None:
-    placed = {"actor": "0", "env": "1", "rollout": "2-3"} | ({} if component == "actor" else {component: "4"})
-    algorithm = {"name": "ppo" if component == "critic" else "grpo", "kl_coef": 0.1 * (component == "reference")}
+    placed = {"actor": "0", "env": "1", "rollout": "2-3"} | (
+        {} if component == "actor" else {component: "4"}
+    )
+    algorithm = {
+        "name": "ppo" if component == "critic" else "grpo",
+        "kl_coef": 0.1 * (component == "reference"),
+    }
     blocks: dict[str, Any] = {component: {"model": model}}
-    job = config(folder, cluster={"component_placement": placed}, algorithm=algorithm, **blocks)
+    job = config(
+        folder, cluster={"component_placement": placed}, algorithm=algorithm, **blocks
+    )
     layout = make_plan(job, Topology.uniform(1, 5, "emulated", 1 << 40))
     found = [p for p in check_plan(job, layout, {}) if p.key == f"{component}.model"]
     assert [p.code for p in found] == ["plan-only"]
@@ -425,30 +704,52 @@ def test_models_that_no_worker_computes_are_planned_and_not_run(
         ({}, None),
     ],
 )
-def test_a_cut_distribution_is_not_learned_from(folder: Path, rollout: dict[str, float], fix: str | None) -> None:
-    found = [p for p in problems(config(folder, rollout=rollout), without_machine) if p.code == "cut-distribution"]
-    assert [str(p.fix).partition("   ")[0] for p in found] == ([] if fix is None else [fix])
+def test_a_cut_distribution_is_not_learned_from(
+    folder: Path, rollout: dict[str, float], fix: str | None
+) -> None:
+    found = [
+        p
+        for p in problems(config(folder, rollout=rollout), without_machine)
+        if p.code == "cut-distribution"
+    ]
+    assert [str(p.fix).partition("   ")[0] for p in found] == (
+        [] if fix is None else [fix]
+    )
 
 
 @pytest.mark.parametrize(
     ("rollout", "cap", "found"),
     [
-        ({"repetition_penalty": 1.1}, None, [("cut-distribution", "rollout.repetition_penalty")]),
+        (
+            {"repetition_penalty": 1.1},
+            None,
+            [("cut-distribution", "rollout.repetition_penalty")],
+        ),
         (
             {"presence_penalty": 0.5, "min_tokens": 1},
             None,
-            [("cut-distribution", "rollout.min_tokens"), ("cut-distribution", "rollout.presence_penalty")],
+            [
+                ("cut-distribution", "rollout.min_tokens"),
+                ("cut-distribution", "rollout.presence_penalty"),
+            ],
         ),
         ({"frequency_penalty": 0.5}, 2.0, []),
         # Greedy answers have penalised probabilities too.
-        ({"frequency_penalty": 0.5, "temperature": 0.0}, None, [("cut-distribution", "rollout.frequency_penalty")]),
+        (
+            {"frequency_penalty": 0.5, "temperature": 0.0},
+            None,
+            [("cut-distribution", "rollout.frequency_penalty")],
+        ),
         ({"temperature": 0.0, "top_k": 5}, None, []),
         ({"min_tokens": 10_000}, 2.0, [("context-too-short", "rollout.min_tokens")]),
         ({"stop": ["", "x y"]}, 2.0, [("stop-text", "rollout.stop")]),
     ],
 )
 def test_what_is_drawn_otherwise_than_the_actor_knows_is_corrected_or_refused(
-    folder: Path, rollout: dict[str, Any], cap: float | None, found: list[tuple[str, str]]
+    folder: Path,
+    rollout: dict[str, Any],
+    cap: float | None,
+    found: list[tuple[str, str]],
 ) -> None:
     job = config(folder, rollout=rollout, algorithm={"tis_cap": cap})
     assert [(p.code, p.key) for p in problems(job, without_machine)] == found
@@ -462,7 +763,9 @@ def test_what_is_drawn_otherwise_than_the_actor_knows_is_corrected_or_refused(
         ({"max_model_len": 8, "nothing": 1}, ["engine_args: {}", "engine_args: {}"]),
     ],
 )
-def test_arguments_of_the_engine_are_known_and_not_decided_elsewhere(given: dict[str, Any], said: list[str]) -> None:
+def test_arguments_of_the_engine_are_known_and_not_decided_elsewhere(
+    given: dict[str, Any], said: list[str]
+) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     found = [*engine_args_problems(given)]
     assert [str(p.fix).partition("   ")[0] for p in found] == said
@@ -473,39 +776,77 @@ def test_only_a_reward_behind_an_address_needs_the_library_that_asks_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "urllib3" else find(name))
-    placed = {"component_placement": {"actor": "0", "env": "1", "rollout": "2-3", "reward": "cpu"}}
-    (problem,) = problems(config(folder, cluster=placed, reward={"url": "http://127.0.0.1:9/"}))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "urllib3" else find(name),
+    )
+    placed = {
+        "component_placement": {
+            "actor": "0",
+            "env": "1",
+            "rollout": "2-3",
+            "reward": "cpu",
+        }
+    }
+    (problem,) = problems(
+        config(folder, cluster=placed, reward={"url": "http://127.0.0.1:9/"})
+    )
     assert (problem.code, problem.key) == ("missing-library", "reward.url")
     assert "urllib3" in (problem.fix or "")
-    assert problems(config(folder, cluster=placed, reward={"function": "exact_match"})) == []
+    assert (
+        problems(config(folder, cluster=placed, reward={"function": "exact_match"}))
+        == []
+    )
 
 
 def test_a_job_of_ray_is_told_to_join_it_and_to_write_where_files_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(**ray: str) -> list[Problem]:
-        cluster = {"component_placement": {"actor": "0", "env": "1", "rollout": "2"}, "ray": ray}
-        job = read_config({"cluster": cluster, "env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}})
-        return check_launch(job, make_plan(job, Topology.uniform(1, 4, "emulated", 1 << 40)), {})
+        cluster = {
+            "component_placement": {"actor": "0", "env": "1", "rollout": "2"},
+            "ray": ray,
+        }
+        job = read_config(
+            {
+                "cluster": cluster,
+                "env": {"id": "CartPole-v1"},
+                "algorithm": {"name": "ppo"},
+            }
+        )
+        return check_launch(
+            job, make_plan(job, Topology.uniform(1, 4, "emulated", 1 << 40)), {}
+        )
 
     assert found() == []
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    assert [(p.code, p.fix) for p in found()] == [("inside-a-ray-job", "cluster.ray.address=auto")]
+    assert [(p.code, p.fix) for p in found()] == [
+        ("inside-a-ray-job", "cluster.ray.address=auto")
+    ]
     assert found(address="auto") == []
     package = tmp_path / "working_dir_files" / "_ray_pkg_1"
     package.mkdir(parents=True)
     monkeypatch.chdir(package)
     monkeypatch.setenv("HOME", "/home/me")
     (problem,) = found(address="auto")
-    assert (problem.key, problem.fix) == ("runner.output_dir", "runner.output_dir=/home/me/runs")
+    assert (problem.key, problem.fix) == (
+        "runner.output_dir",
+        "runner.output_dir=/home/me/runs",
+    )
 
 
 def test_a_text_with_a_special_token_ends_no_answer(folder: Path) -> None:
     stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     write(
-        folder / "tokenizer.json", stored | {"added_tokens": [{"id": 0, "content": "<eos>", "special": True} | flags]}
+        folder / "tokenizer.json",
+        stored
+        | {"added_tokens": [{"id": 0, "content": "<eos>", "special": True} | flags]},
     )
     (problem,) = problems(config(folder, rollout={"stop": ["<eos>", "x", "x<eos>"]}))
-    assert (problem.code, problem.got, problem.fix) == ("stop-text", "'x<eos>'", "stop: ['<eos>']")
+    assert (problem.code, problem.got, problem.fix) == (
+        "stop-text",
+        "'x<eos>'",
+        "stop: ['<eos>']",
+    )

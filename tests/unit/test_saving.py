@@ -59,7 +59,9 @@ def saving(run: Path, workers: Workers) -> tuple[Saving, Progress]:
         }
     )
     progress = Progress(measures=SIMULATED, began=time.perf_counter())
-    return Saving(job.config, job.plan, cast(Loop, workers), run, {}, progress), progress
+    return Saving(
+        job.config, job.plan, cast(Loop, workers), run, {}, progress
+    ), progress
 
 
 def test_a_run_goes_on_with_what_it_made_or_was_resumed_from(tmp_path: Path) -> None:
@@ -91,9 +93,14 @@ def test_a_checkpoint_that_living_ranks_write_is_waited_for(
     assert save.newest == tmp_path / "checkpoints" / "000001"
 
 
-@pytest.mark.parametrize(("lost", "before"), [(["actor", "rollout"], ()), (["rollout"], ("env rank 0",))])
+@pytest.mark.parametrize(
+    ("lost", "before"), [(["actor", "rollout"], ()), (["rollout"], ("env rank 0",))]
+)
 def test_a_checkpoint_whose_writers_are_lost_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: list[str], before: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: list[str],
+    before: tuple[str, ...],
 ) -> None:
     """`before`: what was lost and replaced earlier, while it was written."""
     monkeypatch.setattr("rlplace.saving._DEAD_S", 0.01)

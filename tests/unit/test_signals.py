@@ -13,7 +13,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplace.signals import WARNINGS, Signals, Stopped, blocked_signals, deferred, deliver_deferred
+from rlplace.signals import (
+    WARNINGS,
+    Signals,
+    Stopped,
+    blocked_signals,
+    deferred,
+    deliver_deferred,
+)
 
 SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -34,14 +41,18 @@ def _send(number: int) -> None:
     time.sleep(0.01)  # the interpreter runs handlers between two instructions
 
 
-def test_a_signal_stops_at_once_where_there_is_nothing_to_save(signals: Signals) -> None:
+def test_a_signal_stops_at_once_where_there_is_nothing_to_save(
+    signals: Signals,
+) -> None:
     with pytest.raises(Stopped, match="SIGTERM") as stopped:
         _send(signal.SIGTERM)
     assert stopped.value.exit_code == 143
 
 
 @pytest.mark.parametrize("number", sorted(WARNINGS))
-def test_a_warning_ends_a_run_as_a_signal_to_end_does(signals: Signals, number: signal.Signals) -> None:
+def test_a_warning_ends_a_run_as_a_signal_to_end_does(
+    signals: Signals, number: signal.Signals
+) -> None:
     with signals.patient(60.0):
         _send(number)
         assert signals.asked == number
@@ -57,7 +68,9 @@ def test_a_second_signal_of_a_scheduler_leaves_the_first_its_time(
 ) -> None:
     with signals.patient(60.0):
         _send(first)
-        assert ("again: ends now" if first == signal.SIGINT else "Ctrl-C: ends now") in capfd.readouterr().err
+        assert (
+            "again: ends now" if first == signal.SIGINT else "Ctrl-C: ends now"
+        ) in capfd.readouterr().err
         for number in (*SCHEDULERS, *SCHEDULERS):
             _send(number)
         assert signals.asked == first
@@ -67,7 +80,9 @@ def test_a_second_signal_of_a_scheduler_leaves_the_first_its_time(
         assert signals.at_once
 
 
-def test_a_second_signal_of_a_scheduler_leaves_what_is_written_at_the_end(signals: Signals) -> None:
+def test_a_second_signal_of_a_scheduler_leaves_what_is_written_at_the_end(
+    signals: Signals,
+) -> None:
     with signals.patient(60.0):
         _send(signal.SIGTERM)
     _send(signal.SIGTERM)  # in the middle of the summary
@@ -128,7 +143,9 @@ def test_warnings_reach_no_process_that_is_started_meanwhile(signals: Signals) -
         warned()
 
 
-def test_the_first_only_asks_and_the_second_stops(signals: Signals, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_only_asks_and_the_second_stops(
+    signals: Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
     with signals.patient(60.0):
         _send(signal.SIGINT)
         assert signals.asked == signal.SIGINT
@@ -193,10 +210,14 @@ def test_the_second_signal_ends_a_run_also_where_both_were_deferred(
     with signals.patient(60.0), pytest.raises(Stopped, match="SIGINT"):
         defer()
     assert signals.at_once
-    assert capfd.readouterr().err.count("SIGINT: taken after this step of the start") == 2
+    assert (
+        capfd.readouterr().err.count("SIGINT: taken after this step of the start") == 2
+    )
 
 
-def test_another_thread_leaves_deferred_signals_to_the_main_thread(signals: Signals) -> None:
+def test_another_thread_leaves_deferred_signals_to_the_main_thread(
+    signals: Signals,
+) -> None:
     failed = list[Exception]()
 
     def deliver() -> None:
@@ -265,6 +286,8 @@ IN_TORCH = """
 
 def test_a_program_ends_well_while_an_inline_worker_is_in_the_middle_of_torch() -> None:
     command = [sys.executable, "-c", textwrap.dedent(IN_TORCH)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage" in done.stdout.lower()

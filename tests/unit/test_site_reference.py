@@ -24,21 +24,42 @@ def test_every_key_is_there_with_its_type_default_and_meaning() -> None:
         "| `algorithm.gamma` | number, ≥ 0, ≤ 1 | `0.99` (simulators); `1.0` (language models) | all "
         "| discount per step or learned token |"
     ) in rows
-    assert "| `cluster.accelerator.memory` | size such as `16GiB` | `16GiB` | all |" in "\n".join(rows)
-    assert any(row.startswith("| `cluster.nodes[].mixed[].count` | integer, ≥ 1") for row in rows)
+    assert (
+        "| `cluster.accelerator.memory` | size such as `16GiB` | `16GiB` | all |"
+        in "\n".join(rows)
+    )
     assert any(
-        row.startswith("| `actor.model.hidden` | list of integer, ≥ 1 | `[64, 64]` | simulators, `kind: mlp` |")
+        row.startswith("| `cluster.nodes[].mixed[].count` | integer, ≥ 1")
         for row in rows
     )
     assert any(
-        row.startswith(r"| `rollout.dtype` | `fp32` \| `bf16` \| `fp16` | `bf16` | language models |") for row in rows
+        row.startswith(
+            "| `actor.model.hidden` | list of integer, ≥ 1 | `[64, 64]` | simulators, `kind: mlp` |"
+        )
+        for row in rows
     )
-    assert any(row.startswith("| `actor.model.hidden`") and "`[512]` | simulators, `kind: cnn`" in row for row in rows)
-    assert any(row.startswith("| `dry_run` | true or false | `false` | all |") for row in rows)
+    assert any(
+        row.startswith(
+            r"| `rollout.dtype` | `fp32` \| `bf16` \| `fp16` | `bf16` | language models |"
+        )
+        for row in rows
+    )
+    assert any(
+        row.startswith("| `actor.model.hidden`")
+        and "`[512]` | simulators, `kind: cnn`" in row
+        for row in rows
+    )
+    assert any(
+        row.startswith("| `dry_run` | true or false | `false` | all |") for row in rows
+    )
 
 
 def test_a_text_of_its_own_kind_is_a_text() -> None:
-    (row,) = [row for row in PAGES["reference/config.md"].splitlines() if row.startswith("| `runner.sinks` |")]
+    (row,) = [
+        row
+        for row in PAGES["reference/config.md"].splitlines()
+        if row.startswith("| `runner.sinks` |")
+    ]
     assert r"`trackio` \| text |" in row
     with pytest.raises(TypeError, match="bytes"):
         site_reference._type(bytes)
@@ -47,20 +68,44 @@ def test_a_text_of_its_own_kind_is_a_text() -> None:
 @pytest.mark.parametrize("kind", site_reference.KINDS)
 def test_a_config_of_defaults_has_no_other_keys(kind: str) -> None:
     listed = {
-        row.split("`")[1].replace("[]", "") for row in PAGES["reference/config.md"].splitlines() if row[:3] == "| `"
+        row.split("`")[1].replace("[]", "")
+        for row in PAGES["reference/config.md"].splitlines()
+        if row[:3] == "| `"
     }
-    model = {"kind": "causal_lm", "path": "somewhere"} if kind == "causal_lm" else {"kind": "mlp"}
+    model = (
+        {"kind": "causal_lm", "path": "somewhere"}
+        if kind == "causal_lm"
+        else {"kind": "mlp"}
+    )
     where = {"actor": 0, "env": 0, "rollout": 0}
     config = read_config(
-        {"cluster": {"component_placement": where}, "env": {}, "rollout": {}, "actor": {"model": model}}
+        {
+            "cluster": {"component_placement": where},
+            "env": {},
+            "rollout": {},
+            "actor": {"model": model},
+        }
     )
-    blocks = [name for name in config.__dataclass_fields__ if hasattr(getattr(config, name), "__dataclass_fields__")]
+    blocks = [
+        name
+        for name in config.__dataclass_fields__
+        if hasattr(getattr(config, name), "__dataclass_fields__")
+    ]
     for block in blocks:
-        if kind == "causal_lm" or block not in ("critic", "reference", "reward", "agent"):
+        if kind == "causal_lm" or block not in (
+            "critic",
+            "reference",
+            "reward",
+            "agent",
+        ):
             of = getattr(config, block)
             own = {f"{block}.{name}" for name in of.__dataclass_fields__}
             assert {
-                key for key in own if not any(known == key or known.startswith(f"{key}.") for known in listed)
+                key
+                for key in own
+                if not any(
+                    known == key or known.startswith(f"{key}.") for known in listed
+                )
             } == set()
 
 
@@ -91,31 +136,53 @@ def metrics_in_code() -> Iterator[str]:
                 pairs = list(zip(node.keys, node.values, strict=True))
             elif isinstance(node, ast.DictComp):
                 pairs = [(node.key, node.value)]
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            elif isinstance(node, ast.Assign) and isinstance(
+                node.targets[0], ast.Subscript
+            ):
                 pairs = [(node.targets[0].slice, node.value)]
             else:
                 continue
             for key, value in pairs:
                 called = ast.unparse(value).partition("(")[0]
-                if called in ("Metric", "_mean") and isinstance(key, ast.JoinedStr | ast.Constant):
+                if called in ("Metric", "_mean") and isinstance(
+                    key, ast.JoinedStr | ast.Constant
+                ):
                     parts = key.values if isinstance(key, ast.JoinedStr) else [key]
-                    yield "".join(str(p.value) if isinstance(p, ast.Constant) else "<any>" for p in parts)
+                    yield "".join(
+                        str(p.value) if isinstance(p, ast.Constant) else "<any>"
+                        for p in parts
+                    )
 
 
 def test_every_metric_that_is_made_is_listed() -> None:
     listed = {ANY.sub("<any>", metric.name) for metric in site_reference.metric_names()}
     made = {name for name in metrics_in_code() if "/" in name.replace("</any>", "")}
     assert len(made) > 50
-    unlisted = {name for name in made if name not in listed and not any(_covers(name, known) for known in listed)}
+    unlisted = {
+        name
+        for name in made
+        if name not in listed and not any(_covers(name, known) for known in listed)
+    }
     assert unlisted == set()
 
 
 def test_what_ends_in_s_is_a_rate_or_seconds_as_the_pages_say() -> None:
-    for text in (PAGES["reference/metrics.md"], (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")):
+    for text in (
+        PAGES["reference/metrics.md"],
+        (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"),
+    ):
         assert "`_per_s` are rates, other" in text
-    docs = {metric.name: metric.doc for metric in site_reference.metric_names() if metric.name.endswith("_s")}
-    rates = {name for name, doc in docs.items() if re.search(r"\bper second\b|\brate\b", doc)}
-    assert rates | {"critic/infer_tokens_per_s"} == {name for name in docs if name.endswith("_per_s")}
+    docs = {
+        metric.name: metric.doc
+        for metric in site_reference.metric_names()
+        if metric.name.endswith("_s")
+    }
+    rates = {
+        name for name, doc in docs.items() if re.search(r"\bper second\b|\brate\b", doc)
+    }
+    assert rates | {"critic/infer_tokens_per_s"} == {
+        name for name in docs if name.endswith("_per_s")
+    }
 
 
 def _covers(made: str, listed: str) -> bool:

@@ -49,7 +49,12 @@ class Job:
         for name, text in PROGRAMS.items():
             (programs / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
             (programs / name).chmod(0o755)
-        given = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "64", "SLURMD_NODENAME": "one"}
+        given = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NNODES": "1",
+            "SLURM_CPUS_PER_TASK": "64",
+            "SLURMD_NODENAME": "one",
+        }
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self._calls = folder / "calls"
         self.process = subprocess.Popen(
@@ -60,7 +65,11 @@ class Job:
         )
 
     def calls(self) -> list[str]:
-        return self._calls.read_text(encoding="utf-8").splitlines() if self._calls.exists() else []
+        return (
+            self._calls.read_text(encoding="utf-8").splitlines()
+            if self._calls.exists()
+            else []
+        )
 
     def wait_for(self, call: str) -> None:
         while not any(line.startswith(call) for line in self.calls()):
@@ -75,7 +84,9 @@ def job(folder: Path, **variables: str) -> Iterator[Job]:
         yield started
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.process.pid, signal.SIGKILL)  # the script, and the run that it has started
+            os.killpg(
+                started.process.pid, signal.SIGKILL
+            )  # the script, and the run that it has started
         started.process.wait()
 
 
@@ -85,7 +96,11 @@ def test_a_warning_saves_and_queues_the_job_again(tmp_path: Path) -> None:
         ours.process.send_signal(signal.SIGUSR1)
         assert ours.process.wait() == 85
     words = "resume=auto runner.output_dir=runs/slurm_7 runner.requeue_exit_code=85 hybrid_ppo algorithm.gamma=0.9"
-    assert ours.calls() == [f"train train {words}", "saved by USR1", "scontrol requeue 7"]
+    assert ours.calls() == [
+        f"train train {words}",
+        "saved by USR1",
+        "scontrol requeue 7",
+    ]
 
 
 def test_a_job_that_is_cancelled_is_saved_and_not_queued_again(tmp_path: Path) -> None:
@@ -107,7 +122,9 @@ def test_several_machines_have_a_ray_that_ends_with_the_job(tmp_path: Path) -> N
     with job(tmp_path, SLURM_NNODES="3") as ours:
         (tmp_path / "runs" / "slurm_7" / "ray").mkdir(parents=True, exist_ok=True)
         ours.wait_for("srun ")
-        (tmp_path / "runs" / "slurm_7" / "ray" / "1.txt").write_text("Ray runtime started\n", encoding="utf-8")
+        (tmp_path / "runs" / "slurm_7" / "ray" / "1.txt").write_text(
+            "Ray runtime started\n", encoding="utf-8"
+        )
         ours.wait_for("train ")
         ours.process.send_signal(signal.SIGUSR1)
         assert ours.process.wait() == 85
@@ -120,7 +137,9 @@ def test_several_machines_have_a_ray_that_ends_with_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_before_the_run_begins_ends_the_job(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_before_the_run_begins_ends_the_job(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with job(tmp_path, SLURM_NNODES="3") as ours:
         ours.wait_for("srun ")
         ours.process.send_signal(number)
@@ -129,5 +148,9 @@ def test_a_signal_before_the_run_begins_ends_the_job(tmp_path: Path, number: sig
 
 
 def test_the_page_shows_the_script() -> None:
-    (shown,) = [block.text for block in blocks(ROOT / "docs" / "cluster.md") if block.title == "slurm.sbatch"]
+    (shown,) = [
+        block.text
+        for block in blocks(ROOT / "docs" / "cluster.md")
+        if block.title == "slurm.sbatch"
+    ]
     assert shown == SCRIPT.read_text(encoding="utf-8")

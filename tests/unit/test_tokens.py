@@ -14,7 +14,9 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-def answer(*tokens: int, turn: int = 0, version: int = 3, finish: Finish = "stop") -> Completion:
+def answer(
+    *tokens: int, turn: int = 0, version: int = 3, finish: Finish = "stop"
+) -> Completion:
     return Completion(
         group=5,
         sample=1,
@@ -39,12 +41,27 @@ def test_what_the_policy_sampled_is_masked_in_and_nothing_else() -> None:
     assert sample.logprobs.tolist() == [0, 0, -1, -2, 0, -1]
     assert sample.versions.tolist() == [-1, -1, 3, 3, -1, 4]
     assert sample.reward == pytest.approx(1.1)
-    assert (sample.weight, sample.response_tokens, sample.turns, sample.truncated) == (6, 3, 2, False)
+    assert (sample.weight, sample.response_tokens, sample.turns, sample.truncated) == (
+        6,
+        3,
+        2,
+        False,
+    )
 
 
-def test_an_answer_cut_by_length_is_truncated_and_an_episode_without_one_has_nothing_to_learn() -> None:
-    assert Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20, 21, finish="length")]).finish({}, {}).truncated
-    sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish({"right": 0.0}, {"right": 1.0})
+def test_an_answer_cut_by_length_is_truncated_and_an_episode_without_one_has_nothing_to_learn() -> (
+    None
+):
+    assert (
+        Episode(
+            group=5, sample=1, prompt=ids(10), pieces=[answer(20, 21, finish="length")]
+        )
+        .finish({}, {})
+        .truncated
+    )
+    sample = Episode(group=0, sample=0, prompt=ids(10, 11)).finish(
+        {"right": 0.0}, {"right": 1.0}
+    )
     assert (sample.response_tokens, sample.turns, sample.truncated) == (0, 0, False)
 
 
@@ -52,9 +69,16 @@ def test_a_reward_that_is_infinite_is_refused_and_one_that_is_nan_is_poison() ->
     episode = Episode(group=5, sample=1, prompt=ids(10), pieces=[answer(20)])
     with pytest.raises(ValueError, match="sample 5/1: reward is inf"):
         episode.finish({"right": float("inf")}, {"right": 1.0})
-    assert [episode.finish({"right": r}, {"right": 1.0}).poisoned for r in (float("nan"), 1.0)] == [True, False]
-    episode.pieces.append(dataclasses.replace(answer(21), logprobs=np.array([-np.inf], np.float32)))
-    assert episode.finish({"right": 1.0}, {"right": 1.0}).poisoned, "by a log-probability"
+    assert [
+        episode.finish({"right": r}, {"right": 1.0}).poisoned
+        for r in (float("nan"), 1.0)
+    ] == [True, False]
+    episode.pieces.append(
+        dataclasses.replace(answer(21), logprobs=np.array([-np.inf], np.float32))
+    )
+    assert episode.finish({"right": 1.0}, {"right": 1.0}).poisoned, (
+        "by a log-probability"
+    )
 
 
 def test_lengths_must_agree() -> None:
@@ -68,5 +92,7 @@ def test_groups_are_put_together_in_order() -> None:
         return Episode(group=group, sample=number, prompt=ids(1)).finish({}, {})
 
     groups = by_group([sample(2, 1), sample(0, 0), sample(2, 0)])
-    assert {group: [s.sample for s in samples] for group, samples in groups.items()} == {0: [0], 2: [0, 1]}
+    assert {
+        group: [s.sample for s in samples] for group, samples in groups.items()
+    } == {0: [0], 2: [0, 1]}
     assert list(groups) == [0, 2]

@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
         ("somebody's own", False),
     ],
 )
-def test_a_version_is_inside_by_its_first_three_numbers(version: str, inside: bool) -> None:
+def test_a_version_is_inside_by_its_first_three_numbers(
+    version: str, inside: bool
+) -> None:
     assert Window(oldest="2.11.0", newest="2.13.0", means="").holds(version) is inside
 
 
@@ -38,9 +40,22 @@ def test_nothing_is_said_of_what_is_not_known_or_not_here() -> None:
 
 
 def test_the_oldest_that_was_tried_is_the_oldest_that_is_allowed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    ranges = {needed.name: needed.specifier for needed in map(Requirement, lines) if needed.name != "rlplace"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    lines = [
+        *project["dependencies"],
+        *(
+            line
+            for extra in project["optional-dependencies"].values()
+            for line in extra
+        ),
+    ]
+    ranges = {
+        needed.name: needed.specifier
+        for needed in map(Requirement, lines)
+        if needed.name != "rlplace"
+    }
     for name, window in windows().items():
         if name != PYTHON:
             assert ranges[name].contains(window.oldest), name
@@ -52,5 +67,7 @@ def test_the_oldest_that_was_tried_is_the_oldest_that_is_allowed() -> None:
 def test_our_own_setup_was_tried() -> None:
     lock = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lock if "==" in line)
-    outside = [name for name in windows() if untried(name, pinned.get(name)) is not None]
+    outside = [
+        name for name in windows() if untried(name, pinned.get(name)) is not None
+    ]
     assert outside == []

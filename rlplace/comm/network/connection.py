@@ -32,7 +32,11 @@ from rlplace.comm.network.wire import LOST_S, Frame, Keys, Reply, Request
 
 CONNECT_S = 10.0  # how long the first connection may take
 GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 NO_REPLY = Reply(0)
 
 
@@ -41,36 +45,50 @@ class Waiter:
     """A request until its caller has the answer. No caller waits for the answer to a "withdraw"."""
 
     request: Request
-    outgoing: Sequence[Frame] = ()  # kept until the answer: it may have to be sent again
+    outgoing: Sequence[
+        Frame
+    ] = ()  # kept until the answer: it may have to be sent again
     reply: Reply = NO_REPLY
     frames: Sequence[zmq.Frame] = ()  # of the answer
-    arrived: threading.Lock = dataclasses.field(default_factory=threading.Lock)  # released once, by who has `_lock`
+    arrived: threading.Lock = dataclasses.field(
+        default_factory=threading.Lock
+    )  # released once, by who has `_lock`
 
 
 class Connection:
     """Owns the socket and its reader thread; thread-safe, not for a forked child. `patience_s`: to connect at first."""
 
-    def __init__(self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S) -> None:
-        self.endpoint, self.keys = endpoint, keys
+    def __init__(
+        self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S
+    ) -> None:
+        self.endpoint = endpoint
+        self.keys = keys
         self._serials = itertools.count(1)
-        self._waiters: dict[int, Waiter] = {}  # everything that is unanswered, or answered and not yet done
+        self._waiters: dict[
+            int, Waiter
+        ] = {}  # everything that is unanswered, or answered and not yet done
         self._done: list[int] = []  # for the server with the next message
         self._tell = False  # whether that cannot wait
         self._welcomed = False
         self._broken: str | None = None
-        self._lost_at: float | None = time.monotonic() + patience_s - LOST_S  # None while connected
+        self._lost_at: float | None = (
+            time.monotonic() + patience_s - LOST_S
+        )  # None while connected
         self._lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         wire.endure(self._socket)
         self._socket.routing_id = b"c" + os.urandom(15)
         self._socket.ipv6 = "[" in endpoint
-        self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = 50, 500  # ms
+        self._socket.reconnect_ivl = 50
+        self._socket.reconnect_ivl_max = 500  # ms
         keys.show(self._socket)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._stop, self._stopped = os.pipe()
         self._socket.connect(endpoint)
-        self._reader = threading.Thread(target=self._read, name=f"rlplace {endpoint}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, name=f"rlplace {endpoint}", daemon=True
+        )
         self._reader.start()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,11 +103,20 @@ class Connection:
         patience_s: float | None = None,
     ) -> Waiter:
         """Block until the answer is there, or `GRACE_S` after the deadline. Raises the error that was answered."""
-        spec, owner, limit_s = end.spec, end.owner, (patience_s or 0.0) + GRACE_S
+        spec = end.spec
+        owner = end.owner
+        limit_s = (patience_s or 0.0) + GRACE_S
         with self._lock:
             if self._broken is not None:
                 raise channel_errors.broken(spec, owner, self._broken)
-            request = Request(next(self._serials), method, spec.name, owner, self._take_done(), arguments)
+            request = Request(
+                next(self._serials),
+                method,
+                spec.name,
+                owner,
+                self._take_done(),
+                arguments,
+            )
             waiter = self._waiters[request.serial] = Waiter(request, outgoing)
             waiter.arrived.acquire()
             self._send(request, outgoing)
@@ -125,15 +152,20 @@ class Connection:
         self._send(gone.request)  # kept until the server has confirmed it
 
     def _take_done(self) -> tuple[int, ...]:
-        done, self._done = tuple(self._done), []
+        done = tuple(self._done)
+        self._done = []
         return done
 
     def _send(self, request: Request, frames: Sequence[Frame] = ()) -> None:
         """With the lock held. Without a connection nothing is sent: `_greet` sends what is unanswered by then."""
         if self._broken is not None or self._lost_at is not None:
             return
-        self._socket.send_multipart((wire.pack(request), *frames), zmq.NOBLOCK, copy=False)
-        if wire.has_message(self._socket):  # sending may have taken in the signal of a message
+        self._socket.send_multipart(
+            (wire.pack(request), *frames), zmq.NOBLOCK, copy=False
+        )
+        if wire.has_message(
+            self._socket
+        ):  # sending may have taken in the signal of a message
             self._pump()
 
     def _read(self) -> None:
@@ -143,19 +175,29 @@ class Connection:
             poller.register(fd, select.POLLIN)
         while self._broken is None:
             lost_at = self._lost_at
-            left_s = None if lost_at is None else max(0.0, lost_at + LOST_S - time.monotonic())
+            left_s = (
+                None
+                if lost_at is None
+                else max(0.0, lost_at + LOST_S - time.monotonic())
+            )
             poller.poll(None if left_s is None else left_s * 1000 + 1)
             with self._lock:
                 self._pump()
                 self._notice()
-                if self._lost_at is not None and time.monotonic() > self._lost_at + LOST_S:
+                if (
+                    self._lost_at is not None
+                    and time.monotonic() > self._lost_at + LOST_S
+                ):
                     gone = f"the channel server {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
                     never = (
-                        f"no channel server of this job at {self.endpoint}: nothing answers there, or it has other keys"
+                        f"no channel server of this job at {self.endpoint}: nothing answers "
+                        f"there, or it has other keys"
                     )
                     self._break(gone if self._welcomed else never)
         with self._lock:
-            linger_ms = 500 if self._welcomed and self._lost_at is None else 0  # for the goodbye
+            linger_ms = (
+                500 if self._welcomed and self._lost_at is None else 0
+            )  # for the goodbye
             self._socket.disable_monitor()
             self._monitor.close(0)
             self._socket.close(linger_ms)
@@ -172,7 +214,9 @@ class Connection:
                 if not self._tell:
                     return
                 self._tell = False
-                self._socket.send(wire.pack(Request(0, "done", done=self._take_done())), zmq.NOBLOCK)
+                self._socket.send(
+                    wire.pack(Request(0, "done", done=self._take_done())), zmq.NOBLOCK
+                )
             else:
                 self._take_in(Reply(*pickle.loads(envelope)), frames)
 
@@ -182,7 +226,9 @@ class Connection:
         elif reply.serial == wire.HERE:
             self._tell = bool(self._done)
         elif reply.serial == wire.FORGOTTEN:
-            self._break(f"the channel server {self.endpoint} could not reach this process for {LOST_S:.0f} s")
+            self._break(
+                f"the channel server {self.endpoint} could not reach this process for {LOST_S:.0f} s"
+            )
         elif reply.serial == wire.CLOSED:
             self._break(f"the channel server {self.endpoint} was closed")
         elif (waiter := self._waiters.get(reply.serial)) is not None:
@@ -192,15 +238,21 @@ class Connection:
             else:
                 del self._waiters[reply.serial]
                 self._done.append(reply.serial)
-                self._tell |= bool(reply.marks)  # the server keeps items until their arrival is confirmed
-                waiter.reply, waiter.frames, waiter.outgoing = reply, frames, ()
+                self._tell |= bool(
+                    reply.marks
+                )  # the server keeps items until their arrival is confirmed
+                waiter.reply = reply
+                waiter.frames = frames
+                waiter.outgoing = ()
                 waiter.arrived.release()
 
     def _notice(self) -> None:
         """Follows the connection: made, lost, made again, refused."""
         while self._broken is None:
             try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                event = parse_monitor_message(
+                    self._monitor.recv_multipart(zmq.NOBLOCK)
+                )["event"]
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -216,7 +268,9 @@ class Connection:
     def _greet(self) -> None:
         """On every new connection: which process this is, what it still wants, and all of that again."""
         wanted = list(self._waiters.values())
-        self._send(Request(0, "hello", arguments=(self._welcomed, tuple(self._waiters))))
+        self._send(
+            Request(0, "hello", arguments=(self._welcomed, tuple(self._waiters)))
+        )
         for waiter in wanted:
             if waiter.reply is NO_REPLY:  # an answer may have come meanwhile
                 self._send(waiter.request, waiter.outgoing)
@@ -258,23 +312,40 @@ class RemoteChannel(Channel):
     def link(self, key: str) -> Connection:
         return self.connection
 
-    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
-        packed, terms = self._pack(item), (key, weight, version, patience_s)
+    def _put(
+        self,
+        item: Any,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
+    ) -> None:
+        packed = self._pack(item)
+        terms = (key, weight, version, patience_s)
         if isinstance(packed, bytes):
             self.connection.ask(self, "put", packed, *terms, patience_s=patience_s)
             return
         marks, frames = wire.enclose((packed,), self.connection.keys.frame_bytes)
         credit = self.connection.ask(self, "put", None, *terms, patience_s=patience_s)
-        serial, patience_s = credit.request.serial, self.spec.timeout_s
+        serial = credit.request.serial
+        patience_s = self.spec.timeout_s
         try:
-            self.connection.ask(self, "fill", serial, marks, outgoing=frames, patience_s=patience_s)
+            self.connection.ask(
+                self, "fill", serial, marks, outgoing=frames, patience_s=patience_s
+            )
         except BaseException:  # interrupted, or the channel broke
             self.connection.withdraw(credit)
             raise
 
-    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
-        waiter = self.connection.ask(self, "get", limit, key, patience_s, patience_s=patience_s)
-        return self._open_all(wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, key)
+    def _get(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> list[Any]:
+        waiter = self.connection.ask(
+            self, "get", limit, key, patience_s, patience_s=patience_s
+        )
+        return self._open_all(
+            wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, key
+        )
 
     def close(self) -> None:
         self.connection.ask(self, "close")

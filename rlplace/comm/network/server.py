@@ -31,8 +31,14 @@ from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
 _OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_BESIDE_BYTES = 1 << 20  # what a message may have beside one frame of data: envelopes, encryption
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_BESIDE_BYTES = (
+    1 << 20
+)  # what a message may have beside one frame of data: envelopes, encryption
 _HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
 Answer = Sequence[Frame]  # an envelope, and the frames behind it
@@ -43,9 +49,13 @@ class Session:
 
     def __init__(self, client: bytes) -> None:
         self.client = client
-        self.lost_since: float | None = None  # since when it cannot be reached, on the loop's clock
+        self.lost_since: float | None = (
+            None  # since when it cannot be reached, on the loop's clock
+        )
         self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
-        self.answers: dict[int, Answer] = {}  # each until the client has it: sent again when it asks again
+        self.answers: dict[
+            int, Answer
+        ] = {}  # each until the client has it: sent again when it asks again
         # Credit that is neither filled nor withdrawn, items that have not arrived; by serial.
         self.held: dict[int, tuple[SharedChannel, Put | Get]] = {}
         self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
@@ -69,8 +79,12 @@ class Session:
             _settle(end, end.give_back, request)
 
     def withdraw_all(self) -> None:
-        for serial in sorted({*self.performing, *self.held, *self.answers}, reverse=True):
-            self.withdraw(serial)  # the last that was taken first, so that the front of a line is as it was
+        for serial in sorted(
+            {*self.performing, *self.held, *self.answers}, reverse=True
+        ):
+            self.withdraw(
+                serial
+            )  # the last that was taken first, so that the front of a line is as it was
 
     def died(self) -> None:
         self.withdraw_all()
@@ -83,13 +97,20 @@ def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) ->
     try:
         act(*arguments)
     except Exception as error:  # noqa: BLE001 -- the disk is full, the memory is gone, ...: the reason of the break
-        _LOG.warning("channel %s: what a client on another node left could not be undone", end.spec.name)
+        _LOG.warning(
+            "channel %s: what a client on another node left could not be undone",
+            end.spec.name,
+        )
         with contextlib.suppress(ChannelError):
-            end.break_(f"what a client on another node left could not be undone: {_text(error)}")
+            end.break_(
+                f"what a client on another node left could not be undone: {_text(error)}"
+            )
 
 
 def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, RlplaceError) else repr(error)
+    if isinstance(error, RlplaceError):
+        return str(error)
+    return repr(error)
 
 
 def _allow_open_files() -> None:
@@ -115,7 +136,9 @@ class Authenticator:
         self.socket.bind("inproc://zeromq.zap.01")
         keys.guard(server)
         server.zap_domain = b"rlplace"
-        server.maxmsgsize = keys.frame_bytes + _BESIDE_BYTES  # also of strangers, before any key is shown
+        server.maxmsgsize = (
+            keys.frame_bytes + _BESIDE_BYTES
+        )  # also of strangers, before any key is shown
         server.handshake_ivl = int(_HANDSHAKE_S * 1000)
         self.monitor = server.get_monitor_socket(_REFUSED)
         self._told = False
@@ -127,7 +150,9 @@ class Authenticator:
                 asked = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            version, request, _domain, _address, _identity, mechanism, *credentials = asked
+            version, request, _domain, _address, _identity, mechanism, *credentials = (
+                asked
+            )
             known = mechanism == self._keys.mechanism and self._keys.admits(credentials)
             verdict = (b"200", b"OK") if known else (b"400", b"not of this job")
             self.socket.send_multipart([version, request, *verdict, b"", b""])
@@ -157,7 +182,9 @@ class ChannelServer:
         self._receiving = False
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._closing = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="rlplace channel server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="rlplace channel server", daemon=True
+        )
 
     def add(self, name: str, channel: SharedChannel) -> None:
         assert name not in self._channels, f"the server has a channel {name!r}"
@@ -171,8 +198,12 @@ class ChannelServer:
             self._socket = self._context.socket(zmq.ROUTER)
             self._authenticator = Authenticator(self._context, self._socket, self._keys)
             wire.endure(self._socket)
-            self._socket.router_mandatory = True  # a client that cannot be reached is noticed
-            self._socket.router_handover = True  # a client that comes back may still seem to be connected
+            self._socket.router_mandatory = (
+                True  # a client that cannot be reached is noticed
+            )
+            self._socket.router_handover = (
+                True  # a client that comes back may still seem to be connected
+            )
             self.endpoint = wire.listen(self._socket, self._host)
         except Exception:
             self._context.destroy(linger=0)
@@ -198,8 +229,14 @@ class ChannelServer:
 
     async def _serve(self) -> None:
         self._loop.add_reader(wire.fd_of(self._socket), self._receive)
-        self._loop.add_reader(wire.fd_of(self._authenticator.socket), self._authenticator.answer)
-        self._loop.add_reader(wire.fd_of(self._authenticator.monitor), self._authenticator.notice, self.endpoint)
+        self._loop.add_reader(
+            wire.fd_of(self._authenticator.socket), self._authenticator.answer
+        )
+        self._loop.add_reader(
+            wire.fd_of(self._authenticator.monitor),
+            self._authenticator.notice,
+            self.endpoint,
+        )
         try:
             await self._watch()
         finally:
@@ -213,7 +250,10 @@ class ChannelServer:
             self._authenticator.notice(self.endpoint)
             for session in list(self._sessions.values()):
                 self._send(session, Reply(wire.HERE))
-                if session.lost_since is not None and self._loop.time() - session.lost_since > LOST_S:
+                if (
+                    session.lost_since is not None
+                    and self._loop.time() - session.lost_since > LOST_S
+                ):
                     del self._sessions[session.client]
                     session.died()
             with contextlib.suppress(TimeoutError):
@@ -225,7 +265,11 @@ class ChannelServer:
             self._send(session, Reply(wire.CLOSED))
             session.withdraw_all()
         self._sessions.clear()
-        for socket in (self._socket, self._authenticator.socket, self._authenticator.monitor):
+        for socket in (
+            self._socket,
+            self._authenticator.socket,
+            self._authenticator.monitor,
+        ):
             self._loop.remove_reader(wire.fd_of(socket))
         self._socket.disable_monitor()
         self._socket.close(linger=500)  # ms: for the last word
@@ -236,7 +280,8 @@ class ChannelServer:
         """Take all messages that are there. The socket signals only what is new, so none may be left behind."""
         if self._receiving or self._socket.closed:
             return
-        self._receiving, emptied = True, False
+        self._receiving = True
+        emptied = False
         try:
             while True:
                 client = self._socket.recv(zmq.NOBLOCK)
@@ -249,12 +294,18 @@ class ChannelServer:
             if not emptied:
                 self._loop.call_soon(self._receive)
 
-    def _take_in(self, client: bytes, request: Request, frames: Sequence[zmq.Frame]) -> None:
+    def _take_in(
+        self, client: bytes, request: Request, frames: Sequence[zmq.Frame]
+    ) -> None:
         session = self._sessions.get(client)
         if request.method == "hello":
-            welcomed, wanted = request.arguments  # welcomed before: it is known, or forgotten for good
+            welcomed, wanted = (
+                request.arguments
+            )  # welcomed before: it is known, or forgotten for good
             if session is not None:
-                session.done([serial for serial in session.answers if serial not in wanted])  # it has these, unsaid
+                session.done(
+                    [serial for serial in session.answers if serial not in wanted]
+                )  # it has these, unsaid
             elif not welcomed:
                 session = self._sessions[client] = Session(client)
             if session is not None:
@@ -284,33 +335,48 @@ class ChannelServer:
     def _deliver(self, session: Session, answer: Answer) -> None:
         """Never waits: memory is bounded by what clients wait for. What cannot be delivered now is asked for again."""
         try:
-            self._socket.send_multipart((session.client, *answer), zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(
+                (session.client, *answer), zmq.NOBLOCK, copy=False
+            )
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             if session.lost_since is None:
                 session.lost_since = self._loop.time()
-        if not self._receiving and wire.has_message(self._socket):  # sending may have taken in the signal of a message
+        if not self._receiving and wire.has_message(
+            self._socket
+        ):  # sending may have taken in the signal of a message
             self._loop.call_soon(self._receive)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _perform(self, session: Session, request: Request, frames: Sequence[zmq.Frame]) -> None:
+    async def _perform(
+        self, session: Session, request: Request, frames: Sequence[zmq.Frame]
+    ) -> None:
         try:
             answer = await self._do(session, request, frames)
         except ChannelError as refusal:
             answer = [wire.pack(Reply(request.serial, error=refusal))]
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             what = f"{request.method} of {request.owner} failed at its channel server {self.endpoint}"
-            why = f"no channel {request.channel!r} there" if isinstance(error, KeyError) else _text(error)
-            broken = ChannelBroken.about("channel-broken", f"channel {request.channel}", what, why=why)
+            why = (
+                f"no channel {request.channel!r} there"
+                if isinstance(error, KeyError)
+                else _text(error)
+            )
+            broken = ChannelBroken.about(
+                "channel-broken", f"channel {request.channel}", what, why=why
+            )
             answer = [wire.pack(Reply(request.serial, error=broken))]
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer
         self._deliver(session, answer)
 
-    async def _do(self, session: Session, request: Request, frames: Sequence[zmq.Frame]) -> Answer:
-        user, value = (request.channel, request.owner), None
+    async def _do(
+        self, session: Session, request: Request, frames: Sequence[zmq.Frame]
+    ) -> Answer:
+        user = (request.channel, request.owner)
+        value = None
         if user not in session.ends:
             session.ends[user] = self._channels[request.channel].named(request.owner)
         end = session.ends[user]
@@ -328,7 +394,9 @@ class ChannelServer:
         elif request.method == "get":
             get = await end.take(*request.arguments)
             try:
-                marks, taken = wire.enclose((packed for packed, _, _ in get.taken), self._keys.frame_bytes)
+                marks, taken = wire.enclose(
+                    (packed for packed, _, _ in get.taken), self._keys.frame_bytes
+                )
                 answer = [wire.pack(Reply(request.serial, marks=marks)), *taken]
             except Exception:
                 _settle(end, end.give_back, get)  # the client gets an error instead
@@ -336,6 +404,8 @@ class ChannelServer:
             session.held[request.serial] = end, get
             return answer
         else:
-            assert request.method in ("close", "break_", "reset", "stats"), f"no such request: {request.method}"
+            assert request.method in ("close", "break_", "reset", "stats"), (
+                f"no such request: {request.method}"
+            )
             value = getattr(end, request.method)(*request.arguments)
         return [wire.pack(Reply(request.serial, value=value))]

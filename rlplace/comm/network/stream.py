@@ -58,7 +58,9 @@ class StreamSource:
             self._authenticator = Authenticator(self._context, self._socket, keys)
             wire.endure(self._socket)
             self._socket.router_mandatory = self._socket.router_handover = True
-            self.address = StreamAddress(endpoint=wire.listen(self._socket, _address_towards(near)), keys=keys)
+            self.address = StreamAddress(
+                endpoint=wire.listen(self._socket, _address_towards(near)), keys=keys
+            )
         except Exception:
             self._context.destroy(linger=0)
             raise
@@ -72,7 +74,12 @@ class StreamSource:
         self._context.destroy(linger=0)
 
     def serve(
-        self, make: Callable[[int], Any], count: int, *, timeout_s: float, check: Callable[[], None]
+        self,
+        make: Callable[[int], Any],
+        count: int,
+        *,
+        timeout_s: float,
+        check: Callable[[], None],
     ) -> str | None:
         """Make the `count` items as the taker asks for them, until it needs no more. Return why it never said so.
 
@@ -82,14 +89,18 @@ class StreamSource:
         poller = zmq.Poller()
         for watched in (self._socket, self._authenticator.socket):
             poller.register(watched, zmq.POLLIN)
-        until, taker, lost_at, last = time.monotonic() + timeout_s, None, None, -1
+        until = time.monotonic() + timeout_s
+        taker = None
+        lost_at = None
+        last = -1
         while (now := time.monotonic()) < until:
             poller.poll(int(1000 * min(TICK_S, until - now)) + 1)
             check()
             self._authenticator.answer()
             self._authenticator.notice(self.address.endpoint)
             while wire.has_message(self._socket):
-                taker, number = self._socket.recv(), pickle.loads(self._socket.recv())
+                taker = self._socket.recv()
+                number = pickle.loads(self._socket.recv())
                 if number == _NO_MORE:
                     return None
                 self._send(taker, number, make(number))
@@ -98,14 +109,20 @@ class StreamSource:
             if taker is None or self._send(taker, _HERE):
                 lost_at = None
             elif now > (lost_at := lost_at or now) + LOST_S:
-                return None if last == count - 1 else f"it is gone: no connection for {LOST_S:.0f} s"
+                if last == count - 1:
+                    return None
+                return f"it is gone: no connection for {LOST_S:.0f} s"
         return f"it asked for nothing for {timeout_s:.1f} s"
 
     def _send(self, taker: bytes, number: int, *items: Any) -> bool:
         """Return whether there is a connection. A taker without one asks again over the next."""
-        marks, frames = wire.enclose(map(self._pack, items), self.address.keys.frame_bytes)
+        marks, frames = wire.enclose(
+            map(self._pack, items), self.address.keys.frame_bytes
+        )
         try:
-            self._socket.send_multipart((taker, pickle.dumps((number, marks)), *frames), zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(
+                (taker, pickle.dumps((number, marks)), *frames), zmq.NOBLOCK, copy=False
+            )
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -127,7 +144,9 @@ class StreamTaker:
         self.socket.reconnect_ivl = 50  # ms
         address.keys.show(self.socket)
         self._monitor = self.socket.get_monitor_socket(_EVENTS)
-        self._lost_at: float | None = time.monotonic() + CONNECT_S - LOST_S  # None while connected
+        self._lost_at: float | None = (
+            time.monotonic() + CONNECT_S - LOST_S
+        )  # None while connected
         self._connections = 0  # that were made
         self.socket.connect(address.endpoint)
 
@@ -149,10 +168,14 @@ class StreamTaker:
                 envelope, frames = wire.receive(self.socket)
             except zmq.Again:
                 if self._gone:
-                    raise ConnectionError(f"no connection to {self.endpoint} for {LOST_S:.0f} s") from None
+                    raise ConnectionError(
+                        f"no connection to {self.endpoint} for {LOST_S:.0f} s"
+                    ) from None
                 return None
             number, marks = pickle.loads(envelope)
-            if number == self.taken:  # else it only says that it is here, or comes twice
+            if (
+                number == self.taken
+            ):  # else it only says that it is here, or comes twice
                 self.taken += 1
                 return codec.unpack(wire.disclose(marks, frames)[0])
 
@@ -164,12 +187,17 @@ class StreamTaker:
         """Follow the connection: made, lost, made again; then what is due may have been lost and is asked for again."""
         with contextlib.suppress(zmq.Again):
             while True:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                event = parse_monitor_message(
+                    self._monitor.recv_multipart(zmq.NOBLOCK)
+                )["event"]
                 if event == zmq.EVENT_DISCONNECTED:
                     self._lost_at = self._lost_at or time.monotonic()
                     continue
-                self._lost_at, self._connections = None, self._connections + 1
-                for number in range(self.taken, self.asked) if self._connections > 1 else ():
+                self._lost_at = None
+                self._connections = self._connections + 1
+                for number in (
+                    range(self.taken, self.asked) if self._connections > 1 else ()
+                ):
                     self._say(number)
 
     @staticmethod
@@ -195,7 +223,9 @@ class StreamTaker:
 def _address_towards(endpoint: str) -> str:
     """Return this machine's own address on its way to another; nothing is sent."""
     parts = urlsplit(endpoint)
-    family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, address = socket.getaddrinfo(
+        parts.hostname, parts.port, type=socket.SOCK_DGRAM
+    )[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         host: str = probe.getsockname()[0]

@@ -24,12 +24,19 @@ from zmq.utils import z85
 from rlplace.comm import codec
 from rlplace.errors import ClusterError
 
-INLINE_BYTES = 32 << 10  # above this, credit is granted before data moves, and buffers are sent without a copy
+INLINE_BYTES = (
+    32 << 10
+)  # above this, credit is granted before data moves, and buffers are sent without a copy
 
 # What a server sends without being asked, instead of a serial.
-WELCOME, HERE, FORGOTTEN, CLOSED = -1, -2, -3, -4
+WELCOME = -1
+HERE = -2
+FORGOTTEN = -3
+CLOSED = -4
 
-Mark = bytes | tuple[int, ...]  # an item: in the envelope, or the lengths of its pieces, which follow in frames
+Mark = (
+    bytes | tuple[int, ...]
+)  # an item: in the envelope, or the lengths of its pieces, which follow in frames
 Frame = bytes | memoryview
 
 
@@ -40,7 +47,9 @@ class Request(NamedTuple):
     method: str
     channel: str = ""
     owner: str = ""
-    done: tuple[int, ...] = ()  # serials whose answers have arrived and are not needed again
+    done: tuple[
+        int, ...
+    ] = ()  # serials whose answers have arrived and are not needed again
     arguments: tuple[Any, ...] = ()
 
 
@@ -57,7 +66,9 @@ def pack(message: Request | Reply) -> bytes:
     return pickle.dumps(tuple(message), 5)
 
 
-def enclose(items: Iterable[codec.Packed], frame_bytes: int) -> tuple[tuple[Mark, ...], list[Frame]]:
+def enclose(
+    items: Iterable[codec.Packed], frame_bytes: int
+) -> tuple[tuple[Mark, ...], list[Frame]]:
     """Marks for the envelope and the frames behind it, of at most `frame_bytes`, which alias the arrays of items."""
     marks: list[Mark] = []
     frames: list[Frame] = []
@@ -67,19 +78,29 @@ def enclose(items: Iterable[codec.Packed], frame_bytes: int) -> tuple[tuple[Mark
             continue
         pieces = [memoryview(piece) for piece in packed]
         marks.append(tuple(piece.nbytes for piece in pieces))
-        frames += (piece[at : at + frame_bytes] for piece in pieces for at in range(0, piece.nbytes, frame_bytes))
+        frames += (
+            piece[at : at + frame_bytes]
+            for piece in pieces
+            for at in range(0, piece.nbytes, frame_bytes)
+        )
     return tuple(marks), frames
 
 
 def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.Packed]:
     """The items again, writable. Arrays of large ones live in the received frames; no other holds these."""
     rest = iter(frames)
-    return [mark if isinstance(mark, bytes) else tuple([_piece(size, rest) for size in mark]) for mark in marks]
+    return [
+        mark
+        if isinstance(mark, bytes)
+        else tuple([_piece(size, rest) for size in mark])
+        for mark in marks
+    ]
 
 
 def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
     """What arrived in one frame is not copied if it is large: it has memory of its own, aligned to 8 bytes."""
-    whole, at = np.empty(size, np.uint8), 0
+    whole = np.empty(size, np.uint8)
+    at = 0
     while at < size:
         frame = next(frames)
         if len(frame) == size > INLINE_BYTES:
@@ -105,7 +126,10 @@ class JobKeys:
 
     @classmethod
     def create(cls) -> JobKeys:
-        (server_public, server_secret), (client_public, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+        (server_public, server_secret), (client_public, client_secret) = (
+            zmq.curve_keypair(),
+            zmq.curve_keypair(),
+        )
         return cls(server_public, server_secret, client_public, client_secret)
 
     def guard(self, server: zmq.Socket) -> None:
@@ -122,7 +146,9 @@ class JobKeys:
 
     def admits(self, credentials: list[bytes]) -> bool:
         """Whether these are a client of this job."""
-        return len(credentials) == 1 and secrets.compare_digest(z85.encode(credentials[0]), self.client_public)
+        return len(credentials) == 1 and secrets.compare_digest(
+            z85.encode(credentials[0]), self.client_public
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +156,9 @@ class JobPassword:
     """PLAIN: keeps strangers and other jobs out, hides nothing. For an interface that only the cluster uses."""
 
     mechanism: ClassVar[bytes] = b"PLAIN"
-    frame_bytes: ClassVar[int] = 32 << 20  # large: there is nothing to prepare, and joining frames is a copy
+    frame_bytes: ClassVar[int] = (
+        32 << 20
+    )  # large: there is nothing to prepare, and joining frames is a copy
 
     password: str = dataclasses.field(repr=False)
 
@@ -146,7 +174,9 @@ class JobPassword:
         client.plain_password = self.password.encode()
 
     def admits(self, credentials: list[bytes]) -> bool:
-        return len(credentials) == 2 and secrets.compare_digest(credentials[1], self.password.encode())
+        return len(credentials) == 2 and secrets.compare_digest(
+            credentials[1], self.password.encode()
+        )
 
 
 Keys = JobKeys | JobPassword
@@ -172,7 +202,10 @@ def listen(socket: zmq.Socket, host: str) -> str:
     """Binds to a free port of this one address; the endpoint for clients. Never all addresses of a machine."""
     with contextlib.suppress(ValueError):  # a name is no address
         if ipaddress.ip_address(host).is_unspecified:
-            raise _refused(host, "this means every interface of the machine, and is no address to connect to")
+            raise _refused(
+                host,
+                "this means every interface of the machine, and is no address to connect to",
+            )
     try:
         socket.ipv6 = ":" in host
         socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:*")
@@ -198,9 +231,14 @@ def has_message(socket: zmq.Socket) -> bool:
 def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
     """The envelope and the frames behind it, without waiting: zmq.Again when nothing is there."""
     envelope = socket.recv(zmq.NOBLOCK)
-    return envelope, socket.recv_multipart(copy=False) if socket.getsockopt(zmq.RCVMORE) else ()
+    return envelope, socket.recv_multipart(copy=False) if socket.getsockopt(
+        zmq.RCVMORE
+    ) else ()
 
 
 def _refused(host: str, why: str) -> ClusterError:
-    what, fix = "cannot listen on this address", "the address by which the other nodes reach this one, such as 10.0.0.1"
-    return ClusterError.about("server-address", "channel server", what, got=repr(host), why=why, fix=fix)
+    what = "cannot listen on this address"
+    fix = "the address by which the other nodes reach this one, such as 10.0.0.1"
+    return ClusterError.about(
+        "server-address", "channel server", what, got=repr(host), why=why, fix=fix
+    )

@@ -44,11 +44,15 @@ _LOG = logging.getLogger(__name__)
 LOCK = 0  # eight words
 CHANGING, END, LOOKED, WARM = range(8, 12)  # LOOKED: real
 _CLASSES = 8 * 34
-EMPTY = WARM + _CLASSES  # WARM, EMPTY: heads of the free lists with memory and without, by class
+EMPTY = (
+    WARM + _CLASSES
+)  # WARM, EMPTY: heads of the free lists with memory and without, by class
 _FIRST_SEGMENT = 8192  # byte
 
 # ── a segment, in words after its first byte ─────────────────────────────────────────────────────────────────────────
-SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(6)  # SIZE: bytes with this header; MEMORY: whether it has any
+SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(
+    6
+)  # SIZE: bytes with this header; MEMORY: whether it has any
 FREE = 0  # instead of a process as HOLDER; a channel is minus its number
 _HEADER_BYTES = 64
 _ALIGNMENT = 64  # bytes: a cache line
@@ -95,14 +99,20 @@ class Arena:
             size = show_bytes(os.fstat(self._descriptor).st_size)
             what = f"this process cannot map the {size} of addresses in which large items lie"
             why = f"{error.strerror}; addresses are no memory, and this process has a limit of them"
-            raise OutputError.about("shm-full", _key(folder), what, why=why, fix="ulimit -v unlimited") from None
+            raise OutputError.about(
+                "shm-full", _key(folder), what, why=why, fix="ulimit -v unlimited"
+            ) from None
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
-        self._late: deque[tuple[int, int]] = deque()  # segments to free with the next change, and their holders
+        self._late: deque[tuple[int, int]] = (
+            deque()
+        )  # segments to free with the next change, and their holders
         self._stuck = False  # the last wait for the lock was in vain
         self._me = processes.this_process()
-        self._populated: dict[int, int] = {}  # segment: serial of its memory that is mapped here
+        self._populated: dict[
+            int, int
+        ] = {}  # segment: serial of its memory that is mapped here
         processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
@@ -113,7 +123,10 @@ class Arena:
 
     def write(self, pieces: Sequence[Any]) -> int:
         """Copy contiguous `pieces` into a segment that this process holds. NoRoomError when there is no memory."""
-        sizes = [len(piece) if type(piece) is bytes else memoryview(piece).nbytes for piece in pieces]
+        sizes = [
+            len(piece) if type(piece) is bytes else memoryview(piece).nbytes
+            for piece in pieces
+        ]
         table = array("q", sizes).tobytes()
         size = _HEADER_BYTES + _aligned(len(table)) + sum(map(_aligned, sizes))
         segment = self._allocate(segment_bytes(size))
@@ -150,7 +163,9 @@ class Arena:
         try:
             self._populate(segment)
             at = segment + _HEADER_BYTES
-            sizes = self._words[at // 8 : at // 8 + self._words[segment // 8 + PIECES]].tolist()
+            sizes = self._words[
+                at // 8 : at // 8 + self._words[segment // 8 + PIECES]
+            ].tolist()
             at += _aligned(8 * len(sizes))
             pieces: list[Any] = []
             for length in sizes:
@@ -182,7 +197,9 @@ class Arena:
         first = segment // 8
         serial = self._words[first + SERIAL]
         if self._populated.get(segment) != serial:
-            with contextlib.suppress(OSError):  # an older kernel maps the pages one by one
+            with contextlib.suppress(
+                OSError
+            ):  # an older kernel maps the pages one by one
                 self._map.madvise(_POPULATE_WRITE, segment, self._words[first + SIZE])
             self._populated[segment] = serial
 
@@ -231,8 +248,11 @@ class Arena:
         return segment
 
     def _push(self, segment: int) -> None:
-        words, first = self._words, segment // 8
-        head = (WARM if words[first + MEMORY] else EMPTY) + _class_of(words[first + SIZE])
+        words = self._words
+        first = segment // 8
+        head = (WARM if words[first + MEMORY] else EMPTY) + _class_of(
+            words[first + SIZE]
+        )
         words[first + HOLDER] = FREE
         words[first + NEXT] = words[head]
         words[head] = segment
@@ -284,17 +304,26 @@ class Arena:
 
     def _remove_memory(self, segment: int) -> None:
         """All but the page with the header."""
-        with contextlib.suppress(OSError):  # a file system that cannot: the memory stays until it is used again
-            self._map.madvise(mmap.MADV_REMOVE, segment + _PAGE, self._words[segment // 8 + SIZE] - _PAGE)
+        with contextlib.suppress(
+            OSError
+        ):  # a file system that cannot: the memory stays until it is used again
+            self._map.madvise(
+                mmap.MADV_REMOVE,
+                segment + _PAGE,
+                self._words[segment // 8 + SIZE] - _PAGE,
+            )
 
     def _free_of_dead(self, pause_s: float) -> bool:
         """Free what dead processes held, if none has looked for `pause_s`; whether there was any."""
-        words, now = self._words, time.monotonic()
+        words = self._words
+        now = time.monotonic()
         if 0 <= now - self._reals[LOOKED] < pause_s:
             return False
         self._reals[LOOKED] = now
         holders = {words[segment // 8 + HOLDER] for segment in self._segments()}
-        dead = {holder for holder in holders if holder > 0 and not processes.alive(holder)}
+        dead = {
+            holder for holder in holders if holder > 0 and not processes.alive(holder)
+        }
         for segment in self._segments():
             if words[segment // 8 + HOLDER] in dead:
                 self._give_back(segment)
@@ -319,13 +348,21 @@ class Arena:
     @contextlib.contextmanager
     def _change(self, patience_s: float | None = None) -> Iterator[None]:
         """The lock, for one change; a change that was broken off is repaired first. ChannelTimeout when it is kept."""
-        if not self._lock.acquire(timeout=_PATIENCE_S if patience_s is None else patience_s):
+        if not self._lock.acquire(
+            timeout=_PATIENCE_S if patience_s is None else patience_s
+        ):
             holder = self._words[CHANGING]
-            name = f"process {processes.pid_of(holder)}" if holder else "another process"
-            what = f"this process waited {_PATIENCE_S:.0f} s for the lock of large items"
+            name = (
+                f"process {processes.pid_of(holder)}" if holder else "another process"
+            )
+            what = (
+                f"this process waited {_PATIENCE_S:.0f} s for the lock of large items"
+            )
             why = f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor"
             fix = "let it go on or end it; a dead process holds up no other"
-            raise ChannelTimeout.about("channel-timeout", _key(self._folder), what, why=why, fix=fix)
+            raise ChannelTimeout.about(
+                "channel-timeout", _key(self._folder), what, why=why, fix=fix
+            )
         try:
             if self._words[CHANGING]:
                 self._repair()
@@ -345,12 +382,15 @@ def _key(folder: Path) -> str:
 
 
 def _lost(folder: Path) -> ChannelBroken:
-    what, why = "the memory of the job is gone", "its folder was removed: the job has ended"
+    what = "the memory of the job is gone"
+    why = "its folder was removed: the job has ended"
     return ChannelBroken.about("channel-broken", _key(folder), what, why=why)
 
 
 def _no_room(error: OSError) -> Exception:
-    return NoRoomError() if error.errno in FULL else error
+    if error.errno in FULL:
+        return NoRoomError()
+    return error
 
 
 def _class_of(size: int) -> int:
@@ -375,7 +415,10 @@ def _make(path: Path) -> None:
         size = min(size, largest_file // _PAGE * _PAGE)
     allocate(new, _FIRST_SEGMENT)
     try:
-        with open(new, "r+b") as file, mmap.mmap(file.fileno(), _FIRST_SEGMENT) as mapped:
+        with (
+            open(new, "r+b") as file,
+            mmap.mmap(file.fileno(), _FIRST_SEGMENT) as mapped,
+        ):
             SharedLock.make(mapped, LOCK)
             mapped[8 * END : 8 * END + 8] = _FIRST_SEGMENT.to_bytes(8, "little")
             os.ftruncate(file.fileno(), size)
@@ -387,7 +430,9 @@ def _make(path: Path) -> None:
 
 Bytes = NDArray[np.uint8]
 
-LARGE = 32 << 20  # bytes; the C library gives larger blocks back to the kernel at once, and new pages cost twice a copy
+LARGE = (
+    32 << 20
+)  # bytes; the C library gives larger blocks back to the kernel at once, and new pages cost twice a copy
 _IDLE = 2  # blocks kept: one is in use while the next item arrives
 
 
@@ -402,12 +447,16 @@ class OwnedMemory:
         if size_bytes < LARGE:
             return np.empty(size_bytes, np.uint8)
         block = np.empty(0, np.uint8)
-        while not size_bytes <= block.nbytes <= 2 * size_bytes:  # what does not serve on the way to it is given up
+        while (
+            not size_bytes <= block.nbytes <= 2 * size_bytes
+        ):  # what does not serve on the way to it is given up
             try:
                 block = self._idle.pop()
             except IndexError:
                 block = np.empty(size_bytes, np.uint8)
-        memory = block.data[:size_bytes]  # no view of `block`: all that is made of the piece refers to the piece
+        memory = block.data[
+            :size_bytes
+        ]  # no view of `block`: all that is made of the piece refers to the piece
         piece = np.frombuffer(memory, np.uint8)
         weakref.finalize(piece, self._idle.append, block).atexit = False
         return piece
@@ -470,12 +519,16 @@ class Arenas:
         with self._lock:
             place = spill_of(self._folder) if self._disk is None else None
             if place is not None:
-                slower = "%s is full: what does not fit goes through %s, which is slower"
+                slower = (
+                    "%s is full: what does not fit goes through %s, which is slower"
+                )
                 _LOG.warning(slower, self._folder.parent, place.resolve())
                 self._disk = Arena(place)
             return self._disk
 
 
 @functools.cache
-def _opened(of_process: int) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
+def _opened(
+    of_process: int,
+) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
     return weakref.WeakValueDictionary(), threading.Lock()

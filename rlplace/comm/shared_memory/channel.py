@@ -22,16 +22,27 @@ from rlplace.comm.processes import SharedLock
 from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arenas
 from rlplace.comm.shared_memory.folder import FULL, allocate, too_small
-from rlplace.comm.table import BYTES, E_DATA, E_LENGTH, E_SEGMENT, LOCK, SPEC_BYTES, Table
+from rlplace.comm.table import (
+    BYTES,
+    E_DATA,
+    E_LENGTH,
+    E_SEGMENT,
+    LOCK,
+    SPEC_BYTES,
+    Table,
+)
 from rlplace.errors import ChannelError
 
 
 class ItemStore:
     """Implements Store in shared memory. A payload is a small item, or the address of its segment in an arena."""
 
-    def __init__(self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int) -> None:
+    def __init__(
+        self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int
+    ) -> None:
         """`channel`: its number, as holder of segments."""
-        self._words, self._mapped = table.words, mapped
+        self._words = table.words
+        self._mapped = mapped
         self._room = table.inline_bytes
         self._channel = channel
         self.arenas = arenas
@@ -39,11 +50,15 @@ class ItemStore:
 
     def inline(self, packed: codec.Packed | None) -> bytes | None:
         """The item if it lies in its entry, else None: it follows by `fill`."""
-        return packed if isinstance(packed, bytes) and len(packed) <= self._room else None
+        if isinstance(packed, bytes) and len(packed) <= self._room:
+            return packed
+        return None
 
     def write(self, packed: codec.Packed) -> bytes | int:
         if isinstance(packed, bytes):
-            return packed if len(packed) <= self._room else self.arenas.write((packed,))
+            if len(packed) <= self._room:
+                return packed
+            return self.arenas.write((packed,))
         return self.arenas.write(packed)
 
     def release(self, payload: bytes | int) -> None:
@@ -52,7 +67,9 @@ class ItemStore:
 
     def packed(self, payload: bytes | int) -> codec.Packed:
         """What was taken, the caller's own from now on."""
-        return payload if isinstance(payload, bytes) else self.arenas.copy(payload)
+        if isinstance(payload, bytes):
+            return payload
+        return self.arenas.copy(payload)
 
     def open(self, payload: bytes | int) -> Any:
         return codec.unpack(self.packed(payload))
@@ -62,7 +79,8 @@ class ItemStore:
     def place(self, entry: int, payload: bytes | int) -> None:
         words = self._words
         if isinstance(payload, bytes):
-            at, length = (entry + E_DATA) * 8, len(payload)
+            at = (entry + E_DATA) * 8
+            length = len(payload)
             self._mapped[at : at + length] = payload
             words[entry + E_LENGTH] = length
             words[entry + E_SEGMENT] = 0
@@ -120,9 +138,13 @@ def _make(path: Path, spec: ChannelSpec) -> None:
         allocate(new, size)
         with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
             mapped[-len(text) :] = text
-            mapped[8 * SPEC_BYTES : 8 * SPEC_BYTES + 8] = len(text).to_bytes(8, "little")
+            mapped[8 * SPEC_BYTES : 8 * SPEC_BYTES + 8] = len(text).to_bytes(
+                8, "little"
+            )
             SharedLock.make(mapped, 8 * LOCK)
-        os.link(new, path)  # unlike rename, refuses to replace another channel of this name
+        os.link(
+            new, path
+        )  # unlike rename, refuses to replace another channel of this name
     except OSError as error:
         if error.errno in FULL:
             raise too_small(path.parent, size) from error
@@ -164,7 +186,14 @@ class SharedChannel(QueueEnd):
         """Give back this process' mapping and descriptors. The ends that share them cannot be used any more."""
         self._attachment.detach()
 
-    def _put(self, item: Any, key: str, weight: float, version: int | None, patience_s: float | None) -> None:
+    def _put(
+        self,
+        item: Any,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
+    ) -> None:
         attachment = self._attachment
         packed = attachment.store.pack(item)
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
@@ -174,7 +203,8 @@ class SharedChannel(QueueEnd):
 
     def fill(self, put: Put, packed: codec.Packed) -> None:
         """The item of a put that was granted credit."""
-        attachment, store = self._attachment, self._attachment.store
+        attachment = self._attachment
+        store = self._attachment.store
         try:
             payload = store.write(packed)
             try:
@@ -186,18 +216,27 @@ class SharedChannel(QueueEnd):
             if put.entry:  # the data never came
                 self.give_back(put)
 
-    def _get(self, limit: float | None, key: str, patience_s: float | None) -> list[Any]:
+    def _get(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> list[Any]:
         attachment = self._attachment
         get = Get(self.owner, key, limit)
         attachment.attempt(attachment.queue.get, get, patience_s)
         if limit is None:
             return [attachment.store.open(get.taken[0][0])]
-        return self._open_all([payload for payload, _, _ in get.taken], attachment.store.open, key)
+        return self._open_all(
+            [payload for payload, _, _ in get.taken], attachment.store.open, key
+        )
 
     # ── for a channel server: packed items, and promises to clients that may vanish ──────────────────────────────────
 
     async def put_packed(
-        self, packed: codec.Packed | None, key: str, weight: float, version: int | None, patience_s: float | None
+        self,
+        packed: codec.Packed | None,
+        key: str,
+        weight: float,
+        version: int | None,
+        patience_s: float | None,
     ) -> Put:
         """An item. None: credit for one whose data is still on its way: `fill` it or `give_back`."""
         attachment = self._attachment
@@ -207,12 +246,19 @@ class SharedChannel(QueueEnd):
             self.fill(put, packed)
         return put
 
-    async def take(self, limit: float | None, key: str, patience_s: float | None) -> Get:
+    async def take(
+        self, limit: float | None, key: str, patience_s: float | None
+    ) -> Get:
         """Packed items for a client that may never receive them: `confirm` them or `give_back`."""
         get = Get(self.owner, key, limit, remote=True)
-        await self._attachment.attempt_async(self._attachment.queue.get, get, patience_s)
+        await self._attachment.attempt_async(
+            self._attachment.queue.get, get, patience_s
+        )
         try:
-            get.taken = [(self._attachment.store.packed(p), weight, version) for p, weight, version in get.taken]
+            get.taken = [
+                (self._attachment.store.packed(p), weight, version)
+                for p, weight, version in get.taken
+            ]
         except BaseException:
             self.confirm(get)  # they are lost, the room that they had is not
             raise
@@ -227,7 +273,10 @@ class SharedChannel(QueueEnd):
         if isinstance(request, Put):
             attachment.undo(attachment.queue.cancel, request, time.monotonic())
             return
-        request.taken = [(attachment.store.write(p), weight, version) for p, weight, version in request.taken]
+        request.taken = [
+            (attachment.store.write(p), weight, version)
+            for p, weight, version in request.taken
+        ]
         attachment.undo(attachment.queue.restore, request, time.monotonic())
 
     def died(self) -> None:

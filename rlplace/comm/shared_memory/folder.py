@@ -28,7 +28,9 @@ SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
 SEGMENTS = "segments"
 # What vLLM's processes share with each other: by multiprocessing (memory, semaphores), and by sums on a CPU.
-_TAKEN = re.compile(r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n ]*)$", re.MULTILINE)
+_TAKEN = re.compile(
+    r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n ]*)$", re.MULTILINE
+)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
 LONGEST_SOCKET = 107  # bytes of its path, on Linux
@@ -53,11 +55,15 @@ class JobFolder:
             what = "is too long a path"
             why = f"sockets are made in it, whose paths have at most {LONGEST_SOCKET} bytes"
             fix = f"{_KEY}={SHARED_MEMORY}        (or a link to the folder, of at most {longest} characters)"
-            raise ClusterError.about("long-folder", _KEY, what, got=str(parent), why=why, fix=fix)
+            raise ClusterError.about(
+                "long-folder", _KEY, what, got=str(parent), why=why, fix=fix
+            )
         try:
             sweep(parent)
             lock = None
-            while lock is None:  # a sweep of another process may take a new folder for an abandoned one
+            while (
+                lock is None
+            ):  # a sweep of another process may take a new folder for an abandoned one
                 path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
                 lock = _lock_of(path)
                 if lock is not None and not (path / _OWNER).exists():
@@ -68,7 +74,9 @@ class JobFolder:
             what = "no folder for this job can be made there"
             why = f"{error.strerror or error}; channels between processes of one node live in this folder"
             fix = f"{_KEY}={SHARED_MEMORY}"
-            raise ClusterError.about("shm-folder", _KEY, what, got=str(parent), why=why, fix=fix) from error
+            raise ClusterError.about(
+                "shm-folder", _KEY, what, got=str(parent), why=why, fix=fix
+            ) from error
         return cls(path, lock)
 
     def close(self) -> None:
@@ -96,14 +104,18 @@ def spill_of(folder: Path) -> Path | None:
         pass
     except OSError:
         return None
-    return link if link.stat().st_uid == os.getuid() else None  # any user may make folders in /tmp
+    if link.stat().st_uid == os.getuid():
+        return link
+    return None  # any user may make folders in /tmp
 
 
 def claim(folder: Path, pids: Iterable[int]) -> None:
     """Have what these processes share in /dev/shm go with the job folder: killed ones leave it there."""
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            for name in _TAKEN.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")):
+            for name in _TAKEN.findall(
+                Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+            ):
                 (folder / SEGMENTS).mkdir(mode=0o700, exist_ok=True)
                 (folder / SEGMENTS / name).touch()
 
@@ -173,8 +185,11 @@ def check_space(folder: Path, needed_bytes: int) -> None:
 
 
 def too_small(folder: Path, needed_bytes: int) -> ClusterError:
-    free, mib = free_bytes(folder), -(-needed_bytes // (1 << 20))
+    free = free_bytes(folder)
+    mib = -(-needed_bytes // (1 << 20))
     what = f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free"
     why = "items between processes of one node lie in shared memory, up to the capacity of their channel"
     fix = f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})"
-    return ClusterError.about("shm-too-small", _KEY, what, got=str(folder), why=why, fix=fix)
+    return ClusterError.about(
+        "shm-too-small", _KEY, what, got=str(folder), why=why, fix=fix
+    )

@@ -35,14 +35,27 @@ _BUFFERS = 2
 _PAGE = 4096
 _NONE = -1  # no version
 _PATIENCE = 0.02  # share of the time waited so far until the next look: late by 2 %, busy for less than 1 %
-_FIRST_LOOK_S, _LAST_LOOK_S = 100e-6, 0.02
+_FIRST_LOOK_S = 100e-6
+_LAST_LOOK_S = 0.02
 _LOCK_S = 10.0  # longest wait for the lock; it is held for microseconds
 
 # The table at the start of the file, in words of 64 bits: header, a row for each writer, a row for each reader.
 _HEADER = np.dtype(
-    [("lock", f"V{LOCK_BYTES}"), ("spec_offset", "i8"), ("data_offset", "i8"), ("version", "i8", _BUFFERS)]
+    [
+        ("lock", f"V{LOCK_BYTES}"),
+        ("spec_offset", "i8"),
+        ("data_offset", "i8"),
+        ("version", "i8", _BUFFERS),
+    ]
 )
-_WRITER = np.dtype([("process", "i8"), ("pushed", "i8"), ("done", "i8", _BUFFERS), ("sum", "i8", _BUFFERS)])
+_WRITER = np.dtype(
+    [
+        ("process", "i8"),
+        ("pushed", "i8"),
+        ("done", "i8", _BUFFERS),
+        ("sum", "i8", _BUFFERS),
+    ]
+)
 _READER = np.dtype([("process", "i8"), ("finished", "i8"), ("loaded", "i8")])
 
 
@@ -54,23 +67,34 @@ class DoubleBuffer:
         self.path = path
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-            self._frozen = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # readers cannot damage what others read
+            self._frozen = mmap.mmap(
+                file.fileno(), 0, prot=mmap.PROT_READ
+            )  # readers cannot damage what others read
         self._lock = SharedLock(self._memory, 0)
         header = np.frombuffer(self._memory, _HEADER, 1)
-        spec_offset, self._data_offset = int(header["spec_offset"][0]), int(header["data_offset"][0])
-        self.spec: Assembly = pickle.loads(self._memory[spec_offset : self._data_offset])
-        self._writers, self._readers = self.spec.writers, self.spec.delivery.readers
+        spec_offset = int(header["spec_offset"][0])
+        self._data_offset = int(header["data_offset"][0])
+        self.spec: Assembly = pickle.loads(
+            self._memory[spec_offset : self._data_offset]
+        )
+        self._writers = self.spec.writers
+        self._readers = self.spec.delivery.readers
         self._version = header["version"][0]  # by buffer
         rows = _HEADER.itemsize
         self._writing = np.frombuffer(self._memory, _WRITER, len(self._writers), rows)
-        self._reading = np.frombuffer(self._memory, _READER, len(self._readers), rows + self._writing.nbytes)
+        self._reading = np.frombuffer(
+            self._memory, _READER, len(self._readers), rows + self._writing.nbytes
+        )
 
     @classmethod
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
         """Open the buffer of `spec` in `folder`; the first process makes it. ClusterError where there is no room."""
-        began, name = time.monotonic(), hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
+        began = time.monotonic()
+        name = hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
         path = folder / f"weights-{name}.buffer"
-        with open(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as making:
+        with open(
+            os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        ) as making:
             while not _taken(making.fileno()):
                 if not _rest(began, deadline_s):
                     raise _held_up(path, began)
@@ -86,24 +110,37 @@ class DoubleBuffer:
         ChannelTimeout names the ranks that hold it. WeightSyncError for a version older than what is here, or one that
         `writer` has written before: readers may hold it.
         """
-        table, row, began = self._writing, self._writers.index(writer), time.monotonic()
+        table = self._writing
+        row = self._writers.index(writer)
+        began = time.monotonic()
         while True:
             with self._locked(deadline_s):
-                newest, buffer = int(max(self._version)), self._holding(version)
+                newest = int(max(self._version))
+                buffer = self._holding(version)
                 if (buffer is None and newest > version) or (
                     buffer is not None and table["done"][row, buffer] == version
                 ):
                     raise versions_only_go_up(writer, version, newest)
-                table["process"][row], table["pushed"][row] = this_process(), version
-                if buffer is None:  # one that was given up first, so that the last complete version stays
+                table["process"][row] = this_process()
+                table["pushed"][row] = version
+                if (
+                    buffer is None
+                ):  # one that was given up first, so that the last complete version stays
                     free = [b for b in range(_BUFFERS) if not any(self._holders(b))]
-                    buffer = min(free, key=lambda b: (self._complete(b), self._version[b]), default=None)
+                    buffer = min(
+                        free,
+                        key=lambda b: (self._complete(b), self._version[b]),
+                        default=None,
+                    )
                 if buffer is not None:
                     self._version[buffer] = version
                     return self._buffer(buffer, self._memory)
                 holders = [self._holders(b) for b in range(_BUFFERS)]
             if not _rest(began, deadline_s):
-                found = [ranks("actor", late) if late else ranks("rollout", busy) for late, busy in holders]
+                found = [
+                    ranks("actor", late) if late else ranks("rollout", busy)
+                    for late, busy in holders
+                ]
                 raise ChannelTimeout.about(
                     "channel-timeout",
                     f"weights version {version}",
@@ -117,8 +154,11 @@ class DoubleBuffer:
         row = self._writers.index(writer)
         with self._locked():
             buffer = self._holding(version)
-            assert buffer is not None, f"actor rank {writer} finishes version {version}, which it never began"
-            self._writing["sum"][row, buffer], self._writing["done"][row, buffer] = checksum, version
+            assert buffer is not None, (
+                f"actor rank {writer} finishes version {version}, which it never began"
+            )
+            self._writing["sum"][row, buffer] = checksum
+            self._writing["done"][row, buffer] = version
             return self._complete(buffer)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,7 +173,8 @@ class DoubleBuffer:
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
         """Mark `reader` as finished with `version` and all before."""
-        table, row = self._reading, self._readers.index(reader)
+        table = self._reading
+        row = self._readers.index(reader)
         table["finished"][row] = max(table["finished"][row], version)
         if loaded:
             table["loaded"][row] = version
@@ -142,13 +183,18 @@ class DoubleBuffer:
         """Return the bytes of a complete version, to build the next one on; None where it is not here."""
         with self._locked():
             buffer = self._holding(version)
-            return None if buffer is None or not self._complete(buffer) else self._buffer(buffer, self._frozen)
+            if buffer is None or not self._complete(buffer):
+                return None
+            return self._buffer(buffer, self._frozen)
 
     def sums(self, version: int) -> dict[int, int]:
         """Return the checksum that each writer gave to `finish`."""
         buffer = self._holding(version)
         assert buffer is not None, "a version that is being read stays"
-        return {w: int(s) for w, s in zip(self._writers, self._writing["sum"][:, buffer], strict=True)}
+        return {
+            w: int(s)
+            for w, s in zip(self._writers, self._writing["sum"][:, buffer], strict=True)
+        }
 
     def late(self, version: int) -> list[int]:
         """List the actor ranks that have not written `version` whole; none where a later one has taken its place."""
@@ -159,7 +205,11 @@ class DoubleBuffer:
 
     def lacking(self, version: int) -> list[int]:
         """List the rollout ranks that have not loaded `version`."""
-        return [r for r, row in zip(self._readers, self._reading, strict=True) if row["loaded"] < version]
+        return [
+            r
+            for r, row in zip(self._readers, self._reading, strict=True)
+            if row["loaded"] < version
+        ]
 
     # ── inside, under the lock ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -168,7 +218,9 @@ class DoubleBuffer:
 
     def _complete(self, buffer: int) -> bool:
         version = self._version[buffer]
-        return bool(version != _NONE and (self._writing["done"][:, buffer] == version).all())
+        return bool(
+            version != _NONE and (self._writing["done"][:, buffer] == version).all()
+        )
 
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
         """List the actor ranks that may still write into it, and its readers; those that are yet to come count."""
@@ -177,21 +229,31 @@ class DoubleBuffer:
             return [], []
         if self._complete(buffer):
             readers = zip(self._readers, self._reading, strict=True)
-            return [], [r for r, row in readers if row["finished"] < version and _not_dead(row)]
+            return [], [
+                r for r, row in readers if row["finished"] < version and _not_dead(row)
+            ]
         writers = zip(self._writers, self._writing, strict=True)
-        unfinished = ((w, row) for w, row in writers if row["done"][buffer] != version and row["pushed"] <= version)
+        unfinished = (
+            (w, row)
+            for w, row in writers
+            if row["done"][buffer] != version and row["pushed"] <= version
+        )
         return [w for w, row in unfinished if _not_dead(row)], []
 
     def _buffer(self, number: int, memory: mmap.mmap) -> Bytes:
         size = self.spec.layout.size_bytes
         if size == 0:
             return np.empty(0, np.uint8)
-        return np.frombuffer(memory, np.uint8, size, self._data_offset + number * _page_up(size))
+        return np.frombuffer(
+            memory, np.uint8, size, self._data_offset + number * _page_up(size)
+        )
 
     @contextlib.contextmanager
     def _locked(self, deadline_s: float | None = None) -> Iterator[None]:
         began = time.monotonic()
-        if not self._lock.acquire(timeout=_LOCK_S if deadline_s is None else deadline_s - began):
+        if not self._lock.acquire(
+            timeout=_LOCK_S if deadline_s is None else deadline_s - began
+        ):
             raise _held_up(self.path, began)
         try:
             yield
@@ -202,18 +264,25 @@ class DoubleBuffer:
 def _held_up(path: Path, began: float) -> ChannelTimeout:
     what = f"the buffer stayed locked for {time.monotonic() - began:.1f} s"
     why = "another process of this node is making it, or was stopped while it held the lock"
-    return ChannelTimeout.about("channel-timeout", f"weights {path.name}", what, why=why)
+    return ChannelTimeout.about(
+        "channel-timeout", f"weights {path.name}", what, why=why
+    )
 
 
 def _make(path: Path, spec: Assembly) -> None:
     """Make the file, under the lock; a process that dies in it leaves a part that the next one removes."""
     meta = pickle.dumps(spec)
-    rows = len(spec.writers) * _WRITER.itemsize + len(spec.delivery.readers) * _READER.itemsize
+    rows = (
+        len(spec.writers) * _WRITER.itemsize
+        + len(spec.delivery.readers) * _READER.itemsize
+    )
     table = np.full((_HEADER.itemsize + rows) // 8, _NONE, np.int64)
     data_offset = _page_up(table.nbytes + len(meta))
     header = table[: _HEADER.itemsize // 8].view(_HEADER)
-    header["spec_offset"], header["data_offset"] = table.nbytes, data_offset
-    part, size = path.with_suffix(".part"), data_offset + _BUFFERS * _page_up(spec.layout.size_bytes)
+    header["spec_offset"] = table.nbytes
+    header["data_offset"] = data_offset
+    part = path.with_suffix(".part")
+    size = data_offset + _BUFFERS * _page_up(spec.layout.size_bytes)
     if not _allocated(part, size):
         disk = spill_of(path.parent)
         spilled = None if disk is None else (disk / path.name).resolve()
@@ -277,7 +346,10 @@ class OwnCopy:
 
     def begin(self, writer: int, version: int, *, deadline_s: float) -> Bytes:
         if version != self._version:
-            self._version, self._bytes = version, np.empty(self.spec.layout.size_bytes, np.uint8)
+            self._version, self._bytes = (
+                version,
+                np.empty(self.spec.layout.size_bytes, np.uint8),
+            )
             self._sums = {}
         return self._bytes
 
@@ -286,7 +358,9 @@ class OwnCopy:
         return not self.late(version)
 
     def read(self, reader: int, version: int) -> Bytes:
-        whole, self._bytes, self._version = self._bytes, np.empty(0, np.uint8), None
+        whole = self._bytes
+        self._bytes = np.empty(0, np.uint8)
+        self._version = None
         return whole
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:

@@ -22,7 +22,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 from torch import Tensor
-from torch._C._distributed_c10d import Store  # `torch.distributed` has it, its types do not
+from torch._C._distributed_c10d import (
+    Store,
+)  # `torch.distributed` has it, its types do not
 
 from rlplace.comm.codec import dtype_name
 from rlplace.errors import WeightSyncError
@@ -30,7 +32,11 @@ from rlplace.errors import WeightSyncError
 _LEAST_S = 0.001
 # By default torch ends the whole process once a collective of it has failed or is late, and some minutes after a thread
 # of its own hangs. Here a sync that fails leaves the version before: `Member` has the deadline, and aborts the group.
-_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 # The last arguments of torch's rebuild_cuda_tensor: numbers and handles.
 _CUDA = (
     *("handle", "storage_bytes", "storage_offset", "requires_grad"),
@@ -48,12 +54,19 @@ def share(tensor: Tensor) -> bytes:
     if data.is_cuda:
         arguments = reductions.reduce_tensor(data)[1][-len(_CUDA) :]
         named = zip(_CUDA, arguments, strict=True)
-        note = {name: value.hex() if isinstance(value, bytes) else value for name, value in named}
+        note = {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in named
+        }
         note["accelerator"] = _uuid(data.get_device())
     else:
         file, size_bytes = data.untyped_storage()._share_fd_cpu_()
         note = {"pid": os.getpid(), "file": file, "storage_bytes": size_bytes}
-    view = {"size": list(data.size()), "stride": list(data.stride()), "offset": data.storage_offset()}
+    view = {
+        "size": list(data.size()),
+        "stride": list(data.stride()),
+        "offset": data.storage_offset(),
+    }
     return json.dumps({"dtype": dtype_name(data), **view, **note}).encode()
 
 
@@ -66,16 +79,26 @@ def open_shared(note: bytes) -> Tensor:
     dtype = getattr(torch, str(found["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{found['dtype']!r} is no dtype")
-    size, stride, offset = ([*map(int, found["size"])], [*map(int, found["stride"])], int(found["offset"]))
+    size = [*map(int, found["size"])]
+    stride = [*map(int, found["stride"])]
+    offset = int(found["offset"])
     if "pid" in found:
-        file = os.open(f"/proc/{int(found['pid'])}/fd/{int(found['file'])}", os.O_RDWR | os.O_CLOEXEC)
+        file = os.open(
+            f"/proc/{int(found['pid'])}/fd/{int(found['file'])}",
+            os.O_RDWR | os.O_CLOEXEC,
+        )
         try:
-            storage = torch.UntypedStorage._new_shared_fd_cpu(file, int(found["storage_bytes"]))  # type: ignore[attr-defined]  # it is there, but not in the stubs
+            held = int(found["storage_bytes"])
+            # It is there, but not in the stubs.
+            make = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
+            storage = make(file, held)
         finally:
             os.close(file)
         return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
     uuid = str(found["accelerator"])
-    device = next((n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid), None)
+    device = next(
+        (n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid), None
+    )
     if device is None:
         raise WeightSyncError.about(
             "accelerator-not-visible",
@@ -85,12 +108,19 @@ def open_shared(note: bytes) -> Tensor:
             fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
         )
     view = (torch.Size(size), tuple(stride), offset)
-    storage_of = (torch.storage.TypedStorage, dtype, device, *(_unhex(found[name]) for name in _CUDA))
+    storage_of = (
+        torch.storage.TypedStorage,
+        dtype,
+        device,
+        *(_unhex(found[name]) for name in _CUDA),
+    )
     tensor: Tensor = reductions.rebuild_cuda_tensor(Tensor, *view, *storage_of)
     return tensor
 
 
-def device_group(store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
+def device_group(
+    store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float
+) -> Any:
     """Join a process group beside any other: NCCL on GPUs, gloo on hosts. Blocks until all of `store` have joined.
 
     On GPUs it may block for longer than `timeout_s`, where a member has ended: NCCL has no deadline for this.
@@ -139,7 +169,9 @@ def within(deadline_s: float, work: Callable[[], Any], late: str) -> Any:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="joins a group", daemon=True).start()
-    if not concurrent.futures.wait([outcome], max(_LEAST_S, deadline_s - time.monotonic())).done:
+    if not concurrent.futures.wait(
+        [outcome], max(_LEAST_S, deadline_s - time.monotonic())
+    ).done:
         raise RuntimeError(late)
     return outcome.result()
 

@@ -46,8 +46,16 @@ class DeviceBucket:
     @classmethod
     def of(cls, owner: int, pieces: tuple[Piece, ...], layout: Layout) -> DeviceBucket:
         each = [layout.count_bytes([piece]) for piece in pieces]
-        size_bytes = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in each) + _SUM_BYTES
-        return cls(owner=owner, pieces=pieces, layout=layout, content_bytes=sum(each), size_bytes=size_bytes)
+        size_bytes = (
+            sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in each) + _SUM_BYTES
+        )
+        return cls(
+            owner=owner,
+            pieces=pieces,
+            layout=layout,
+            content_bytes=sum(each),
+            size_bytes=size_bytes,
+        )
 
     def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
         """Write this rank's pieces, in the types they travel in, and their sum."""
@@ -109,7 +117,9 @@ class DevicePush:
 
     @property
     def delivery(self) -> DeviceDelivery:
-        assert isinstance(self.assembly.delivery, DeviceDelivery), "others are not announced like this"
+        assert isinstance(self.assembly.delivery, DeviceDelivery), (
+            "others are not announced like this"
+        )
         return self.assembly.delivery
 
     @property
@@ -125,7 +135,10 @@ class DevicePush:
     def slots(self, device: torch.device) -> Sequence[Tensor]:
         """Make memory for any two neighbouring buckets: bucket n lies at the beginning of slot n modulo 2."""
         largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
-        return [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(SHARED)]
+        return [
+            torch.empty(largest, dtype=torch.uint8, device=device)
+            for _ in range(SHARED)
+        ]
 
 
 @functools.lru_cache(maxsize=2)
@@ -137,10 +150,15 @@ def _unpacked(packed: bytes) -> Assembly:
 @functools.lru_cache(maxsize=2)
 def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Window, ...]:
     assembly = _unpacked(packed)
-    layout, first, windows = assembly.layout, 0, list[Window]()
-    begun = [0] * len(assembly.pieces)  # pieces of earlier windows, by actor rank; they are in order
+    layout = assembly.layout
+    first = 0
+    windows = list[Window]()
+    begun = [0] * len(
+        assembly.pieces
+    )  # pieces of earlier windows, by actor rank; they are in order
     for stop in _ends(assembly, window_bytes):
-        cut, buckets = Layout.of(layout.tensors[first:stop]), list[DeviceBucket]()
+        cut = Layout.of(layout.tensors[first:stop])
+        buckets = list[DeviceBucket]()
         for owner, held in enumerate(assembly.pieces):
             end = bisect_left(held, stop, begun[owner], key=attrgetter("tensor"))
             for pieces in layout.buckets(held[begun[owner] : end], bucket_bytes):
@@ -154,7 +172,8 @@ def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Windo
 
 def _ends(assembly: Assembly, window_bytes: int) -> Iterator[int]:
     """Yield the number of tensors before the end of each window, none larger than the largest tensor has to be."""
-    tensors, size = assembly.layout.tensors, 0
+    tensors = assembly.layout.tensors
+    size = 0
     cuts = isinstance(assembly.delivery, DeviceDelivery) and assembly.delivery.cut
     most = max([window_bytes, *(tensor.size_bytes for tensor in tensors)])
     for number, tensor in enumerate(tensors):

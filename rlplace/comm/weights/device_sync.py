@@ -27,23 +27,41 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore  # `torch.distributed` has it, its types do not
+from torch._C._distributed_c10d import (
+    PrefixStore,
+)  # `torch.distributed` has it, its types do not
 
 from rlplace.comm.channel import Channel
-from rlplace.comm.weights.device_group import device_group, mark, open_shared, share, within
+from rlplace.comm.weights.device_group import (
+    device_group,
+    mark,
+    open_shared,
+    share,
+    within,
+)
 from rlplace.comm.weights.device_push import SHARED, DeviceBucket, DevicePush
 from rlplace.comm.weights.rendezvous import StoreAddress, SyncRendezvous
 from rlplace.comm.weights.shards import Assembly, Shard, tensors_in
-from rlplace.comm.weights.version import Push, ReceivedWeights, WeightReceiver, damaged_sync, failed_sync
+from rlplace.comm.weights.version import (
+    Push,
+    ReceivedWeights,
+    WeightReceiver,
+    damaged_sync,
+    failed_sync,
+)
 from rlplace.errors import WeightSyncError
 from rlplace.placement.flow import DEVICE_BUCKET_BYTES, WINDOW_BYTES, DeviceMember
 from rlplace.placement.language.slots import owner_of
 
-_AGAIN = b"again"  # note of an owner about a bucket in memory that the consumer has opened
+_AGAIN = (
+    b"again"  # note of an owner about a bucket in memory that the consumer has opened
+)
 _COPIED = b"copied"  # note of a consumer about a bucket
 _BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
-_LOOK_S = 0.00005  # between two looks at a device: a bucket takes some hundred microseconds
+_LOOK_S = (
+    0.00005  # between two looks at a device: a bucket takes some hundred microseconds
+)
 
 
 # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,7 +74,9 @@ class Member:
         self.name = name
         self.device = device
         # What shares and what broadcasts, as reports call it.
-        self.transports = ("cuda_ipc", "nccl") if device.type == "cuda" else ("shared_tensor", "gloo")
+        self.transports = (
+            ("cuda_ipc", "nccl") if device.type == "cuda" else ("shared_tensor", "gloo")
+        )
         self._timeout_s = timeout_s
         self._rendezvous: SyncRendezvous | None = None
         self._group: Any = None
@@ -85,19 +105,31 @@ class Member:
                 self._join(sync, rendezvous, deadline_s)
                 yield rendezvous
             except RuntimeError as error:
-                what, lacking = f"version {version} broke off: {error}", self.lacking(sync)
+                what = f"version {version} broke off: {error}"
+                lacking = self.lacking(sync)
                 emptied = sync.delivery.cut
                 raise failed_sync(
-                    "incomplete-weights", self.name, what, version=version, lacking=lacking, emptied=emptied
+                    "incomplete-weights",
+                    self.name,
+                    what,
+                    version=version,
+                    lacking=lacking,
+                    emptied=emptied,
                 ) from error
             failed.pop_all()
 
-    def _join(self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float) -> None:
+    def _join(
+        self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float
+    ) -> None:
         """Return when all members are here and those of the group are in it."""
         delivery = sync.delivery
         group = [member.name for member in delivery.group]
-        consumers = [taker.name for taker in delivery.takers if delivery.owner(taker) is not None]
-        words = rendezvous.join(sync.round, self._formed, [*group, *consumers], deadline_s=deadline_s)
+        consumers = [
+            taker.name for taker in delivery.takers if delivery.owner(taker) is not None
+        ]
+        words = rendezvous.join(
+            sync.round, self._formed, [*group, *consumers], deadline_s=deadline_s
+        )
         if len(group) == 1 or self.name not in group:
             return
         if self._formed == _ALONE or len(set(words[: len(group)])) > 1:
@@ -105,7 +137,9 @@ class Member:
             left_s = max(1.0, deadline_s - time.monotonic())
 
             def form() -> Any:
-                store = sync.store.connect(left_s)  # its own: a thread that waits has its connection to itself
+                store = sync.store.connect(
+                    left_s
+                )  # its own: a thread that waits has its connection to itself
                 return device_group(
                     PrefixStore(f"weights/group/{sync.round}", store),
                     rank=group.index(self.name),
@@ -129,19 +163,27 @@ class Member:
 
     def synchronize(self, deadline_s: float, what: str) -> None:
         """Wait for what the current stream has to do: NCCL's own wait only orders streams. RuntimeError when late."""
-        reached, began = mark(self.device), time.monotonic()
+        reached = mark(self.device)
+        began = time.monotonic()
         while reached is not None and not reached.query():
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"{self.name} waited {time.monotonic() - began:.1f} s for {what}")
+                raise RuntimeError(
+                    f"{self.name} waited {time.monotonic() - began:.1f} s for {what}"
+                )
             time.sleep(_LOOK_S)
 
     def lacking(self, sync: DevicePush) -> list[int]:
         """List the rollout ranks without this version; all readers where the store does not answer."""
-        readers, rendezvous = sync.delivery.readers, self._rendezvous
+        readers = sync.delivery.readers
+        rendezvous = self._rendezvous
         if rendezvous is None:
             return list(readers)
         try:
-            return [r for r in readers if rendezvous.version_of(owner_of("rollout", r)) < sync.push.version]
+            return [
+                r
+                for r in readers
+                if rendezvous.version_of(owner_of("rollout", r)) < sync.push.version
+            ]
         except RuntimeError:
             return list(readers)
 
@@ -153,7 +195,8 @@ class Member:
 
     def leave(self) -> None:
         """Leave the group, also in the middle of a broadcast: the next sync forms a new one, at every member."""
-        group, self._group = self._group, None
+        group = self._group
+        self._group = None
         self._formed = _ALONE
         if group is not None:
             group.abort()  # or what NCCL has begun would keep the device at work for ever
@@ -176,11 +219,15 @@ class DeviceSender:
         self._rank = rank
         self._store = store
         self._sizes = {"bucket_bytes": bucket_bytes, "window_bytes": window_bytes}
-        self._member = Member(owner_of("actor", rank), device, timeout_s=channel.spec.timeout_s)
+        self._member = Member(
+            owner_of("actor", rank), device, timeout_s=channel.spec.timeout_s
+        )
         self._round = 0
         self._packed: tuple[Assembly, bytes] | None = None  # as they were sent last
 
-    def send(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> Counter[str]:
+    def send(
+        self, assembly: Assembly, push: Push, shards: Sequence[Shard]
+    ) -> Counter[str]:
         """Send this rank's buckets and pass on all others. Returns bytes by transport.
 
         Blocks until the readers have taken them. Raises WeightSyncError or ChannelTimeout, and then the readers have
@@ -189,20 +236,30 @@ class DeviceSender:
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._packed is None or self._packed[0] is not assembly:
             self._packed = assembly, pickle.dumps(assembly, pickle.HIGHEST_PROTOCOL)
-        sync = DevicePush(push=push, round=self._round, packed=self._packed[1], store=self._store, **self._sizes)
+        sync = DevicePush(
+            push=push,
+            round=self._round,
+            packed=self._packed[1],
+            store=self._store,
+            **self._sizes,
+        )
         self._round += 1
         for reader in sync.delivery.readers if self._rank == 0 else ():
             self._channel.put(sync, key=str(reader))
-        member, several = self._member, len(sync.delivery.group) > 1
+        member = self._member
+        several = len(sync.delivery.group) > 1
         (by_sharing, by_broadcast), moved = member.transports, Counter[str]()
         try:
             with (
                 member.sync(sync, deadline_s) as rendezvous,
-                _Shares(rendezvous, sync.delivery.consumers(self._rank), deadline_s) as shares,
+                _Shares(
+                    rendezvous, sync.delivery.consumers(self._rank), deadline_s
+                ) as shares,
             ):
                 slots = sync.slots(member.device)
                 for number, bucket in enumerate(sync.buckets):
-                    slot, size = slots[number % SHARED], bucket.content_bytes
+                    slot = slots[number % SHARED]
+                    size = bucket.content_bytes
                     data = slot[: bucket.size_bytes]
                     if bucket.owner == self._rank:
                         bucket.fill(data, shards, checked=push.checked)
@@ -228,7 +285,12 @@ class _Shares:
     At the end of the block every consumer has taken every bucket, or finds a note that there are no more.
     """
 
-    def __init__(self, rendezvous: SyncRendezvous, consumers: Sequence[DeviceMember], deadline_s: float) -> None:
+    def __init__(
+        self,
+        rendezvous: SyncRendezvous,
+        consumers: Sequence[DeviceMember],
+        deadline_s: float,
+    ) -> None:
         self._rendezvous = rendezvous
         self._consumers = [consumer.name for consumer in consumers]
         self._deadline_s = deadline_s
@@ -240,7 +302,9 @@ class _Shares:
 
         Return the number of consumers. Each opens a slot once: to open memory takes longer than to copy a bucket.
         """
-        for consumer in self._consumers:  # once for each: torch counts the processes that have opened it
+        for consumer in (
+            self._consumers
+        ):  # once for each: torch counts the processes that have opened it
             what = share(slot) if self._next < SHARED else _AGAIN
             self._rendezvous.note(_shared(self._next, consumer), what)
         if self._consumers:
@@ -254,8 +318,13 @@ class _Shares:
         while len(self._shared) > most:
             for consumer in self._consumers:
                 about = _taken(self._shared[0], consumer)
-                if self._rendezvous.read(about, consumer, deadline_s=self._deadline_s) != _COPIED:
-                    raise RuntimeError(f"{consumer} could not open the memory of {self._rendezvous.me}")
+                if (
+                    self._rendezvous.read(about, consumer, deadline_s=self._deadline_s)
+                    != _COPIED
+                ):
+                    raise RuntimeError(
+                        f"{consumer} could not open the memory of {self._rendezvous.me}"
+                    )
             self._shared.popleft()
 
     def __enter__(self) -> _Shares:
@@ -284,17 +353,30 @@ class _Taking:
     """
 
     def __init__(
-        self, member: Member, sync: DevicePush, owner: int | None, rendezvous: SyncRendezvous, deadline_s: float
+        self,
+        member: Member,
+        sync: DevicePush,
+        owner: int | None,
+        rendezvous: SyncRendezvous,
+        deadline_s: float,
     ) -> None:
-        self._member, self._sync, self._rendezvous, self._deadline_s = member, sync, rendezvous, deadline_s
+        self._member = member
+        self._sync = sync
+        self._rendezvous = rendezvous
+        self._deadline_s = deadline_s
         self._owner = None if owner is None else owner_of("actor", owner)
-        self._slots: list[Tensor] = []  # of the owner, once they are opened; else its own
-        self._number, self._all = 0, sum(1 for _ in sync.buckets)
+        self._slots: list[
+            Tensor
+        ] = []  # of the owner, once they are opened; else its own
+        self._number = 0
+        self._all = sum(1 for _ in sync.buckets)
         self.damaged: int | None = None  # the actor rank whose bucket it was
 
     def take(self, bucket: DeviceBucket, copy: Tensor, first: int = 0) -> None:
         """Wait for the next bucket, and copy it to where it lies in `copy`, which begins at byte `first` of all."""
-        member, number, slots = self._member, self._number, self._slots
+        member = self._member
+        number = self._number
+        slots = self._slots
         if self._owner is None:
             slots[:] = slots or self._sync.slots(member.device)
         else:
@@ -303,7 +385,9 @@ class _Taking:
         if self._owner is None:
             member.broadcast(data, bucket.owner, self._deadline_s)
         bucket.copy_into(copy, data, first)
-        member.synchronize(self._deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}")
+        member.synchronize(
+            self._deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}"
+        )
         if self._sync.push.checked and not bucket.is_whole(data):
             self.damaged = bucket.owner
         self._number += 1
@@ -311,15 +395,20 @@ class _Taking:
             if self._number == self._all:  # the owner is about to give its memory back
                 del data
                 slots.clear()
-            self._rendezvous.note(_taken(number, member.name), _COPIED)  # from here the owner overwrites it
+            self._rendezvous.note(
+                _taken(number, member.name), _COPIED
+            )  # from here the owner overwrites it
 
     def _open(self, owner: str) -> None:
         """Wait for the next bucket; open the slot in the owner's memory that it lies in, the first time.
 
         Raises RuntimeError if there are no more, WeightSyncError.
         """
-        rendezvous, number = self._rendezvous, self._number
-        note = rendezvous.read(_shared(number, rendezvous.me), owner, deadline_s=self._deadline_s)
+        rendezvous = self._rendezvous
+        number = self._number
+        note = rendezvous.read(
+            _shared(number, rendezvous.me), owner, deadline_s=self._deadline_s
+        )
         if note == _BROKE_OFF:
             raise RuntimeError(f"{owner} could not go on")
         if note == _AGAIN and len(self._slots) == SHARED:
@@ -330,7 +419,9 @@ class _Taking:
             rendezvous.note(_taken(number, rendezvous.me), b"not opened")
             if isinstance(error, WeightSyncError):
                 raise
-            raise RuntimeError(f"the note of {owner} about its memory is damaged: {error!r}") from error
+            raise RuntimeError(
+                f"the note of {owner} about its memory is damaged: {error!r}"
+            ) from error
 
 
 class DeviceEnd(WeightReceiver):
@@ -367,13 +458,17 @@ class DeviceReceiver(DeviceEnd):
     """Pulls onto `device`."""
 
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
-        sync, member = self._announcement(version, deadline_s), self._member
-        layout, delivery = sync.assembly.layout, sync.delivery
+        sync = self._announcement(version, deadline_s)
+        member = self._member
+        layout = sync.assembly.layout
+        delivery = sync.delivery
         (taker,) = delivery.takers_of(self._rank)
         owner = delivery.owner(taker)
         with member.sync(sync, deadline_s) as rendezvous:
             taking = _Taking(member, sync, owner, rendezvous, deadline_s)
-            copy = torch.empty(layout.size_bytes, dtype=torch.uint8, device=member.device)
+            copy = torch.empty(
+                layout.size_bytes, dtype=torch.uint8, device=member.device
+            )
             for bucket in sync.buckets:
                 taking.take(bucket, copy)
         if taking.damaged is not None:
@@ -390,7 +485,11 @@ class DeviceReceiver(DeviceEnd):
             version=version,
             tensors=tensors,
             partial=sync.push.partial,
-            transports={member.transports[owner is None]: sum(spec.size_bytes for spec in layout.tensors)},
+            transports={
+                member.transports[owner is None]: sum(
+                    spec.size_bytes for spec in layout.tensors
+                )
+            },
             give_back=give_back,
         )
 
@@ -404,7 +503,9 @@ class DeviceReceiver(DeviceEnd):
 class PartTaker:
     """Takes part for one process of an engine, `part` of rollout rank `rank`, with an accelerator of its own."""
 
-    def __init__(self, rank: int, part: int, *, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, part: int, *, device: torch.device, timeout_s: float
+    ) -> None:
         self._me = DeviceMember("rollout", rank, part)
         self._member = Member(self._me.name, device, timeout_s=timeout_s)
 
@@ -413,27 +514,46 @@ class PartTaker:
 
         Weights that follow damaged ones are not given. Raises WeightSyncError, ChannelTimeout.
         """
-        member, owner = self._member, sync.delivery.owner(self._me)
+        member = self._member
+        owner = sync.delivery.owner(self._me)
         try:
             with member.sync(sync, deadline_s) as rendezvous:
                 taking = _Taking(member, sync, owner, rendezvous, deadline_s)
                 for window in sync.windows:
-                    gathered = torch.empty(window.layout.size_bytes, dtype=torch.uint8, device=member.device)
+                    gathered = torch.empty(
+                        window.layout.size_bytes,
+                        dtype=torch.uint8,
+                        device=member.device,
+                    )
                     for bucket in window.buckets:
                         taking.take(bucket, gathered, window.first)
                     if taking.damaged is None:
                         yield tensors_in(gathered, window.layout)
             if taking.damaged is not None:
-                raise damaged_sync(member.name, sync.push.version, taking.damaged, member.lacking(sync), emptied=True)
+                raise damaged_sync(
+                    member.name,
+                    sync.push.version,
+                    taking.damaged,
+                    member.lacking(sync),
+                    emptied=True,
+                )
         finally:
             member.free_memory()
 
     def not_loaded(self, sync: DevicePush, error: Exception) -> WeightSyncError:
         """Describe weights that came whole, and that this process could not load."""
-        version, lacking = sync.push.version, self._member.lacking(sync)
+        version = sync.push.version
+        lacking = self._member.lacking(sync)
         what = f"version {version} could not be loaded: {type(error).__name__}: {error}"
         code = "incomplete-weights"
-        return failed_sync(code, self._member.name, what, version=version, lacking=lacking, emptied=True)
+        return failed_sync(
+            code,
+            self._member.name,
+            what,
+            version=version,
+            lacking=lacking,
+            emptied=True,
+        )
 
     def transport(self, sync: DevicePush) -> str:
         return self._member.transports[sync.delivery.owner(self._me) is None]
@@ -447,14 +567,18 @@ class LoadedParts:
     others: dict[str, Tensor]
 
 
-LoadFrom = Callable[[DevicePush, int, float], LoadedParts]  # of a rollout rank, until a deadline: see VllmEngine
+LoadFrom = Callable[
+    [DevicePush, int, float], LoadedParts
+]  # of a rollout rank, until a deadline: see VllmEngine
 
 
 class CutReceiver(DeviceEnd):
     """Has the engine of a rollout rank load a version while its processes take it."""
 
     def __init__(self, channel: Channel, rank: int, *, load: LoadFrom) -> None:
-        super().__init__(channel, rank, device=torch.device("cpu"))  # this process itself takes nothing
+        super().__init__(
+            channel, rank, device=torch.device("cpu")
+        )  # this process itself takes nothing
         self._load = load
 
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
@@ -462,9 +586,15 @@ class CutReceiver(DeviceEnd):
         try:
             loaded = self._load(sync, self._rank, deadline_s)
         except Exception:
-            self._refuse(sync, "could not begin")  # decides nothing where the sync has begun
+            self._refuse(
+                sync, "could not begin"
+            )  # decides nothing where the sync has begun
             raise
         self._has(sync)
         return ReceivedWeights(
-            version=version, tensors=loaded.others, partial=False, transports=loaded.transports, loaded=True
+            version=version,
+            tensors=loaded.others,
+            partial=False,
+            transports=loaded.transports,
+            loaded=True,
         )

@@ -28,7 +28,12 @@ import torch
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
-from rlplace.comm.weights.device_sync import CutReceiver, DeviceReceiver, DeviceSender, LoadFrom
+from rlplace.comm.weights.device_sync import (
+    CutReceiver,
+    DeviceReceiver,
+    DeviceSender,
+    LoadFrom,
+)
 from rlplace.comm.weights.shards import (
     Assembly,
     Bytes,
@@ -92,17 +97,23 @@ class WeightSender:
         self._folder = folder
         self._device = device
         self._verify_every = verify_every
-        self._delta_share = delta_share if folder is not None else 0.0  # an OwnCopy is handed over: none to change
+        self._delta_share = (
+            delta_share if folder is not None else 0.0
+        )  # an OwnCopy is handed over: none to change
         self._bucket_bytes = bucket_bytes
         self._check = check
         self._held: object = None  # what `_planned` was planned for
         self._planned: tuple[Assembly, ...] = ()
         self._buffer: DoubleBuffer | None = None
-        self._streamed: dict[int, tuple[int | None, list[Bytes | None]]] = {}  # by lead: version and buckets, for delta
+        self._streamed: dict[
+            int, tuple[int | None, list[Bytes | None]]
+        ] = {}  # by lead: version and buckets, for delta
         self._pushes = 0
         self._newest = -1  # version that was sent
 
-    def push(self, version: int, shards: Sequence[Shard], *, partial: bool = False) -> dict[str, int]:
+    def push(
+        self, version: int, shards: Sequence[Shard], *, partial: bool = False
+    ) -> dict[str, int]:
         """Write this rank's share; return bytes by transport. WeightSyncError for an old version, or as the channel."""
         if version <= self._newest:
             raise versions_only_go_up(self._rank, version, self._newest)
@@ -112,14 +123,18 @@ class WeightSender:
         moved: Counter[str] = Counter()
         for assembly in self._assemblies(shards):
             if isinstance(assembly.delivery, DeviceDelivery):
-                assert self._device is not None, "a delivery on accelerators needs a DeviceSender"
+                assert self._device is not None, (
+                    "a delivery on accelerators needs a DeviceSender"
+                )
                 moved += self._device.send(assembly, push, shards)
             elif self._rank not in assembly.writers:
                 continue
             elif self._folder is None:
                 moved[Transport.SAME_PROCESS] += self._stream(assembly, push, shards)
             elif self._rank in assembly.delivery.near:
-                moved[Transport.SAME_NODE] += self._write(self._folder, assembly, push, shards)
+                moved[Transport.SAME_NODE] += self._write(
+                    self._folder, assembly, push, shards
+                )
             else:
                 moved[Transport.NETWORK] += self._stream(assembly, push, shards)
         self._newest = version
@@ -127,7 +142,8 @@ class WeightSender:
 
     def begin_again(self) -> None:
         """Forget what was sent: all ends of the channel begin again, and may be given the same version."""
-        self._newest, self._buffer = -1, None
+        self._newest = -1
+        self._buffer = None
         self._streamed.clear()
 
     def close(self) -> None:
@@ -139,48 +155,80 @@ class WeightSender:
         """Plan the copies, once for the same shards."""
         held = [(shard.spec, shard.blocks) for shard in shards]
         if self._held != held:
-            layout, blocks = Layout.of(spec for spec, _ in held), [blocks for _, blocks in held]
-            self._planned = tuple(assemble(layout, blocks, delivery) for delivery in self._deliveries)
-            self._held, self._buffer = held, None
+            layout = Layout.of(spec for spec, _ in held)
+            blocks = [blocks for _, blocks in held]
+            self._planned = tuple(
+                assemble(layout, blocks, delivery) for delivery in self._deliveries
+            )
+            self._held = held
+            self._buffer = None
         return self._planned
 
-    def _write(self, folder: Path, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> int:
+    def _write(
+        self, folder: Path, assembly: Assembly, push: Push, shards: Sequence[Shard]
+    ) -> int:
         """Write into the double buffer. Returns the bytes written."""
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._buffer is None:
             self._buffer = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s)
-        layout, pieces = assembly.layout, assembly.pieces[self._rank]
+        layout = assembly.layout
+        pieces = assembly.pieces[self._rank]
         copy = self._buffer.begin(self._rank, push.version, deadline_s=deadline_s)
         for piece in pieces:
-            write_piece(copy[layout.bytes_of(piece)], shards[piece.tensor], self._rank, piece)
+            write_piece(
+                copy[layout.bytes_of(piece)], shards[piece.tensor], self._rank, piece
+            )
         written = checksum(parts_of(copy, layout, pieces)) if push.checked else 0
         if self._buffer.finish(self._rank, push.version, written):
             for reader in assembly.delivery.readers:
-                self._channel.put(Complete(push=push, buffer=self._buffer.path), key=str(reader))
+                self._channel.put(
+                    Complete(push=push, buffer=self._buffer.path), key=str(reader)
+                )
         return layout.count_bytes(pieces)
 
     def _stream(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> int:
         """Send header and buckets to the lead reader. Returns the bytes that travelled."""
-        lead, layout, source = assembly.delivery.lead, assembly.layout, self._rank
+        lead = assembly.delivery.lead
+        layout = assembly.layout
+        source = self._rank
         buckets = layout.buckets(assembly.pieces[source], self._bucket_bytes)
         base, before = self._streamed.pop(lead, (None, []))
         if len(before) != len(buckets):
-            base, before = None, [None] * len(buckets)
-        sent, kept = [0] * len(buckets), dict[int, Bytes]()
+            base = None
+            before = [None] * len(buckets)
+        sent = [0] * len(buckets)
+        kept = dict[int, Bytes]()
 
         def make(index: int) -> Bucket:
             whole = np.empty(layout.count_bytes(buckets[index]), np.uint8)
             for piece, run in layout.runs(buckets[index]):
                 write_piece(whole[run], shards[piece.tensor], source, piece)
-            old, before[index] = before[index], None  # one that is asked for again goes whole
-            found = None if old is None else Changes.between(old, whole, largest_share=self._delta_share)
+            old = before[index]
+            before[index] = None  # one that is asked for again goes whole
+            found = (
+                None
+                if old is None
+                else Changes.between(old, whole, largest_share=self._delta_share)
+            )
             data = whole if found is None else found
             sent[index] = data.nbytes
             if self._delta_share:
                 kept[index] = whole
-            return Bucket(source=source, version=push.version, index=index, data=data, checksum=checksum([whole]))
+            return Bucket(
+                source=source,
+                version=push.version,
+                index=index,
+                data=data,
+                checksum=checksum([whole]),
+            )
 
-        header = PushHeader(push=push, source=source, assembly=assembly, bucket_bytes=self._bucket_bytes, base=base)
+        header = PushHeader(
+            push=push,
+            source=source,
+            assembly=assembly,
+            bucket_bytes=self._bucket_bytes,
+            base=base,
+        )
         link = self._channel.link(str(lead)) if buckets else None
         if link is not None:
             self._serve(link, header, make, len(buckets))
@@ -189,16 +237,28 @@ class WeightSender:
             for index in range(len(buckets)):
                 self._channel.put(make(index), key=str(lead))
         if self._delta_share and len(kept) == len(buckets):
-            self._streamed[lead] = push.version, [kept[index] for index in range(len(buckets))]
+            self._streamed[lead] = (
+                push.version,
+                [kept[index] for index in range(len(buckets))],
+            )
         return sum(sent)
 
-    def _serve(self, link: Connection, header: PushHeader, make: Callable[[int], Bucket], count: int) -> None:
+    def _serve(
+        self,
+        link: Connection,
+        header: PushHeader,
+        make: Callable[[int], Bucket],
+        count: int,
+    ) -> None:
         """Make buckets as the lead reader, on another node, asks for them. ChannelTimeout where it takes no more."""
         from rlplace.comm.network import StreamSource
 
-        lead, timeout_s = header.assembly.delivery.lead, self._channel.spec.timeout_s
+        lead = header.assembly.delivery.lead
+        timeout_s = self._channel.spec.timeout_s
         with StreamSource(near=link.endpoint, keys=link.keys.create()) as source:
-            self._channel.put(dataclasses.replace(header, stream=source.address), key=str(lead))
+            self._channel.put(
+                dataclasses.replace(header, stream=source.address), key=str(lead)
+            )
             why = source.serve(make, count, timeout_s=timeout_s, check=self._check)
         if why is not None:
             raise ChannelTimeout.about(
@@ -220,7 +280,10 @@ def receiver_of(
     load: LoadFrom | None = None,
 ) -> WeightReceiver:
     """Make the end of rollout rank `rank` in the planned deliveries; `load`: of an engine that cuts its weights."""
-    found = next((d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers), None)
+    found = next(
+        (d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers),
+        None,
+    )
     if found is None:
         return CopyReceiver(channel, rank, folder=folder)
     if len(found.takers_of(rank)) == 1:
@@ -242,12 +305,16 @@ class _Incoming:
 class CopyReceiver(WeightReceiver):
     """Pulls through the host. Owns its end of the copy; `folder`: the job's on this node, None without one."""
 
-    def __init__(self, channel: Channel, rank: int, *, folder: Path | None = None) -> None:
+    def __init__(
+        self, channel: Channel, rank: int, *, folder: Path | None = None
+    ) -> None:
         super().__init__(channel, rank)
         self._folder = folder
         self._copy: DoubleBuffer | OwnCopy | None = None
         self._incoming: dict[int, _Incoming] = {}  # by actor rank
-        self._takers: dict[int, StreamTaker] = {}  # of those that come from another node
+        self._takers: dict[
+            int, StreamTaker
+        ] = {}  # of those that come from another node
 
     def begin_again(self) -> None:
         super().begin_again()
@@ -266,7 +333,9 @@ class CopyReceiver(WeightReceiver):
 
     @property
     def _the_copy(self) -> DoubleBuffer | OwnCopy:
-        assert self._copy is not None, "nothing arrives before there is a copy to put it"
+        assert self._copy is not None, (
+            "nothing arrives before there is a copy to put it"
+        )
         return self._copy
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,19 +346,28 @@ class CopyReceiver(WeightReceiver):
         except ChannelTimeout as error:
             if self._copy is None:
                 raise
-            raise not_here(self._rank, version, self._copy.late(version), self._copy.lacking(version)) from error
-        copy, layout = self._the_copy, self._the_copy.spec.layout
+            raise not_here(
+                self._rank,
+                version,
+                self._copy.late(version),
+                self._copy.lacking(version),
+            ) from error
+        copy = self._the_copy
+        layout = self._the_copy.spec.layout
         whole = copy.read(self._rank, version)
         for writer, expected in copy.sums(version).items() if push.checked else ():
             if checksum(parts_of(whole, layout, copy.spec.pieces[writer])) != expected:
                 copy.release(self._rank, version, loaded=False)
                 raise self._damaged(version, writer, copy.lacking(version))
-        shared, size = isinstance(copy, DoubleBuffer), sum(spec.size_bytes for spec in layout.tensors)
+        shared = isinstance(copy, DoubleBuffer)
+        size = sum(spec.size_bytes for spec in layout.tensors)
         return ReceivedWeights(
             version=version,
             tensors=tensors_in(whole, layout),
             partial=push.partial,
-            transports={Transport.SAME_NODE if shared else Transport.SAME_PROCESS: size},
+            transports={
+                Transport.SAME_NODE if shared else Transport.SAME_PROCESS: size
+            },
             give_back=lambda loaded: copy.release(self._rank, version, loaded=loaded),
         )
 
@@ -310,20 +388,30 @@ class CopyReceiver(WeightReceiver):
         while self._takers:
             self._ask()
             with contextlib.suppress(ChannelEmpty):
-                return self._backlog.popleft() if self._backlog else self._channel.get_nowait(key=str(self._rank))
+                if self._backlog:
+                    return self._backlog.popleft()
+                return self._channel.get_nowait(key=str(self._rank))
             for source in tuple(self._takers):
                 if (bucket := self._came(source)) is not None:
                     return bucket
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not self._takers:  # the last of which was given up just now
+            if (
+                left_s <= 0 or not self._takers
+            ):  # the last of which was given up just now
                 break
-            next(iter(self._takers.values())).wait(self._takers.values(), min(_DRAIN_S, left_s))
+            next(iter(self._takers.values())).wait(
+                self._takers.values(), min(_DRAIN_S, left_s)
+            )
         return super()._next(deadline_s)
 
     def _ask(self) -> None:
         """Have as many buckets on their way as may be, of as many streams as possible."""
         while sum(taker.due for taker in self._takers.values()) < _ON_THE_WAY:
-            unasked = [t for source, t in self._takers.items() if t.asked < len(self._incoming[source].pieces)]
+            unasked = [
+                t
+                for source, t in self._takers.items()
+                if t.asked < len(self._incoming[source].pieces)
+            ]
             if not unasked:
                 return
             min(unasked, key=lambda taker: taker.due).ask()
@@ -337,16 +425,27 @@ class CopyReceiver(WeightReceiver):
             self._end(source)
             if version <= self._given_up:
                 return None
-            raise not_here(self._rank, version, [source], self._the_copy.lacking(version), why=str(gone)) from None
+            raise not_here(
+                self._rank,
+                version,
+                [source],
+                self._the_copy.lacking(version),
+                why=str(gone),
+            ) from None
         if bucket is not None:
-            self._takers[source] = self._takers.pop(source)  # the others first, next time
+            self._takers[source] = self._takers.pop(
+                source
+            )  # the others first, next time
         return bucket
 
     def _take(self, message: Any, deadline_s: float) -> Push | None:
         """Handle a message. Returns the push that it completes."""
         match message:
             case Complete():
-                if not isinstance(self._copy, DoubleBuffer) or self._copy.path != message.buffer:
+                if (
+                    not isinstance(self._copy, DoubleBuffer)
+                    or self._copy.path != message.buffer
+                ):
                     self._copy = DoubleBuffer(message.buffer)
                 return message.push
             case PushHeader():
@@ -360,15 +459,22 @@ class CopyReceiver(WeightReceiver):
     # ── assembling ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, header: PushHeader, deadline_s: float) -> Push | None:
-        assembly, source = header.assembly, header.source
+        assembly = header.assembly
+        source = header.source
         self._end(source)  # a push that broke off
         if self._copy is None or self._copy.spec != assembly:
             folder = self._folder
-            self._copy = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s) if folder else OwnCopy(assembly)
+            self._copy = (
+                DoubleBuffer.open(folder, assembly, deadline_s=deadline_s)
+                if folder
+                else OwnCopy(assembly)
+            )
         incoming = _Incoming(
             header=header,
             target=self._copy.begin(source, header.push.version, deadline_s=deadline_s),
-            pieces=assembly.layout.buckets(assembly.pieces[source], header.bucket_bytes),
+            pieces=assembly.layout.buckets(
+                assembly.pieces[source], header.bucket_bytes
+            ),
         )
         if header.stream is not None:
             self._takers[source] = header.stream.connect()
@@ -387,7 +493,9 @@ class CopyReceiver(WeightReceiver):
 
     def _write(self, incoming: _Incoming, bucket: Bucket) -> None:
         """Write a bucket into the copy."""
-        layout, source, version = self._the_copy.spec.layout, bucket.source, incoming.header.push.version
+        layout = self._the_copy.spec.layout
+        source = bucket.source
+        version = incoming.header.push.version
         if (bucket.version, bucket.index) != (version, incoming.next):
             due = f"bucket {incoming.next} of version {version} from {owner_of('actor', source)}"
             raise self._unexpected(due, bucket)
@@ -395,7 +503,10 @@ class CopyReceiver(WeightReceiver):
         data = bucket.data
         if isinstance(data, Changes):
             data = self._changed(incoming, bucket.index, data)
-        if len(data) != layout.count_bytes(pieces) or checksum([data]) != bucket.checksum:
+        if (
+            len(data) != layout.count_bytes(pieces)
+            or checksum([data]) != bucket.checksum
+        ):
             raise self._damaged(version, source, self._the_copy.lacking(version))
         for piece, run in layout.runs(pieces):
             np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
@@ -403,23 +514,33 @@ class CopyReceiver(WeightReceiver):
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
         """Apply changes to the bytes of this bucket in the version that they are based on."""
         base = incoming.header.base
-        before = self._copy.contents(base) if base is not None and isinstance(self._copy, DoubleBuffer) else None
+        before = (
+            self._copy.contents(base)
+            if base is not None and isinstance(self._copy, DoubleBuffer)
+            else None
+        )
         if before is None:
             what = f"version {incoming.header.push.version} came as changes to version {base}, which is not here"
             raise failed_sync("incomplete-weights", self._owner, what)
-        whole: Bytes = np.concatenate(list(parts_of(before, self._the_copy.spec.layout, incoming.pieces[bucket])))
+        whole: Bytes = np.concatenate(
+            list(parts_of(before, self._the_copy.spec.layout, incoming.pieces[bucket]))
+        )
         changes.apply(whole)
         return whole
 
     def _go_on(self, incoming: _Incoming) -> Push | None:
         """Wait for the next bucket, or end the stream. With the last one of a version, announce it to the others."""
-        source, push, copy = incoming.header.source, incoming.header.push, self._the_copy
+        source = incoming.header.source
+        push = incoming.header.push
+        copy = self._the_copy
         if incoming.next < len(incoming.pieces):
             self._incoming[source] = incoming
             return None
         self._end(source)
         parts = parts_of(incoming.target, copy.spec.layout, copy.spec.pieces[source])
-        if not copy.finish(source, push.version, checksum(parts) if push.checked else 0):
+        if not copy.finish(
+            source, push.version, checksum(parts) if push.checked else 0
+        ):
             return None
         if isinstance(copy, DoubleBuffer):
             for reader in copy.spec.delivery.readers:

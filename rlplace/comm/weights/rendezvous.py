@@ -17,7 +17,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # `torch.distributed` has them, its types do not
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    Store,
+    TCPStore,
+)  # `torch.distributed` has them, its types do not
 
 from rlplace.comm.weights.version import failed_sync
 from rlplace.errors import ChannelTimeout
@@ -35,7 +39,9 @@ class StoreAddress:
 
     def connect(self, timeout_s: float) -> Store:
         """Open a store of this member's own: a wait of one member blocks no other. RuntimeError if none listens."""
-        return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        return TCPStore(
+            self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
+        )
 
 
 class SyncRendezvous:
@@ -45,9 +51,15 @@ class SyncRendezvous:
         self.me = me
         self.store: Any = PrefixStore("weights", store)  # its types know no bytes
         self._round = -1
-        self._notes: list[list[str]] = [[], [], []]  # keys of this round, the one before, the one before that
+        self._notes: list[list[str]] = [
+            [],
+            [],
+            [],
+        ]  # keys of this round, the one before, the one before that
 
-    def join(self, round: int, word: str, members: Sequence[str], *, deadline_s: float) -> list[str]:
+    def join(
+        self, round: int, word: str, members: Sequence[str], *, deadline_s: float
+    ) -> list[str]:
         """Return the words of all members, in their order, once all are here.
 
         Raises ChannelTimeout with the members that did not come, WeightSyncError with the reason of another member;
@@ -59,7 +71,9 @@ class SyncRendezvous:
         keys = [self._key(f"here/{member}") for member in members]
         absent = ""
         if not self._come(keys, deadline_s):
-            absent = ", ".join(m for m in members if not self.store.check([self._key(f"here/{m}")]))
+            absent = ", ".join(
+                m for m in members if not self.store.check([self._key(f"here/{m}")])
+            )
         verdict = self._decide(f"{absent} did not come" if absent else _GO)
         if absent and verdict != _GO:
             raise ChannelTimeout.about(
@@ -70,7 +84,9 @@ class SyncRendezvous:
                 fix="find out why they stopped, or raise the deadline if they are really this slow",
             )
         if verdict != _GO:
-            raise failed_sync("incomplete-weights", self.me, f"the sync did not take place: {verdict}")
+            raise failed_sync(
+                "incomplete-weights", self.me, f"the sync did not take place: {verdict}"
+            )
         return [found.decode() for found in self.store.multi_get(keys)]
 
     def refuse(self, round: int, why: str, absent: Sequence[str]) -> None:
@@ -87,7 +103,8 @@ class SyncRendezvous:
 
     def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
         """Wait for the note of `source`; ChannelTimeout names it."""
-        began, key = time.monotonic(), self._key(about)
+        began = time.monotonic()
+        key = self._key(about)
         if not self._come([key], deadline_s):
             what = f"{self.me} waited {time.monotonic() - began:.1f} s for {source}: {about}"
             why = f"{source} stopped or died in the middle of a sync; the weights in use are unchanged"
@@ -98,7 +115,9 @@ class SyncRendezvous:
     def version_of(self, member: str) -> int:
         """Return the newest version that a member has; -1 before the first."""
         key = f"has/{member}"
-        return int(self.store.get(key)) if self.store.check([key]) else -1
+        if self.store.check([key]):
+            return int(self.store.get(key))
+        return -1
 
     def set_version(self, version: int) -> None:
         self.store.set(f"has/{self.me}", str(version))

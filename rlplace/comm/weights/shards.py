@@ -102,13 +102,16 @@ class Layout:
 
     def bytes_of(self, piece: Piece) -> slice:
         """Return where a piece lies in the copy."""
-        first, itemsize = self.offsets[piece.tensor], self.tensors[piece.tensor].itemsize
+        first = self.offsets[piece.tensor]
+        itemsize = self.tensors[piece.tensor].itemsize
         return slice(first + piece.start * itemsize, first + piece.stop * itemsize)
 
     def count_bytes(self, pieces: Iterable[Piece]) -> int:
         return sum((p.stop - p.start) * self.tensors[p.tensor].itemsize for p in pieces)
 
-    def runs(self, pieces: Iterable[Piece], alignment: int = 1) -> Iterator[tuple[Piece, slice]]:
+    def runs(
+        self, pieces: Iterable[Piece], alignment: int = 1
+    ) -> Iterator[tuple[Piece, slice]]:
         """Yield where each piece lies in a bucket, which has them one after the other."""
         start = 0
         for piece in pieces:
@@ -116,7 +119,9 @@ class Layout:
             yield piece, slice(start, stop)
             start = -(-stop // alignment) * alignment
 
-    def buckets(self, pieces: Iterable[Piece], bucket_bytes: int) -> tuple[tuple[Piece, ...], ...]:
+    def buckets(
+        self, pieces: Iterable[Piece], bucket_bytes: int
+    ) -> tuple[tuple[Piece, ...], ...]:
         """Cut the pieces, in order, so that no bucket is larger; each takes at least one element."""
         buckets: list[tuple[Piece, ...]] = []
         bucket: list[Piece] = []
@@ -126,12 +131,15 @@ class Layout:
             while start < stop:
                 if bucket and room < itemsize:
                     buckets.append(tuple(bucket))
-                    bucket, room = [], bucket_bytes
+                    bucket = []
+                    room = bucket_bytes
                 end = min(stop, start + max(1, room // itemsize))
                 bucket.append(Piece(tensor, start, end))
                 room -= (end - start) * itemsize
                 start = end
-        return (*buckets, tuple(bucket)) if bucket else tuple(buckets)
+        if bucket:
+            return (*buckets, tuple(bucket))
+        return tuple(buckets)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +158,13 @@ class Assembly:
 
 def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
     """Return each rank's block of a tensor that FSDP2 sharded: rows in rank order, the last blocks short or empty."""
-    rows, row = shape[0], math.prod(shape[1:])
+    rows = shape[0]
+    row = math.prod(shape[1:])
     each = -(-rows // ranks)
-    return tuple(Block(min(r * each, rows) * row, min((r + 1) * each, rows) * row) for r in range(ranks))
+    return tuple(
+        Block(min(r * each, rows) * row, min((r + 1) * each, rows) * row)
+        for r in range(ranks)
+    )
 
 
 def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
@@ -160,7 +172,9 @@ def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
     return (Block(0, elements),) * ranks
 
 
-def assemble(layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery) -> Assembly:
+def assemble(
+    layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery
+) -> Assembly:
     """Assign each element to one of the ranks in `held` (by tensor, then rank). ValueError where none holds it."""
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
@@ -170,18 +184,31 @@ def assemble(layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery
     return Assembly(delivery=delivery, layout=layout, pieces=tuple(map(tuple, pieces)))
 
 
-def _split(spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]) -> list[tuple[int, Block]]:
+def _split(
+    spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]
+) -> list[tuple[int, Block]]:
     edges = sorted({0, spec.elements, *(e for b in blocks for e in b)})
     parts: list[tuple[int, Block]] = []
     for start, stop in itertools.pairwise(edges):
-        holders = [rank for rank, block in enumerate(blocks) if block.start <= start and stop <= block.stop]
+        holders = [
+            rank
+            for rank, block in enumerate(blocks)
+            if block.start <= start and stop <= block.stop
+        ]
         holders = [rank for rank in holders if rank in near] or holders
         if not holders:
-            raise ValueError(f"no actor rank holds elements {start}-{stop - 1} of {spec.names[0]}")
+            raise ValueError(
+                f"no actor rank holds elements {start}-{stop - 1} of {spec.names[0]}"
+            )
         if (stop - start) * spec.itemsize < _WORTH_SPLITTING:
             holders = holders[:1]
-        cuts = [start + (stop - start) * i // len(holders) for i in range(len(holders) + 1)]
-        parts += [(rank, Block(*cut)) for rank, cut in zip(holders, itertools.pairwise(cuts), strict=True)]
+        cuts = [
+            start + (stop - start) * i // len(holders) for i in range(len(holders) + 1)
+        ]
+        parts += [
+            (rank, Block(*cut))
+            for rank, cut in zip(holders, itertools.pairwise(cuts), strict=True)
+        ]
     return parts
 
 
@@ -192,9 +219,13 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the tensors of a whole copy by all their names; they alias it, also where it is read-only."""
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of read-only memory: see ReceivedWeights
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of read-only memory: see ReceivedWeights
         for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
-            tensor = _view(copy[offset : offset + spec.size_bytes], spec.kind).reshape(spec.shape)
+            tensor = _view(copy[offset : offset + spec.size_bytes], spec.kind).reshape(
+                spec.shape
+            )
             tensors.update(dict.fromkeys(spec.names, tensor))
     return tensors
 
@@ -203,13 +234,24 @@ def write_piece(target: Bytes | Tensor, shard: Shard, rank: int, piece: Piece) -
     """Write the elements of a piece, which `rank` holds in `shard`, in the type they travel in."""
     held = shard.data.detach().reshape(-1)  # copies only what is not contiguous
     first = shard.blocks[rank].start
-    copy_tensor(_view(target, shard.kind), held[piece.start - first : piece.stop - first])
+    copy_tensor(
+        _view(target, shard.kind), held[piece.start - first : piece.stop - first]
+    )
 
 
 def copy_tensor(target: Tensor, source: Tensor) -> None:
     """Copy between equal shapes, any types and devices. torch's way through the caches has half memcpy's speed."""
-    alike = source.dtype == target.dtype and source.device == target.device and source.device.type == "cpu"
-    if alike and source.is_contiguous() and target.is_contiguous() and not (source.is_conj() or source.is_neg()):
+    alike = (
+        source.dtype == target.dtype
+        and source.device == target.device
+        and source.device.type == "cpu"
+    )
+    if (
+        alike
+        and source.is_contiguous()
+        and target.is_contiguous()
+        and not (source.is_conj() or source.is_neg())
+    ):
         if target.data_ptr() and source.data_ptr():
             ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
     else:
@@ -225,8 +267,14 @@ def checksum(parts: Iterable[Bytes]) -> int:
     for number, part in enumerate(parts):
         words = len(part) // 8 * 8
         tail = int.from_bytes(part[words:].tobytes(), "little")
-        part_sum = int(np.add.reduce(part[:words].view(np.uint64), dtype=np.uint64)) if words else 0
-        total += (part_sum + tail + len(part)) * (2 * number + 1)  # odd factors lose no bit modulo 2**64
+        part_sum = (
+            int(np.add.reduce(part[:words].view(np.uint64), dtype=np.uint64))
+            if words
+            else 0
+        )
+        total += (part_sum + tail + len(part)) * (
+            2 * number + 1
+        )  # odd factors lose no bit modulo 2**64
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed word
 
 
@@ -255,10 +303,14 @@ class Changes:
     values: Bytes
 
     @classmethod
-    def between(cls, before: Bytes, after: Bytes, *, largest_share: float) -> Changes | None:
+    def between(
+        cls, before: Bytes, after: Bytes, *, largest_share: float
+    ) -> Changes | None:
         """Compare runs of one size. None where the changes would take more than `largest_share` of it."""
         differs = before != after
-        if np.count_nonzero(differs) * (1 + np.dtype(np.uint32).itemsize) > largest_share * len(after):
+        if np.count_nonzero(differs) * (
+            1 + np.dtype(np.uint32).itemsize
+        ) > largest_share * len(after):
             return None
         positions = np.flatnonzero(differs).astype(np.uint32)
         return cls(positions=positions, values=after[positions])

@@ -61,7 +61,9 @@ class PushHeader:
     source: int  # actor rank
     assembly: Assembly
     bucket_bytes: int
-    base: int | None  # the version to which the changes in the buckets apply; None: there are no changes
+    base: (
+        int | None
+    )  # the version to which the changes in the buckets apply; None: there are no changes
     stream: StreamAddress | None = None  # that the buckets come by; None: they follow
 
 
@@ -90,10 +92,16 @@ class ReceivedWeights:
     """
 
     version: int
-    tensors: dict[str, Tensor]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
+    tensors: dict[
+        str, Tensor
+    ]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
     partial: bool  # only some of the weights; the others stay as they are
-    transports: Mapping[str, int]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
-    give_back: Callable[[bool], None] = lambda loaded: None  # memory of the receiver alone is not given back
+    transports: Mapping[
+        str, int
+    ]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
+    give_back: Callable[[bool], None] = lambda loaded: (
+        None
+    )  # memory of the receiver alone is not given back
     loaded: bool = False  # by the processes of an engine, while it came: the tensors are those that are no weights
 
     def release(self, *, loaded: bool = True) -> None:
@@ -114,8 +122,12 @@ class WeightReceiver(abc.ABC):
         self._channel = channel
         self._rank = rank
         self._owner = owner_of("rollout", rank)
-        self._backlog: collections.deque[Any] = collections.deque()  # messages taken before their turn
-        self._given_up = -1  # newest version whose pull failed: what is left of it may still arrive
+        self._backlog: collections.deque[Any] = (
+            collections.deque()
+        )  # messages taken before their turn
+        self._given_up = (
+            -1
+        )  # newest version whose pull failed: what is left of it may still arrive
 
     def announced(self) -> bool:
         """Return whether something of a version not yet pulled has come, so that its pull waits only for the rest."""
@@ -126,7 +138,9 @@ class WeightReceiver(abc.ABC):
 
     def pull(self, version: int, *, timeout_s: float | None = None) -> ReceivedWeights:
         """Block until exactly `version` is here, whole. Raises WeightSyncError, or as the channel."""
-        deadline_s = time.monotonic() + (self._channel.spec.timeout_s if timeout_s is None else timeout_s)
+        deadline_s = time.monotonic() + (
+            self._channel.spec.timeout_s if timeout_s is None else timeout_s
+        )
         try:
             return self._receive(version, deadline_s)
         except (ChannelTimeout, WeightSyncError):
@@ -147,18 +161,26 @@ class WeightReceiver(abc.ABC):
     def _next(self, deadline_s: float) -> Any:
         if self._backlog:
             return self._backlog.popleft()
-        return self._channel.get(key=str(self._rank), timeout_s=max(0.0, deadline_s - time.monotonic()))
+        return self._channel.get(
+            key=str(self._rank), timeout_s=max(0.0, deadline_s - time.monotonic())
+        )
 
     def _other_version(self, arrived: int, asked: int) -> WeightSyncError:
         what = f"version {arrived} arrived, version {asked} was asked for"
-        why = "the push is late or the driver's version is ahead" if arrived < asked else None
+        why = (
+            "the push is late or the driver's version is ahead"
+            if arrived < asked
+            else None
+        )
         return failed_sync("version-mismatch", self._owner, what, why=why)
 
     def _unexpected(self, expected: str, got: object) -> WeightSyncError:
         what = f"expected {expected}, got {got if isinstance(got, Bucket) else f'a {type(got).__name__}'}"
         return failed_sync("incomplete-weights", self._owner, what)
 
-    def _damaged(self, version: int, writer: int, lacking: Sequence[int]) -> WeightSyncError:
+    def _damaged(
+        self, version: int, writer: int, lacking: Sequence[int]
+    ) -> WeightSyncError:
         return damaged_sync(self._owner, version, writer, lacking)
 
 
@@ -176,21 +198,38 @@ def failed_sync(
 
     `lacking`: the rollout ranks without `version`. `emptied`: engines that cut their weights had begun to load them.
     """
-    without = f"without version {version} now: {ranks('rollout', lacking)}" if lacking else None
+    without = (
+        f"without version {version} now: {ranks('rollout', lacking)}"
+        if lacking
+        else None
+    )
     left = "the weights in use are unchanged"
     if emptied:
         left = (
-            "engines over several accelerators may have no weights until the next sync, those of others are unchanged"
+            "engines over several accelerators may have no weights until the next "
+            "sync, those of others are unchanged"
         )
     reasons = [reason for reason in (why, without, left) if reason]
     return WeightSyncError.about(code, key, what, why="; ".join(reasons))
 
 
 def damaged_sync(
-    key: str, version: int, writer: int, lacking: Sequence[int], *, emptied: bool = False
+    key: str,
+    version: int,
+    writer: int,
+    lacking: Sequence[int],
+    *,
+    emptied: bool = False,
 ) -> WeightSyncError:
     what = f"what {owner_of('actor', writer)} wrote of version {version} is damaged"
-    return failed_sync("checksum-mismatch", key, what, version=version, lacking=lacking, emptied=emptied)
+    return failed_sync(
+        "checksum-mismatch",
+        key,
+        what,
+        version=version,
+        lacking=lacking,
+        emptied=emptied,
+    )
 
 
 def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:
@@ -200,14 +239,21 @@ def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncErr
 
 
 def not_here(
-    reader: int, version: int, late: Sequence[int], lacking: Sequence[int], *, why: str | None = None
+    reader: int,
+    version: int,
+    late: Sequence[int],
+    lacking: Sequence[int],
+    *,
+    why: str | None = None,
 ) -> WeightSyncError:
     """Describe a version that actor ranks `late` have not written; without any, a later one has taken its place."""
     what = f"version {version} is no longer there: a later one has taken its place"
     if late:
         what = f"version {version} was not written by {ranks('actor', late)}"
     owner = owner_of("rollout", reader)
-    return failed_sync("incomplete-weights", owner, what, why=why, version=version, lacking=lacking)
+    return failed_sync(
+        "incomplete-weights", owner, what, why=why, version=version, lacking=lacking
+    )
 
 
 def ranks(component: str, numbers: Sequence[int]) -> str:

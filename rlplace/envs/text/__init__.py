@@ -1,5 +1,23 @@
 """Text tasks: prompts, conversations and rewards for language models; importing this imports no library of theirs."""
 
-from rlplace.envs.text.contract import Image, Message, OneTurn, Prompt, Split, TextEpisode, TextTask, Transcript
+from rlplace.envs.text.contract import (
+    Image,
+    Message,
+    OneTurn,
+    Prompt,
+    Split,
+    TextEpisode,
+    TextTask,
+    Transcript,
+)
 
-__all__ = ["Image", "Message", "OneTurn", "Prompt", "Split", "TextEpisode", "TextTask", "Transcript"]
+__all__ = [
+    "Image",
+    "Message",
+    "OneTurn",
+    "Prompt",
+    "Split",
+    "TextEpisode",
+    "TextTask",
+    "Transcript",
+]

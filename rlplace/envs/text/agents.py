@@ -35,11 +35,18 @@ from rlplace.errors import ConfigError
 
 _HOST = "127.0.0.1"  # of this machine alone: who has no key of an episode is refused as well
 _PATH = "/v1/chat/completions"
-_MOST_BYTES, _MOST_UNKNOWN = 64 << 20, 1 << 20  # of a request; of one without a key of an episode
+_MOST_BYTES = 64 << 20
+_MOST_UNKNOWN = 1 << 20  # of a request; of one without a key of an episode
 _SILENT_S = 120.0  # after which a connection is closed on which nothing comes
 _END_S = 10.0  # that an agent may take to return once nothing answers it any more
 _KEPT = 64  # first requests, to compare those of the samples of one prompt
-_NOT_HERE = ("stream", "tools", "functions", "response_format", "logprobs")  # that a request may not ask for
+_NOT_HERE = (
+    "stream",
+    "tools",
+    "functions",
+    "response_format",
+    "logprobs",
+)  # that a request may not ask for
 
 
 class Agent(Protocol):
@@ -50,7 +57,9 @@ class Agent(Protocol):
     threads, many at a time. Its first request follows from `row` alone.
     """
 
-    def __call__(self, base_url: str, api_key: str, row: Mapping[str, Any], /) -> float | Mapping[str, Any] | None: ...
+    def __call__(
+        self, base_url: str, api_key: str, row: Mapping[str, Any], /
+    ) -> float | Mapping[str, Any] | None: ...
 
 
 class AgentTask:
@@ -60,7 +69,9 @@ class AgentTask:
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
-    size: int | None = None  # rows are not asked for their prompts before they come: that would begin all agents
+    size: int | None = (
+        None  # rows are not asked for their prompts before they come: that would begin all agents
+    )
 
     def __init__(
         self,
@@ -71,9 +82,13 @@ class AgentTask:
         path: str | Sequence[str] | Mapping[str, float] | None = None,
         first_request_s: float = 60.0,
     ) -> None:
-        self._agent: Agent = named(agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent")
+        self._agent: Agent = named(
+            agent, {}, key="env.kwargs.agent", code="unknown-task", noun="agent"
+        )
         self._rows: list[Row] = [] if path is None else mixed(path, None, None, seed)
-        self._seed, self._split, self._first_request_s = seed, split, first_request_s
+        self._seed = seed
+        self._split = split
+        self._first_request_s = first_request_s
         self._first: dict[int, Sequence[Message]] = {}
         self._endpoint = _Endpoint()
 
@@ -87,21 +102,44 @@ class AgentTask:
         One that does not make its first request fails with its first reply, as others make the prompt known. NoPrompt
         where none does; ConfigError where one makes another than the others.
         """
-        row = {**self._row(number), "number": number, "split": self._split, "seed": self._seed}
+        row = {
+            **self._row(number),
+            "number": number,
+            "split": self._split,
+            "seed": self._seed,
+        }
         begun = [AgentEpisode(self._agent, row, self._endpoint) for _ in range(samples)]
         deadline_s = time.monotonic() + self._first_request_s
         failed = [episode.begin(deadline_s) for episode in begun]
-        prompts = [episode.prompt for episode, error in zip(begun, failed, strict=True) if error is None]
+        prompts = [
+            episode.prompt
+            for episode, error in zip(begun, failed, strict=True)
+            if error is None
+        ]
         if number not in self._first and not prompts:
             assert failed[0] is not None, "one that does not fail has a prompt"
             raise failed[0]
-        first = self._first.setdefault(number, prompts[0]) if prompts else self._first[number]
+        first = (
+            self._first.setdefault(number, prompts[0])
+            if prompts
+            else self._first[number]
+        )
         if others := [prompt for prompt in prompts if prompt != first]:
-            why = "all samples of a prompt answer the same one; the engine reads it once"
-            raise _refused("its first request is another for the same episode", repr(others[0])[:200], why)
+            why = (
+                "all samples of a prompt answer the same one; the engine reads it once"
+            )
+            raise _refused(
+                "its first request is another for the same episode",
+                repr(others[0])[:200],
+                why,
+            )
         for episode in begun:
             episode.prompt = first
-        self._first = dict(itertools.islice(self._first.items(), max(0, len(self._first) - _KEPT), None))
+        self._first = dict(
+            itertools.islice(
+                self._first.items(), max(0, len(self._first) - _KEPT), None
+            )
+        )
         return begun
 
     def _row(self, number: int) -> Mapping[str, Any]:
@@ -119,31 +157,50 @@ class AgentEpisode:
 
     prompt: Sequence[Message] = ()
 
-    def __init__(self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint) -> None:
-        self._line, self._row = _Line(), row
+    def __init__(
+        self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint
+    ) -> None:
+        self._line = _Line()
+        self._row = row
         key = endpoint.open(self._line)
         weakref.finalize(self, endpoint.shut, key).atexit = False
         work = (agent, endpoint.url, key, dict(row))
-        self._thread = threading.Thread(target=self._line.run, args=work, name="agent", daemon=True)
+        self._thread = threading.Thread(
+            target=self._line.run, args=work, name="agent", daemon=True
+        )
         self._thread.start()
         self._failed: NoPrompt | None = None  # why there was no first request
-        self._until_s: float | None = None  # how long the agent may take to return, once it is over
+        self._until_s: float | None = (
+            None  # how long the agent may take to return, once it is over
+        )
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
         """Wait for the first request, until a time of the monotonic clock; return why there is none."""
         number = f"{self._row['number']}"
         try:
-            asked = self._line.asked.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            asked = self._line.asked.get(
+                timeout=max(0.0, deadline_s - time.monotonic())
+            )
         except queue.Empty:
-            why, fix = "it waits for something else", "kwargs: {first_request_s: <longer>}"
-            self._failed = _no_prompt("it has made no request in time", number, why, fix)
+            why = "it waits for something else"
+            fix = "kwargs: {first_request_s: <longer>}"
+            self._failed = _no_prompt(
+                "it has made no request in time", number, why, fix
+            )
             return self._failed
         if not isinstance(asked, list):
-            got = "it returned" if asked.error is None else f"{type(asked.error).__name__}: {asked.error}"
-            self._failed = _no_prompt("it ended without a request", got, "an episode begins with one")
+            got = (
+                "it returned"
+                if asked.error is None
+                else f"{type(asked.error).__name__}: {asked.error}"
+            )
+            self._failed = _no_prompt(
+                "it ended without a request", got, "an episode begins with one"
+            )
             self._failed.__cause__ = asked.error
             return self._failed
-        self.prompt, self._said = tuple(asked), asked
+        self.prompt = tuple(asked)
+        self._said = asked
         return None
 
     def reply(self, answer: str) -> str | None:
@@ -158,9 +215,14 @@ class AgentEpisode:
             return None
         said = self._said
         expected = [*said, Message("assistant", answer)]
-        before, added = asked[: len(expected)], asked[len(expected) :]
+        before = asked[: len(expected)]
+        added = asked[len(expected) :]
         same = before[:-1] == said and before[-1:] and before[-1].role == "assistant"
-        if not same or before[-1].text.strip() != answer.strip() or [m.role for m in added] != ["user"]:
+        if (
+            not same
+            or before[-1].text.strip() != answer.strip()
+            or [m.role for m in added] != ["user"]
+        ):
             raise ValueError(
                 "an agent's next request has the messages of the one before, the answer to it and one message of the "
                 f"user more, since an episode is one conversation; its roles are {[m.role for m in asked]}"
@@ -181,16 +243,24 @@ class AgentEpisode:
         self._thread.join(max(0.0, self._until_s - time.monotonic()))
         result = self._line.result
         found = (
-            {"score": 0.0} if result is None else result if isinstance(result, Mapping) else {"score": float(result)}
+            {"score": 0.0}
+            if result is None
+            else result
+            if isinstance(result, Mapping)
+            else {"score": float(result)}
         )
         return {**self._row, **found}
 
 
-def _no_prompt(what: str, got: str, why: str, fix: str = "correct the agent") -> NoPrompt:
+def _no_prompt(
+    what: str, got: str, why: str, fix: str = "correct the agent"
+) -> NoPrompt:
     return NoPrompt.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
 
 
-def _refused(what: str, got: str, why: str, fix: str = "correct the agent") -> ConfigError:
+def _refused(
+    what: str, got: str, why: str, fix: str = "correct the agent"
+) -> ConfigError:
     return ConfigError.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
 
 
@@ -209,7 +279,9 @@ class _Line:
 
     def __init__(self) -> None:
         self.asked: queue.SimpleQueue[list[Message] | _End] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: there will be no more
+        self.answers: queue.SimpleQueue[str | None] = (
+            queue.SimpleQueue()
+        )  # None: there will be no more
         self.result: float | Mapping[str, Any] | None = None
         self.closed = False
         self._asking = threading.Lock()
@@ -222,14 +294,18 @@ class _Line:
         except Exception as error:  # noqa: BLE001  # raised by the reply that waits for the agent
             self.asked.put(_End(error))
         except BaseException as error:  # noqa: BLE001  # sys.exit, or a task that asyncio has cancelled
-            ended = RuntimeError(f"the agent ended with {type(error).__name__}: {error}")
+            ended = RuntimeError(
+                f"the agent ended with {type(error).__name__}: {error}"
+            )
             ended.__cause__ = error
             self.asked.put(_End(ended))
 
     def ask(self, messages: list[Message]) -> str | None:
         """Wait for the answer; None where there are no more. ValueError beside another request of the agent."""
         if not self._asking.acquire(blocking=False):
-            raise ValueError("the request before has no answer yet: an episode is one conversation")
+            raise ValueError(
+                "the request before has no answer yet: an episode is one conversation"
+            )
         try:
             if self.closed:
                 return None
@@ -273,8 +349,12 @@ class _Endpoint:
         with self._lock:
             if self._server is None:
                 self._server = _Server((_HOST, 0), _requests_of(self._lines.get))
-                weakref.finalize(self, _end, self._server).atexit = False  # its threads end with the process
-                threading.Thread(target=_serve, args=(self._server,), name="agents", daemon=True).start()
+                weakref.finalize(
+                    self, _end, self._server
+                ).atexit = False  # its threads end with the process
+                threading.Thread(
+                    target=_serve, args=(self._server,), name="agents", daemon=True
+                ).start()
             key = secrets.token_urlsafe(24)
             self._lines[key] = line
         return key
@@ -293,7 +373,9 @@ def _end(server: _Server) -> None:
     threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
 
 
-def _requests_of(find: Callable[[str], _Line | None]) -> type[http.server.BaseHTTPRequestHandler]:
+def _requests_of(
+    find: Callable[[str], _Line | None],
+) -> type[http.server.BaseHTTPRequestHandler]:
     class Requests(http.server.BaseHTTPRequestHandler):
         """Answers the requests of agents."""
 
@@ -305,38 +387,83 @@ def _requests_of(find: Callable[[str], _Line | None]) -> type[http.server.BaseHT
         def do_GET(self) -> None:  # named by http.server
             if self.path == "/v1/models":
                 self._send(
-                    200, {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "rlplace"}]}
+                    200,
+                    {
+                        "object": "list",
+                        "data": [
+                            {"id": "policy", "object": "model", "owned_by": "rlplace"}
+                        ],
+                    },
                 )
             else:
                 self._refuse(404, f"there is {_PATH}")
 
         def do_POST(self) -> None:
-            line = find(self.headers.get("Authorization", "").removeprefix("Bearer ").strip())
+            line = find(
+                self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+            )
             size = self.headers.get("Content-Length", "")
             whole = int(size) if re.fullmatch(r"[0-9]{1,18}", size) else None
-            if whole is None or whole > (most := _MOST_UNKNOWN if line is None else _MOST_BYTES):
+            if whole is None or whole > (
+                most := _MOST_UNKNOWN if line is None else _MOST_BYTES
+            ):
                 self.close_connection = True  # the body stays unread: where the next request begins is not known
                 if whole is None:
-                    return self._refuse(411, "a request has a Content-Length: bodies in chunks are not read")
-                return self._refuse(413, f"a request has at most {most} bytes, this one {whole}")
+                    return self._refuse(
+                        411,
+                        "a request has a Content-Length: bodies in chunks are not read",
+                    )
+                return self._refuse(
+                    413, f"a request has at most {most} bytes, this one {whole}"
+                )
             body = self.rfile.read(whole)
             if self.path != _PATH:
                 return self._refuse(404, f"there is {_PATH}")
             if line is None:
-                return self._refuse(401, "the key is of no episode, or of one that is over")
+                return self._refuse(
+                    401, "the key is of no episode, or of one that is over"
+                )
             try:
                 answer = line.ask(_messages(body))
             except ValueError as error:
                 return self._refuse(400, str(error))
             if answer is None:
-                return self._refuse(410, "the episode is over: as many turns, or tokens, as it may have")
+                return self._refuse(
+                    410, "the episode is over: as many turns, or tokens, as it may have"
+                )
             message = {"role": "assistant", "content": answer}
-            choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-            which = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "model": "policy"}
-            return self._send(200, {**which, "created": int(time.time()), "choices": [choice], "usage": None})
+            choice = {
+                "index": 0,
+                "message": message,
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+            which = {
+                "id": f"chatcmpl-{secrets.token_hex(8)}",
+                "object": "chat.completion",
+                "model": "policy",
+            }
+            return self._send(
+                200,
+                {
+                    **which,
+                    "created": int(time.time()),
+                    "choices": [choice],
+                    "usage": None,
+                },
+            )
 
         def _refuse(self, status: int, why: str) -> None:
-            self._send(status, {"error": {"message": why, "type": "invalid_request_error", "code": status}})
+            self._send(
+                status,
+                {
+                    "error": {
+                        "message": why,
+                        "type": "invalid_request_error",
+                        "code": status,
+                    }
+                },
+            )
 
         def _send(self, status: int, content: object) -> None:
             body = json.dumps(content).encode()
@@ -360,21 +487,39 @@ def _messages(body: bytes) -> list[Message]:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the request is no JSON: {error}") from None
-    if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list) or not asked["messages"]:
+    if (
+        not isinstance(asked, dict)
+        or not isinstance(asked.get("messages"), list)
+        or not asked["messages"]
+    ):
         raise ValueError("a request is an object with a list of messages")
-    if odd := [name for name in _NOT_HERE if asked.get(name)] + ["n"] * (asked.get("n") not in (None, 1)):
-        raise ValueError(f"not offered here: {', '.join(odd)}; how answers are drawn is decided by the run's config")
+    if odd := [name for name in _NOT_HERE if asked.get(name)] + ["n"] * (
+        asked.get("n") not in (None, 1)
+    ):
+        raise ValueError(
+            f"not offered here: {', '.join(odd)}; how answers are drawn is decided by the run's config"
+        )
     return [_message(message) for message in asked["messages"]]
 
 
 def _message(message: Any) -> Message:
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+    role, content = (
+        (message.get("role"), message.get("content"))
+        if isinstance(message, dict)
+        else (None, None)
+    )
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
         content = "".join(str(part.get("text", "")) for part in content)
     if role not in ("system", "user", "assistant") or not isinstance(content, str):
-        raise ValueError("a message has a role (system, user, assistant) and a text as its content")
+        raise ValueError(
+            "a message has a role (system, user, assistant) and a text as its content"
+        )
     try:
         content.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"a message has half of a character, at {error.start} of its content") from None
+        raise ValueError(
+            f"a message has half of a character, at {error.start} of its content"
+        ) from None
     return Message(cast("Any", role), content)

@@ -32,14 +32,25 @@ _CHUNK = 1 << 16
 _LONGEST_REPORT = 1 << 20  # bytes; one line per test
 
 
-def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20) -> int:
+def run_tests(
+    code: str,
+    tests: Sequence[str],
+    *,
+    timeout_s: float = 10.0,
+    memory_bytes: int = 512 << 20,
+) -> int:
     """Run `code`, then each test in its namespace; return how many passed, none where the code itself raised.
 
     Block until all is over, at most `timeout_s` and a moment; a test that was not reached has not passed. The process
     is dead when this returns. It can start no processes or threads of its own.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
-        job = {"code": code, "tests": list(tests), "cpu_s": timeout_s, "memory_bytes": memory_bytes}
+        job = {
+            "code": code,
+            "tests": list(tests),
+            "cpu_s": timeout_s,
+            "memory_bytes": memory_bytes,
+        }
         (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0) as reports:
@@ -50,7 +61,12 @@ def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memor
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd=folder,
-                    env={"PATH": os.defpath, "HOME": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                    env={
+                        "PATH": os.defpath,
+                        "HOME": folder,
+                        "OMP_NUM_THREADS": "1",
+                        "OPENBLAS_NUM_THREADS": "1",
+                    },
                     pass_fds=(writer,),
                     start_new_session=True,  # so that all it starts can be killed at once
                 )
@@ -65,9 +81,12 @@ def run_tests(code: str, tests: Sequence[str], *, timeout_s: float = 10.0, memor
 
 def _read(fd: int, timeout_s: float) -> bytes:
     """Return all that is written until the other end closes, or time is up."""
-    deadline, text = time.monotonic() + timeout_s, b""
+    deadline = time.monotonic() + timeout_s
+    text = b""
     while len(text) < _LONGEST_REPORT:
-        readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        readable, _, _ = select.select(
+            [fd], [], [], max(0.0, deadline - time.monotonic())
+        )
         chunk = os.read(fd, _CHUNK) if readable else b""
         if not chunk:
             break
@@ -78,13 +97,17 @@ def _read(fd: int, timeout_s: float) -> bytes:
 def kill_session(process: subprocess.Popen[bytes]) -> None:
     """End a process that began a session, and all that it started there."""
     with contextlib.suppress(ProcessLookupError):  # all of them have ended
-        os.killpg(process.pid, signal.SIGKILL)  # the session's first process: its number is the group's
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # the session's first process: its number is the group's
     process.wait()
 
 
 def _passed(text: bytes, tests: int) -> int:
     """Count in whole lines only: one that was cut off by death or deadline does not count."""
-    results: dict[str, str] = {}  # by the number of the test; the code may have written lines of its own before them
+    results: dict[
+        str, str
+    ] = {}  # by the number of the test; the code may have written lines of its own before them
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
         number, _, result = line.partition(" ")
         results[number] = result
@@ -120,7 +143,8 @@ def _bind_root() -> None:
     if os.geteuid() != 0:
         return
     os.setresuid(_NOBODY, 0, 0)
-    header, nothing = struct.pack("=Ii", _CAPABILITIES_V3, 0), bytes(24)
+    header = struct.pack("=Ii", _CAPABILITIES_V3, 0)
+    nothing = bytes(24)
     if ctypes.CDLL(None, use_errno=True).capset(header, nothing) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
@@ -139,7 +163,9 @@ def main(report_fd: int) -> None:
 
 def succeeds(code: str, names: dict[str, Any]) -> bool:
     try:
-        exec(compile(code, "<answer>", "exec"), names)  # running it is the purpose of this process
+        exec(
+            compile(code, "<answer>", "exec"), names
+        )  # running it is the purpose of this process
     except BaseException:  # noqa: BLE001  # whatever it raises, SystemExit too, is the answer's own failure
         return False
     return True

@@ -30,13 +30,17 @@ class Image:
 
     def read(self) -> bytes:
         """Raises OSError."""
-        return self.source if isinstance(self.source, bytes) else Path(self.source).read_bytes()
+        if isinstance(self.source, bytes):
+            return self.source
+        return Path(self.source).read_bytes()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
     role: Literal["system", "user", "assistant"]
-    content: str | tuple[str | Image, ...]  # parts where a model sees images, in the order in which it reads them
+    content: (
+        str | tuple[str | Image, ...]
+    )  # parts where a model sees images, in the order in which it reads them
 
     @property
     def text(self) -> str:
@@ -48,7 +52,9 @@ class Message:
         return tuple(part for part in self.content if isinstance(part, Image))
 
 
-Prompt = str | Sequence[Message]  # a text is one message of the user where the model chats
+Prompt = (
+    str | Sequence[Message]
+)  # a text is one message of the user where the model chats
 
 
 class TextEpisode(Protocol):
@@ -75,7 +81,9 @@ class TextTask(Protocol):
     episodes are made in threads, at the same time; with `replies_alone = True`, one by one in the rank's own.
     """
 
-    rewards: ClassVar[Sequence[str]]  # names of the reward functions that count where the config names none
+    rewards: ClassVar[
+        Sequence[str]
+    ]  # names of the reward functions that count where the config names none
 
     @property
     def size(self) -> int | None:
@@ -115,4 +123,6 @@ class Transcript:
     @property
     def answer(self) -> str:
         """The last one."""
-        return self.answers[-1] if self.answers else ""
+        if self.answers:
+            return self.answers[-1]
+        return ""

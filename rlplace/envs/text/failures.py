@@ -27,7 +27,9 @@ class Failures:
 
         Raises `error` where that may not be, or more are left out than `faults.error_budget` allows.
         """
-        what = ", ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        what = ", ".join(
+            [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        )
         self._failed += 1
         if self._faults.on_error == "stop":
             raise error
@@ -36,11 +38,15 @@ class Failures:
             return True
         self._left_out += episodes
         if self._left_out > self._faults.error_budget:
-            error.add_note(f"more than faults.error_budget: {self._faults.error_budget} episodes failed")
+            error.add_note(
+                f"more than faults.error_budget: {self._faults.error_budget} episodes failed"
+            )
             raise error
         _LOG.warning("left out: %s", what)
         return False
 
     def metrics(self, component: str) -> Metrics:
         """Count the failures of the iteration, where they do not stop the run."""
-        return {} if self._faults.on_error == "stop" else {f"{component}/failures": Metric(self._failed, "sum")}
+        if self._faults.on_error == "stop":
+            return {}
+        return {f"{component}/failures": Metric(self._failed, "sum")}

@@ -42,10 +42,14 @@ class InlineGrader:
     """Grades quick shipped functions at once, in the caller's thread."""
 
     def __init__(
-        self, rewards: Sequence[Reward], on_poison: OnPoison = "stop", failures: Failures | None = None
+        self,
+        rewards: Sequence[Reward],
+        on_poison: OnPoison = "stop",
+        failures: Failures | None = None,
     ) -> None:
         self._functions = [(reward, reward.function()) for reward in rewards]
-        self._on_poison, self._failures = on_poison, failures or Failures()
+        self._on_poison = on_poison
+        self._failures = failures or Failures()
         self._done: list[Graded] = []
 
     def submit(self, case: Case) -> None:
@@ -62,14 +66,19 @@ class InlineGrader:
         for reward, function in self._functions:
             try:
                 value = function(case.transcript)
-            except ValueError as error:  # a fact that the task does not give, an argument out of range
-                raise reward_failed(reward, case, "reward-raised", "refused", str(error)) from error
+            except (
+                ValueError
+            ) as error:  # a fact that the task does not give, an argument out of range
+                raise reward_failed(
+                    reward, case, "reward-raised", "refused", str(error)
+                ) from error
             values[reward.name] = number_of(reward, case, value, self._on_poison)
         return values
 
     def done(self, *, wait: bool) -> list[Graded]:
         """Return what is newly graded; with `wait`, block for one in flight. RewardError: the first that failed."""
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         return done
 
     def close(self) -> None:
@@ -80,12 +89,19 @@ class InlineGrader:
 class _GraderProcess:
     """One process, and the case that it works on."""
 
-    def __init__(self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float
+    ) -> None:
         self.pipe, other = multiprocessing.connection.Pipe()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "rlplace.envs.text.graders", str(other.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "rlplace.envs.text.graders",
+                    str(other.fileno()),
+                ],
                 env={**os.environ, "PYTHONPATH": paths},
                 pass_fds=(other.fileno(),),
                 start_new_session=True,  # so that what it starts can be killed with it
@@ -117,8 +133,12 @@ class ProcessGrader:
         on_poison: OnPoison = "stop",
         failures: Failures | None = None,
     ) -> None:
-        self._rewards, self._timeout_s, self._memory_bytes, self._most = rewards, timeout_s, memory_bytes, processes
-        self._on_poison, self._failures = on_poison, failures or Failures()
+        self._rewards = rewards
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._most = processes
+        self._on_poison = on_poison
+        self._failures = failures or Failures()
         self._waiting: deque[tuple[Case, int]] = deque()  # and how often it was tried
         self._processes: list[_GraderProcess] = []
 
@@ -132,28 +152,45 @@ class ProcessGrader:
         while busy := [worker for worker in self._processes if worker.case is not None]:
             until = min(worker.deadline for worker in busy)
             pause = max(0.0, until - time.monotonic()) if wait and not done else 0.0
-            heard: Sequence[object] = multiprocessing.connection.wait([worker.pipe for worker in busy], pause)
+            heard: Sequence[object] = multiprocessing.connection.wait(
+                [worker.pipe for worker in busy], pause
+            )
             for worker in busy:
                 if worker.pipe in heard:
                     done += self._hear(worker)
                 elif worker.deadline <= time.monotonic():
                     limit_s = self._timeout_s if worker.ready else _START_S
                     what = f"did not end within {limit_s:g} s"
-                    done += self._failed(worker, self._ended(worker, "reward-timeout", what, "its process was killed"))
+                    done += self._failed(
+                        worker,
+                        self._ended(
+                            worker, "reward-timeout", what, "its process was killed"
+                        ),
+                    )
             if not heard and (done or not wait):
                 break
         return done
 
     def _assign(self) -> None:
         while self._waiting:
-            for dead in [w for w in self._processes if w.case is None and w.popen.poll() is not None]:
+            for dead in [
+                w
+                for w in self._processes
+                if w.case is None and w.popen.poll() is not None
+            ]:
                 dead.close()  # it was killed while it had nothing to do: no function is to blame
                 self._processes.remove(dead)
-            worker = next((worker for worker in self._processes if worker.case is None), None)
+            worker = next(
+                (worker for worker in self._processes if worker.case is None), None
+            )
             if worker is None:
                 if len(self._processes) == self._most:
                     return
-                self._processes.append(worker := _GraderProcess(self._rewards, self._memory_bytes, self._timeout_s))
+                self._processes.append(
+                    worker := _GraderProcess(
+                        self._rewards, self._memory_bytes, self._timeout_s
+                    )
+                )
             (worker.case, worker.tries), worker.values = self._waiting.popleft(), {}
             if worker.ready:
                 self._show(worker)
@@ -162,13 +199,16 @@ class ProcessGrader:
         """Send the transcript; the process waits for it, so a long one does not block either."""
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as is heard next
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # it has died, as is heard next
             worker.pipe.send(worker.case.transcript)
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
         """Take one message: the process is ready, or one function's result."""
         assert worker.case is not None
-        case, reward = worker.case, self._rewards[len(worker.values)]
+        case = worker.case
+        reward = self._rewards[len(worker.values)]
         try:
             failure, value = worker.pipe.recv()
         except (EOFError, OSError):  # at the end of a message, or within one
@@ -179,7 +219,9 @@ class ProcessGrader:
             return []
         worker.deadline = time.monotonic() + self._timeout_s
         if failure is not None:  # which ends the case there
-            return self._failed(worker, reward_failed(reward, case, "reward-raised", "raised", failure))
+            return self._failed(
+                worker, reward_failed(reward, case, "reward-raised", "raised", failure)
+            )
         try:
             worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
         except RewardError as error:
@@ -188,7 +230,8 @@ class ProcessGrader:
             return self._failed(worker, error)
         if len(worker.values) < len(self._rewards):
             return []
-        values, worker.case = worker.values, None
+        values = worker.values
+        worker.case = None
         self._assign()
         return [(case, values)]
 
@@ -200,17 +243,25 @@ class ProcessGrader:
         if again:
             self._waiting.append((case, worker.tries + 1))
         self._assign()
-        return [] if again else [(case, {reward.name: math.nan for reward in self._rewards})]
+        if again:
+            return []
+        return [(case, {reward.name: math.nan for reward in self._rewards})]
 
-    def _ended(self, worker: _GraderProcess, code: str, what: str, why: str) -> RewardError:
+    def _ended(
+        self, worker: _GraderProcess, code: str, what: str, why: str
+    ) -> RewardError:
         """End a process; return the error that names what it was doing: it goes through the functions in order."""
         assert worker.case is not None
         worker.close()
         self._processes.remove(worker)
-        return reward_failed(self._rewards[len(worker.values)], worker.case, code, what, why)
+        return reward_failed(
+            self._rewards[len(worker.values)], worker.case, code, what, why
+        )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself, unless it only closed its pipe
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # it ends by itself, unless it only closed its pipe
             worker.popen.wait(_ENDING_S)
         worker.close()  # now its exit code is known
         why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
@@ -267,17 +318,28 @@ def main(pipe: Connection) -> None:
 
 
 def grade(
-    pipe: Connection, functions: Sequence[tuple[Reward, Callable[..., Any]]], transcript: object, timeout_s: float
+    pipe: Connection,
+    functions: Sequence[tuple[Reward, Callable[..., Any]]],
+    transcript: object,
+    timeout_s: float,
 ) -> None:
     """Send (error, None) or (None, number) for each function; stop after the first that raised."""
     for _, function in functions:
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)  # unhandled, its signal ends even code in C
+        signal.setitimer(
+            signal.ITIMER_REAL, _PATIENCE * timeout_s
+        )  # unhandled, its signal ends even code in C
         try:
             value = function(transcript)
         except BaseException as error:  # noqa: BLE001  # any error of a user's function, and its exit, names the sample
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"
-            pipe.send((_short("".join(traceback.format_exception_only(error)).strip()) + where, None))
+            pipe.send(
+                (
+                    _short("".join(traceback.format_exception_only(error)).strip())
+                    + where,
+                    None,
+                )
+            )
             return
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -297,7 +359,9 @@ def _number(value: Any) -> float | str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text)} characters)"
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]} ... ({len(text)} characters)"
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ from rlplace.envs.text.rewards import fact
 
 _NUMBER = r"[-+]?(?:\d(?:[\d,]|\{,\})*)?\.?\d+(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?"
 _NAMED = r"[A-Za-z]\^\{?\d+\}?"  # as in cm^2: says nothing of the answer
-_OTHER = (
-    r"\\sqrt\s*(?:\[[^\]]*\])?\s*(?:\{[^{}]*\}|\d)|[A-Za-z]_\{?\w+\}?|\d\s*\^\{?-?\d+\}?"  # is no number as it stands
-)
+# is no number as it stands
+_OTHER = r"\\sqrt\s*(?:\[[^\]]*\])?\s*(?:\{[^{}]*\}|\d)|[A-Za-z]_\{?\w+\}?|\d\s*\^\{?-?\d+\}?"
 _LAST = re.compile(f"{_NAMED}|(?P<other>{_OTHER})|(?P<number>{_NUMBER})")
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[!,;:> ])|~|\$|\\\$")
 _MIXED = re.compile(  # 3\frac{1}{2} and 3 1/2: three and a half
@@ -42,25 +41,35 @@ def math_verify(transcript: Transcript) -> float:
     right = _right(transcript)
     boxed = right if last_boxed(right) is not None else f"${right.strip().strip('$')}$"
     # Its own limits of time are signals; the process that runs this has one.
-    gold, given = (parse(text, parsing_timeout=None, raise_on_error=False) for text in (boxed, transcript.answer))
+    gold, given = (
+        parse(text, parsing_timeout=None, raise_on_error=False)
+        for text in (boxed, transcript.answer)
+    )
     return float(verify(gold, given, timeout_seconds=None, raise_on_error=False))
 
 
 def _right(transcript: Transcript) -> str:
     right = fact(transcript, "answer")
-    return right if last_boxed(right) is not None else right.rpartition("####")[2]
+    if last_boxed(right) is not None:
+        return right
+    return right.rpartition("####")[2]
 
 
 def _given(answer: str) -> str:
     boxed = last_boxed(answer)
     if boxed is not None:
         return boxed
-    found = [match for match in _LAST.finditer(answer) if match["number"] or match["other"]]
-    return (found[-1]["number"] or "") if found else ""
+    found = [
+        match for match in _LAST.finditer(answer) if match["number"] or match["other"]
+    ]
+    if found:
+        return found[-1]["number"] or ""
+    return ""
 
 
 def _same(given: str, right: str) -> bool:
-    one, other = _plain(given), _plain(right)
+    one = _plain(given)
+    other = _plain(right)
     numbers = number(one), number(other)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -69,7 +78,9 @@ def _same(given: str, right: str) -> bool:
 
 def _plain(text: str) -> str:
     """Return an answer without what is written around it: spacing, units, a name before an equal sign."""
-    text = _SPACING.sub("", text.replace("{,}", ",").replace("\\%", "").replace("%", ""))
+    text = _SPACING.sub(
+        "", text.replace("{,}", ",").replace("\\%", "").replace("%", "")
+    )
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", "", text)
     bare = _UNIT.sub("", text).strip()
     text = bare or _UNIT.sub(r"\1", text)
@@ -84,30 +95,45 @@ def _plain(text: str) -> str:
 def _improper(found: re.Match[str]) -> str:
     whole, *parts = (int(each) for each in found.groups() if each is not None)
     above, below = parts
-    return f"{whole * below + above}/{below}" if above < below else found[0]  # else a product
+    if above < below:
+        return f"{whole * below + above}/{below}"
+    return found[0]  # else a product
 
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete \boxed{...}, with braces within it; None without one."""
     begins = {match.end() - 1 for match in re.finditer(r"\\boxed\s*\{", text)}
-    found, opened = (-1, 0), list[int]()
-    for brace in re.finditer(r"[{}]", text) if begins else ():  # once, however many are never closed
+    found = (-1, 0)
+    opened = list[int]()
+    for brace in (
+        re.finditer(r"[{}]", text) if begins else ()
+    ):  # once, however many are never closed
         if brace[0] == "{":
             opened.append(brace.start())
         elif opened and (begin := opened.pop()) in begins:
             found = max(found, (begin, brace.start()))
     begin, end = found
-    return text[begin + 1 : end] if begin >= 0 else None
+    if begin >= 0:
+        return text[begin + 1 : end]
+    return None
 
 
 def number(text: str) -> Decimal | None:
     r"""Read 1,234.50, 3/4 or \frac{3}{4} as a number; None if `text` is none."""
-    text = re.sub(r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text).strip().strip("$")
+    text = (
+        re.sub(r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
+        .strip()
+        .strip("$")
+    )
     if not re.fullmatch(r"[^,]*|[-+]?\d{1,3}(?:,\d{3})+[^,]*", text):
         return None  # a list
     above, slash, below = text.replace(",", "").partition("/")
     try:
-        value = Decimal(above.strip()) / Decimal(below.strip()) if slash else Decimal(above)
+        value = (
+            Decimal(above.strip()) / Decimal(below.strip()) if slash else Decimal(above)
+        )
     except ArithmeticError:  # no number, a division by zero, beyond all exponents
         return None
-    return value if value.is_finite() else None
+    if value.is_finite():
+        return value
+    return None

@@ -29,14 +29,19 @@ import logging
 import re
 
 _LOG = logging.getLogger(__name__)
-RewardFunction = Callable[..., float]  # (transcript, **kwargs); may be called in another process
+RewardFunction = Callable[
+    ..., float
+]  # (transcript, **kwargs); may be called in another process
 REWARDS: Mapping[str, str] = {
     name: f"rlplace.envs.text.rewards:{name}"
     for name in (
         *("exact_match", "contains", "matches", "score"),
         *("length_penalty", "unit_tests", "unscored", "reasoning_score"),
     )
-} | {name: f"rlplace.envs.text.math_answers:{name}" for name in ("math_answer", "math_verify")}
+} | {
+    name: f"rlplace.envs.text.math_answers:{name}"
+    for name in ("math_answer", "math_verify")
+}
 _APART = {
     "matches",
     "math_verify",
@@ -79,46 +84,83 @@ class Reward:
 
 def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
     """Return the function called `name`: shipped, or `package.module:function` of your own. Raises ConfigError."""
-    function: RewardFunction = named(name, REWARDS, key=key, code="unknown-reward", noun="reward function")
+    function: RewardFunction = named(
+        name, REWARDS, key=key, code="unknown-reward", noun="reward function"
+    )
     return function
 
 
 def named_reward(
-    written: str, kwargs: Mapping[str, object], *, key: str, leaf: str = "function", weight: float = 1.0
+    written: str,
+    kwargs: Mapping[str, object],
+    *,
+    key: str,
+    leaf: str = "function",
+    weight: float = 1.0,
 ) -> Reward:
     """Return the reward that `leaf` of the block at `key` names. ConfigError: unknown, wrong arguments."""
     function = find_reward(written, f"{key}.{leaf}")
     if written == "math_verify":
-        with needs("math_verify", got=written, extra="math", key=f"{key}.{leaf}", of="the reward"):
+        with needs(
+            "math_verify",
+            got=written,
+            extra="math",
+            key=f"{key}.{leaf}",
+            of="the reward",
+        ):
             import math_verify as math_verify
     lists = "prompts" in inspect.signature(function).parameters
     given = _LISTS if lists else ("transcript",)
-    problems = unknown_arguments(function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs")
+    problems = unknown_arguments(
+        function, kwargs, given=given, key=f"{key}.kwargs", code="bad-reward-kwargs"
+    )
     if problems:
         raise ConfigError(problems)
     own = key if leaf == "function" else ""
-    return Reward(name=written.rpartition(":")[2], written=written, key=own, weight=weight, kwargs=kwargs, lists=lists)
+    return Reward(
+        name=written.rpartition(":")[2],
+        written=written,
+        key=own,
+        weight=weight,
+        kwargs=kwargs,
+        lists=lists,
+    )
 
 
-def find_rewards(written: Sequence[RewardFunctionConfig], task: TextTask) -> tuple[Reward, ...]:
+def find_rewards(
+    written: Sequence[RewardFunctionConfig], task: TextTask
+) -> tuple[Reward, ...]:
     """Return the rewards of a config, or the task's own. Raises ConfigError: unknown, duplicate, wrong arguments."""
     chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
-        what, why = "no function scores the answers", "the task names no reward functions of its own"
-        raise ConfigError.of("no-reward", "env.rewards", what, "[]", why, "rewards: [{name: math_answer}]")
+        what = "no function scores the answers"
+        why = "the task names no reward functions of its own"
+        raise ConfigError.of(
+            "no-reward",
+            "env.rewards",
+            what,
+            "[]",
+            why,
+            "rewards: [{name: math_answer}]",
+        )
     rewards: list[Reward] = []
     problems: list[Problem] = []
     for index, block in enumerate(chosen):
         key = f"env.rewards[{index}]"
         try:
-            reward = named_reward(block.name, block.kwargs, key=key, leaf="name", weight=block.weight)
+            reward = named_reward(
+                block.name, block.kwargs, key=key, leaf="name", weight=block.weight
+            )
         except ConfigError as error:
             problems += error.problems
             continue
         if reward.name in [other.name for other in rewards]:
             what = f"there is another reward function called {reward.name}"
-            why, fix = "each is a metric of its own, by this name", "give your function another name, or leave one out"
-            problems += ConfigError.of("duplicate-reward", f"{key}.name", what, block.name, why, fix).problems
+            why = "each is a metric of its own, by this name"
+            fix = "give your function another name, or leave one out"
+            problems += ConfigError.of(
+                "duplicate-reward", f"{key}.name", what, block.name, why, fix
+            ).problems
         rewards.append(reward)
     if problems:
         raise ConfigError(problems)
@@ -134,7 +176,9 @@ class Case:
     transcript: Transcript
 
 
-def number_of(reward: Reward, case: Case, value: Any, on_poison: OnPoison = "stop") -> float:
+def number_of(
+    reward: Reward, case: Case, value: Any, on_poison: OnPoison = "stop"
+) -> float:
     """Return the value of a reward function as a number. Raises RewardError unless it is one, and finite.
 
     One that is not finite is nan where that is skipped.
@@ -142,21 +186,47 @@ def number_of(reward: Reward, case: Case, value: Any, on_poison: OnPoison = "sto
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise reward_failed(reward, case, "reward-no-number", "returned no number", f"it returned {value}") from error
+        raise reward_failed(
+            reward,
+            case,
+            "reward-no-number",
+            "returned no number",
+            f"it returned {value}",
+        ) from error
     if not math.isfinite(number):
-        poison = reward_failed(reward, case, "reward-not-finite", f"returned {number}", "a reward is a finite number")
+        poison = reward_failed(
+            reward,
+            case,
+            "reward-not-finite",
+            f"returned {number}",
+            "a reward is a finite number",
+        )
         if on_poison == "stop":
             raise poison
-        _LOG.warning("skipped: %s: %s, %s", poison.problem.key, poison.problem.what, poison.problem.got)
+        _LOG.warning(
+            "skipped: %s: %s, %s",
+            poison.problem.key,
+            poison.problem.what,
+            poison.problem.got,
+        )
         return math.nan
     return number
 
 
-def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) -> RewardError:
+def reward_failed(
+    reward: Reward, case: Case, code: str, what: str, why: str
+) -> RewardError:
     answer = case.transcript.answer
-    shown = answer if len(answer) <= _SHOWN else f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
-    key = f"{reward.key}.function" if reward.key else f"reward function {reward.written}"
-    what, fix = f"{what}, for sample {case.sample} of group {case.group}", _FIXES[code]
+    shown = (
+        answer
+        if len(answer) <= _SHOWN
+        else f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
+    )
+    key = (
+        f"{reward.key}.function" if reward.key else f"reward function {reward.written}"
+    )
+    what = f"{what}, for sample {case.sample} of group {case.group}"
+    fix = _FIXES[code]
     if reward.key:
         fix = fix.replace("env.reward_timeout_s", f"{reward.key}.timeout_s")
     return RewardError.about(code, key, what, got=repr(shown), why=why, fix=fix)
@@ -165,14 +235,26 @@ def reward_failed(reward: Reward, case: Case, code: str, what: str, why: str) ->
 # ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript) -> float:
-    given = {"prompts": [prompt_text(transcript)], "answers": [answer_text(transcript)], **kwargs}
+def _of_one(
+    function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript
+) -> float:
+    given = {
+        "prompts": [prompt_text(transcript)],
+        "answers": [answer_text(transcript)],
+        **kwargs,
+    }
     if "labels" in inspect.signature(function).parameters:
         given["labels"] = [transcript.facts.get("answer")]
     values: Any = function(**given)
     if not hasattr(values, "__len__") or len(values) != 1:
-        many = f"{len(values)} rewards" if hasattr(values, "__len__") else f"a {type(values).__name__}"
-        raise ValueError(f"{many} for 1 answer: a function over lists returns a list, with a number for each")
+        many = (
+            f"{len(values)} rewards"
+            if hasattr(values, "__len__")
+            else f"a {type(values).__name__}"
+        )
+        raise ValueError(
+            f"{many} for 1 answer: a function over lists returns a list, with a number for each"
+        )
     return next(iter(values))
 
 
@@ -182,7 +264,9 @@ def _of_one(function: Callable[..., Any], kwargs: Mapping[str, object], transcri
 def prompt_text(transcript: Transcript) -> str:
     """Return the prompt without a chat template."""
     prompt = transcript.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(message.text for message in prompt)
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message.text for message in prompt)
 
 
 def answer_text(transcript: Transcript) -> str:
@@ -204,9 +288,11 @@ def fact(transcript: Transcript, name: str) -> str:
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
     """1 if the last answer is the fact `answer`, blanks at both ends aside."""
-    given, right = transcript.answer.strip(), fact(transcript, "answer").strip()
+    given = transcript.answer.strip()
+    right = fact(transcript, "answer").strip()
     if ignore_case:
-        given, right = given.casefold(), right.casefold()
+        given = given.casefold()
+        right = right.casefold()
     return float(given == right)
 
 
@@ -215,7 +301,11 @@ def contains(transcript: Transcript) -> float:
     return float(fact(transcript, "answer").strip() in transcript.answer)
 
 
-def matches(transcript: Transcript, *, pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>") -> float:
+def matches(
+    transcript: Transcript,
+    *,
+    pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>",
+) -> float:
     """1 if every answer is, from its first to its last character, of the form of the regular expression `pattern`."""
     form = re.compile(pattern, re.DOTALL)
     return float(all(form.fullmatch(answer.strip()) for answer in transcript.answers))
@@ -226,10 +316,14 @@ def score(transcript: Transcript) -> float:
     return float(fact(transcript, "score"))
 
 
-def length_penalty(transcript: Transcript, *, free_tokens: int, longest_tokens: int) -> float:
+def length_penalty(
+    transcript: Transcript, *, free_tokens: int, longest_tokens: int
+) -> float:
     """0 up to `free_tokens`, evenly down to -1 at `longest_tokens` (DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13)."""
     if longest_tokens <= free_tokens:
-        raise ValueError(f"longest_tokens must be above free_tokens, got {longest_tokens} and {free_tokens}")
+        raise ValueError(
+            f"longest_tokens must be above free_tokens, got {longest_tokens} and {free_tokens}"
+        )
     over = (transcript.tokens - free_tokens) / (longest_tokens - free_tokens)
     return -min(1.0, max(0.0, over))
 
@@ -242,18 +336,29 @@ def unscored(transcript: Transcript) -> float:
 def code_block(answer: str) -> str:
     """Return the last fenced block of an answer; all of it where nothing is fenced."""
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
-    return blocks[-1] if blocks else answer
+    if blocks:
+        return blocks[-1]
+    return answer
 
 
-def unit_tests(transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20) -> float:
+def unit_tests(
+    transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20
+) -> float:
     """Share of the fact `tests` (Python texts, each run after the code of the answer) that pass, in a process apart."""
     from rlplace.envs.text.code_runner import run_tests
 
     fact(transcript, "tests")
     tests = transcript.facts["tests"]
     tests = [tests] if isinstance(tests, str) else list(tests)
-    passed = run_tests(code_block(transcript.answer), tests, timeout_s=timeout_s, memory_bytes=memory_bytes)
-    return passed / len(tests) if tests else 0.0
+    passed = run_tests(
+        code_block(transcript.answer),
+        tests,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+    )
+    if tests:
+        return passed / len(tests)
+    return 0.0
 
 
 def reasoning_score(transcript: Transcript) -> float:
@@ -264,7 +369,16 @@ def reasoning_score(transcript: Transcript) -> float:
     verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
     tagged = re.findall(r"<answer>(.*?)</answer>", transcript.answer, re.DOTALL)
     try:
-        return float(verify(answer=(tagged[-1] if tagged else transcript.answer).strip(), entry=entry))
+        return float(
+            verify(
+                answer=(tagged[-1] if tagged else transcript.answer).strip(),
+                entry=entry,
+            )
+        )
     except Exception as error:  # noqa: BLE001  # one of a hundred foreign verifiers fails on this answer
-        _LOG.warning("an answer scores 0: the verifier of %s raised %r", entry["metadata"]["source_dataset"], error)
+        _LOG.warning(
+            "an answer scores 0: the verifier of %s raised %r",
+            entry["metadata"]["source_dataset"],
+            error,
+        )
         return 0.0

@@ -23,10 +23,20 @@ _RAW = "-raw"  # without wrappers: each observation holds only the messages sinc
 _GAME = -1  # sender of the game's own messages
 _ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
 _ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is asked for
-_HALF = 1 << 30  # entry i is made from first seed + i: held-out ones begin where training never comes
+_HALF = (
+    1 << 30
+)  # entry i is made from first seed + i: held-out ones begin where training never comes
 _ROLES = ("system", "user", "assistant")
 _MEANT = {  # columns of well-known data sets
-    "prompt": ("prompt", "question", "problem", "query", "instruction", "input", "messages"),
+    "prompt": (
+        "prompt",
+        "question",
+        "problem",
+        "query",
+        "instruction",
+        "input",
+        "messages",
+    ),
     "answer": ("answer", "ground_truth", "solution", "label", "target", "output"),
 }
 
@@ -50,23 +60,34 @@ class Arithmetic:
             raise ValueError(f"digits must be 1 to {_GUESS_DIGITS}, got {digits}")
         unknown = [sign for sign in operations if sign not in _SIGNS]
         if unknown or not operations:
-            raise ValueError(f"operations are of {', '.join(_SIGNS)}, got {', '.join(unknown) or 'none'}")
+            raise ValueError(
+                f"operations are of {', '.join(_SIGNS)}, got {', '.join(unknown) or 'none'}"
+            )
         if "{problem}" not in template:
             raise ValueError("template must have {problem} in it")
-        self._seed, self._split = seed, split
-        self._low, self._high = 0 if digits == 1 else 10 ** (digits - 1), 10**digits - 1
-        self._operations, self._template = tuple(operations), template
+        self._seed = seed
+        self._split = split
+        self._low = 0 if digits == 1 else 10 ** (digits - 1)
+        self._high = 10**digits - 1
+        self._operations = tuple(operations)
+        self._template = template
 
     def episode(self, number: int) -> OneTurn:
-        left, sign, right = self._problem(random.Random(f"{self._seed}/{self._split}/{number}"))
+        left, sign, right = self._problem(
+            random.Random(f"{self._seed}/{self._split}/{number}")
+        )
         problem = f"{left} {sign} {right}"
         answer = str(_SIGNS[sign](left, right))
-        return OneTurn(prompt=self._template.replace("{problem}", problem), known={"answer": answer})
+        return OneTurn(
+            prompt=self._template.replace("{problem}", problem),
+            known={"answer": answer},
+        )
 
     def _problem(self, draw: random.Random) -> tuple[int, str, int]:
         """Draw until the problem belongs to the split; its split follows from the problem alone."""
         while True:
-            left, right = draw.randint(self._low, self._high), draw.randint(self._low, self._high)
+            left = draw.randint(self._low, self._high)
+            right = draw.randint(self._low, self._high)
             sign = draw.choice(self._operations)
             held_out = random.Random(f"{left}{sign}{right}").randrange(_HELD_OUT) == 0
             if held_out == (self._split == "held_out"):
@@ -79,10 +100,16 @@ class GuessNumber:
     rewards: ClassVar[Sequence[str]] = ("score",)
     size: int | None = None
 
-    def __init__(self, *, seed: int, split: Split, highest: int = 15, guesses: int = 4) -> None:
+    def __init__(
+        self, *, seed: int, split: Split, highest: int = 15, guesses: int = 4
+    ) -> None:
         if highest < 1 or guesses < 1:
-            raise ValueError(f"highest and guesses must be at least 1, got {highest} and {guesses}")
-        self._name, self._highest, self._guesses = f"{seed}/{split}", highest, guesses
+            raise ValueError(
+                f"highest and guesses must be at least 1, got {highest} and {guesses}"
+            )
+        self._name = f"{seed}/{split}"
+        self._highest = highest
+        self._guesses = guesses
 
     def episode(self, number: int) -> Guessing:
         secret = random.Random(f"{self._name}/{number}").randint(1, self._highest)
@@ -93,7 +120,10 @@ class Guessing:
     """One secret. Its score is 1 if it was found, and then a little less for every guess but the first."""
 
     def __init__(self, secret: int, highest: int, guesses: int) -> None:
-        self._secret, self._guesses, self._used, self._found = secret, guesses, 0, False
+        self._secret = secret
+        self._guesses = guesses
+        self._used = 0
+        self._found = False
         self.prompt = (
             f"I think of a number from 1 to {highest}. You have {guesses} guesses. "
             "After each I say whether mine is higher or lower. Answer with one number only."
@@ -108,7 +138,9 @@ class Guessing:
             return None
         if guess is None:
             return "That is no number. Answer with one number only."
-        return "Higher." if guess < self._secret else "Lower."
+        if guess < self._secret:
+            return "Higher."
+        return "Lower."
 
     def facts(self) -> Mapping[str, Any]:
         left = 1 - (self._used - 1) / (2 * self._guesses)
@@ -134,22 +166,41 @@ class ToyText:
     replies_alone = True  # games share the module `random`
     size: int | None = None
 
-    def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        split: Split,
+        game: str,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
         if game not in _GAMES:
-            raise unknown_choice("game", game, _GAMES, why="games with words: " + ", ".join(_GAMES))
-        self._name, self._id, self._game = f"{seed}/{split}", game, _GAMES[game]
+            raise unknown_choice(
+                "game", game, _GAMES, why="games with words: " + ", ".join(_GAMES)
+            )
+        self._name = f"{seed}/{split}"
+        self._id = game
+        self._game = _GAMES[game]
         self._options: dict[str, Any] = dict(options or {})
-        self._idle = [self._make()]  # to make some is slow; arguments that it does not take are refused here
+        self._idle = [
+            self._make()
+        ]  # to make some is slow; arguments that it does not take are refused here
 
     def episode(self, number: int) -> ToyTextGame:
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
-        return ToyTextGame(self._game, self._idle.pop() if self._idle else self._make(), seed, self._idle)
+        return ToyTextGame(
+            self._game,
+            self._idle.pop() if self._idle else self._make(),
+            seed,
+            self._idle,
+        )
 
     def _make(self) -> Any:
         with needs("gymnasium", got=self._id, extra="envs"):
             import gymnasium
         if self._id not in gymnasium.registry:
-            here, stem = [game for game in _GAMES if game in gymnasium.registry], self._id.partition("-v")[0]
+            here = [game for game in _GAMES if game in gymnasium.registry]
+            stem = self._id.partition("-v")[0]
             same = next((game for game in here if game.startswith(stem)), None)
             why = f"Gymnasium {gymnasium.__version__} has no such version"
             raise unknown_choice("game", self._id, here, why=why, example=same)
@@ -160,7 +211,10 @@ class ToyTextGame:
     """One game in progress, in an environment that goes back to `idle`. A word that is no move costs a turn only."""
 
     def __init__(self, game: WordedGame, env: Any, seed: int, idle: list[Any]) -> None:
-        self._game, self._env, self._idle, self._score = game, env, idle, 0.0
+        self._game = game
+        self._env = env
+        self._idle = idle
+        self._score = 0.0
         observation, _ = env.reset(seed=seed)
         moves = ", ".join(game.moves)
         self.prompt = f"{game.rules}\nAnswer with one word: {moves}.\n\n{self._described(observation)}"
@@ -169,12 +223,24 @@ class ToyTextGame:
         return self._game.describe(self._env.unwrapped, observation)
 
     def reply(self, answer: str) -> str | None:
-        named = [word for word in re.findall(r"[a-z]+", answer.lower()) if word in self._game.moves]
+        named = [
+            word
+            for word in re.findall(r"[a-z]+", answer.lower())
+            if word in self._game.moves
+        ]
         if not named:
-            return "That is no move. Answer with one word: " + ", ".join(self._game.moves) + "."
-        observation, reward, terminated, truncated, _ = self._env.step(self._game.moves.index(named[-1]))
+            return (
+                "That is no move. Answer with one word: "
+                + ", ".join(self._game.moves)
+                + "."
+            )
+        observation, reward, terminated, truncated, _ = self._env.step(
+            self._game.moves.index(named[-1])
+        )
         self._score += float(reward)
-        return None if terminated or truncated else self._described(observation)
+        if terminated or truncated:
+            return None
+        return self._described(observation)
 
     def facts(self) -> Mapping[str, Any]:
         if self._env is not None:
@@ -184,17 +250,22 @@ class ToyTextGame:
 
 
 def _frozen_lake(env: Any, observation: Any) -> str:
-    place, width = int(observation), env.ncol
+    place = int(observation)
+    width = env.ncol
     cells = [cell.decode() for cell in env.desc.ravel()]
     cells[place] = "P"
-    return "\n".join("".join(cells[row : row + width]) for row in range(0, len(cells), width))
+    return "\n".join(
+        "".join(cells[row : row + width]) for row in range(0, len(cells), width)
+    )
 
 
 def _taxi(env: Any, observation: Any) -> str:
     row, column, passenger, destination = env.decode(int(observation))
     places = env.locs
     waiting = (
-        "in your taxi" if passenger == len(places) else f"at row {places[passenger][0]}, column {places[passenger][1]}"
+        "in your taxi"
+        if passenger == len(places)
+        else f"at row {places[passenger][0]}, column {places[passenger][1]}"
     )
     where = places[destination]
     walls = "\n".join("".join(cell.decode() for cell in line) for line in env.desc)
@@ -239,7 +310,14 @@ class TextArena:
     rewards: ClassVar[Sequence[str]] = ("score",)
     size: int | None = None
 
-    def __init__(self, *, seed: int, split: Split, game: str, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        split: Split,
+        game: str,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
         with needs("textarena", got=f"text_arena, for {game}", extra="text-arena"):
             import textarena
         self._library: Any = textarena
@@ -248,7 +326,12 @@ class TextArena:
         known = self._library.envs.registration.ENV_REGISTRY
         if self._id not in known:
             games = [name.removesuffix(_RAW) for name in known if name.endswith(_RAW)]
-            raise unknown_choice("game", game, games, why=f"it is none of the {len(games)} games of textarena")
+            raise unknown_choice(
+                "game",
+                game,
+                games,
+                why=f"it is none of the {len(games)} games of textarena",
+            )
         try:
             self.episode(0)  # finds wrong arguments and missing players and word lists
         except LookupError as error:
@@ -258,7 +341,9 @@ class TextArena:
             why = "it takes them from nltk, which fetches them from the internet and stores them in ~/nltk_data"
             download = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
             fix = f"{download}        (or a game without: FrozenLake-v0)"
-            raise ConfigError.of("missing-library", "env.kwargs.game", what, game, why, fix) from error
+            raise ConfigError.of(
+                "missing-library", "env.kwargs.game", what, game, why, fix
+            ) from error
         except AssertionError as error:  # how the library counts players
             raise ValueError(f"{game} is no game for one: {error}") from error
 
@@ -293,7 +378,11 @@ class TextArenaGame:
     def _news(self) -> str:
         """Return the game's messages since the last call, without the echo of the player's own answer."""
         _, messages = self._game.get_observation()
-        return "\n".join(text.strip() for sender, text, kind in messages if sender == _GAME and kind.name != _ECHO)
+        return "\n".join(
+            text.strip()
+            for sender, text, kind in messages
+            if sender == _GAME and kind.name != _ECHO
+        )
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
@@ -313,21 +402,39 @@ class ReasoningGym:
     rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
     size: int | None = None
 
-    def __init__(self, *, seed: int, split: Split, dataset: str, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        split: Split,
+        dataset: str,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
         with needs("reasoning_gym", got=f"reasoning_gym, for {dataset}", extra="text"):
             from reasoning_gym import factory
         if dataset not in factory.DATASETS:
-            known = f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
-            raise unknown_choice("dataset", dataset, factory.DATASETS, why=known, example="chain_sum")
-        first = random.Random(seed).getrandbits(29) + (_HALF if split == "held_out" else 0)
+            known = (
+                f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
+            )
+            raise unknown_choice(
+                "dataset", dataset, factory.DATASETS, why=known, example="chain_sum"
+            )
+        first = random.Random(seed).getrandbits(29) + (
+            _HALF if split == "held_out" else 0
+        )
         try:
-            self._made = factory.create_dataset(dataset, seed=first, size=_ENDLESS, **(options or {}))
+            self._made = factory.create_dataset(
+                dataset, seed=first, size=_ENDLESS, **(options or {})
+            )
         except AssertionError as error:  # how the library checks its arguments
             raise ValueError(f"{dataset} refuses options: {error}") from error
 
     def episode(self, number: int) -> OneTurn:
         entry = self._made[number]
-        return OneTurn(prompt=entry["question"], known={"answer": str(entry["answer"]), "entry": entry})
+        return OneTurn(
+            prompt=entry["question"],
+            known={"answer": str(entry["answer"]), "entry": entry},
+        )
 
 
 # ── prompts of a data set ────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,14 +469,20 @@ class PromptSet:
         rows: tuple[int, int] | None = None,
         dataset_split: str | None = None,
     ) -> None:
-        self._prompt, self._answer, self._image = prompt, answer, image
+        self._prompt = prompt
+        self._answer = answer
+        self._image = image
         self._rows = mixed(path, rows, dataset_split, seed)
         self.size: int | None = len(self._rows)
         each(self._rows, lambda row: self._check(*row))
 
     def episode(self, number: int) -> OneTurn:
         values, place = self._rows[number]
-        facts = {name: value for name, value in values.items() if name not in (self._prompt, self._image)}
+        facts = {
+            name: value
+            for name, value in values.items()
+            if name not in (self._prompt, self._image)
+        }
         if self._answer is not None:
             facts["answer"] = _column(values, self._answer)
         return OneTurn(prompt=self._asked(values, place), known=facts)
@@ -392,7 +505,9 @@ class PromptSet:
             if column is None:
                 continue
             value = _column(values, column)
-            if value is None or value != value:  # nan is how some libraries write that there is none
+            if (
+                value is None or value != value
+            ):  # nan is how some libraries write that there is none
                 names = _columns(values)
                 near = did_you_mean(column, names) or next(
                     (n for n in names if n.rpartition(".")[2] in _MEANT[key]), None
@@ -401,7 +516,9 @@ class PromptSet:
                 if column in names:
                     what = f"a row's {column!r} is {'null' if value is None else value}"
                 why = "every row needs the columns that are asked and compared"
-                remark = "        (answer: null where nothing is compared)" * (key == "answer")
+                remark = "        (answer: null where nothing is compared)" * (
+                    key == "answer"
+                )
                 fix = f"env.kwargs.{key}={near or '<column>'}{remark}"
                 raise bad_row(what, "columns: " + ", ".join(names), place, why, fix)
         if self._asked(values, place) is None:
@@ -417,7 +534,9 @@ def _column(values: Mapping[str, Any], name: str) -> Any:
         return values.get(name)
     outer, _, inner = name.partition(".")
     within = values.get(outer)
-    return _column(within, inner) if isinstance(within, Mapping) else None
+    if isinstance(within, Mapping):
+        return _column(within, inner)
+    return None
 
 
 def _columns(values: Mapping[str, Any]) -> list[str]:
@@ -425,17 +544,24 @@ def _columns(values: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}{inner}"
         for name, value in values.items()
-        for inner in ([f".{n}" for n in _columns(value)] if isinstance(value, Mapping) and value else [""])
+        for inner in (
+            [f".{n}" for n in _columns(value)]
+            if isinstance(value, Mapping) and value
+            else [""]
+        )
     ]
 
 
 def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
     """Return the value as a Prompt; None where it is none."""
     if isinstance(value, str):
-        return [Message("user", (*images, value))] if images else value
+        if images:
+            return [Message("user", (*images, value))]
+        return value
     if not isinstance(value, Sequence) or not value:
         return None
-    messages, left = list[Message](), list(images)
+    messages = list[Message]()
+    left = list(images)
     for message in value:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             return None
@@ -446,14 +572,18 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
             return None
         messages.append(Message(message["role"], content))
     if left and len(left) == len(images):  # no message says where they stand
-        at = next((at for at, message in enumerate(messages) if message.role == "user"), None)
+        at = next(
+            (at for at, message in enumerate(messages) if message.role == "user"), None
+        )
         if at is not None and isinstance(messages[at].content, str):
             messages[at] = Message("user", (*left, messages[at].text))
             left = []
     if left:
-        what, got = "a row has more images than places for them", f"{len(left)} of {len(images)} are left"
+        what = "a row has more images than places for them"
+        got = f"{len(left)} of {len(images)} are left"
         why = (
-            'they stand where messages have parts {"type": "image"}; where none has, before the first text of the user'
+            'they stand where messages have parts {"type": "image"}; where none '
+            "has, before the first text of the user"
         )
         raise bad_row(what, got, place, why)
     return messages
@@ -469,10 +599,18 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
     if kind == "image" and left:
         return left.pop(0)
     what = (
-        "a message has an image, and the row has none for it" if kind == "image" else "a part of a message is not read"
+        "a message has an image, and the row has none for it"
+        if kind == "image"
+        else "a part of a message is not read"
     )
     why = 'parts are {"type": "text", "text": ...} and {"type": "image"}, or {"type": "image", "image": <path>}'
-    raise bad_row(what, repr(part), place, why, "kwargs: {image: <column>}" if kind == "image" else "remove the part")
+    raise bad_row(
+        what,
+        repr(part),
+        place,
+        why,
+        "kwargs: {image: <column>}" if kind == "image" else "remove the part",
+    )
 
 
 def _as_image(value: Any, place: Source) -> Image:
@@ -484,9 +622,11 @@ def _as_image(value: Any, place: Source) -> Image:
     found = Path(place.file.removesuffix(ROW))
     file = (found if found.is_dir() else found.parent) / str(value)
     if not isinstance(value, str) or not file.is_file():
-        what, why = (
-            "a row's image is not there",
-            f"paths count from {file.parent}" if isinstance(value, str) else "it is a path, or a map with bytes",
+        what = "a row's image is not there"
+        why = (
+            f"paths count from {file.parent}"
+            if isinstance(value, str)
+            else "it is a path, or a map with bytes"
         )
         raise bad_row(what, repr(value), place, why)
     return Image(str(file.absolute()))

@@ -30,15 +30,21 @@ from rlplace.placement.machines.pools import Pool
 from rlplace.placement.machines.topology import show_range
 
 _RANGE = r"[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?"
-_SHARE = re.compile(r"(?:all|part\s*([0-9]{1,9})\s*/\s*([0-9]{1,9}))(?:\s*of\s*([0-9]{1,9}))?")
+_SHARE = re.compile(
+    r"(?:all|part\s*([0-9]{1,9})\s*/\s*([0-9]{1,9}))(?:\s*of\s*([0-9]{1,9}))?"
+)
 _SHARE_TEXT = re.sub(r"\((?!\?)", "(?:", _SHARE.pattern)  # without groups
 _SEGMENT = re.compile(rf"\s*({_SHARE_TEXT}|{_RANGE})\s*(?::\s*({_RANGE})\s*)?")
 _SEGMENTS = re.compile(rf"{_SEGMENT.pattern}(?:,{_SEGMENT.pattern})*")
 # What people type, or paste from a document, where a hyphen belongs.
 _NOT_HYPHENS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|\bto\b|…)\s*")
-_DEVICE_NAMES = re.compile(r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE)
-_PYTHON_RANGE = re.compile(r"(?:list\()?range\(\s*(?:([0-9]{1,9})\s*,\s*)?([0-9]{1,9})\s*\)\)?")
+_DEVICE_NAMES = re.compile(
+    r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE
+)
+_PYTHON_RANGE = re.compile(
+    r"(?:list\()?range\(\s*(?:([0-9]{1,9})\s*,\s*)?([0-9]{1,9})\s*\)\)?"
+)
 _BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
 WHY = "a placement is all, a number, or first-last with both ends included, joined by commas"
 
@@ -46,7 +52,8 @@ WHY = "a placement is all, a number, or first-last with both ends included, join
 def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
     """Read the segments of one value in the numbers of `pool`; None where problems were recorded."""
     if text.value is None or not text.text.strip() or not text.items:
-        what, got = f"has no {pool.noun}s", f"{text.leaf}: {text.text}"
+        what = f"has no {pool.noun}s"
+        got = f"{text.leaf}: {text.text}"
         why = f"a component has at least one rank; all stands for every {pool.noun}, cpu for none"
         text.reject("empty-placement", what, why, text.open_line(), got=got)
         return None
@@ -66,8 +73,13 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
                     segments.append(segment)
                     following = max(following, segment.ranks.stop)
     if whole is not None:  # one fix for all that is wrong in one text
-        text.problems[before:] = [dataclasses.replace(problem, fix=whole) for problem in text.problems[before:]]
-    return tuple(segments) if len(text.problems) == before else None
+        text.problems[before:] = [
+            dataclasses.replace(problem, fix=whole)
+            for problem in text.problems[before:]
+        ]
+    if len(text.problems) == before:
+        return tuple(segments)
+    return None
 
 
 def _as_a_whole(text: Text) -> str | None:
@@ -75,8 +87,12 @@ def _as_a_whole(text: Text) -> str | None:
     if not isinstance(text.value, str) or len(text.text) > LONGEST:
         return None
     if (meant := _meant(text.text)) is None:
-        pieces = [piece.strip() for piece in re.split("[,;|]", text.text) if piece.strip()]
-        found = [piece if _SEGMENTS.fullmatch(piece) else _meant(piece) for piece in pieces]
+        pieces = [
+            piece.strip() for piece in re.split("[,;|]", text.text) if piece.strip()
+        ]
+        found = [
+            piece if _SEGMENTS.fullmatch(piece) else _meant(piece) for piece in pieces
+        ]
         if not pieces or None in found:
             return None
         meant = ",".join(filter(None, found))
@@ -89,7 +105,9 @@ def _forwards(match: re.Match[str]) -> str:
     return f"{first}-{last}"
 
 
-def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Pool) -> Segment | None:
+def _read_segment(
+    text: Text, columns: tuple[int, int], following: int, pool: Pool
+) -> Segment | None:
     span = stripped(text.text, *columns)
     match = _SEGMENT.fullmatch(text.text, *columns)
     if match is None:
@@ -98,63 +116,115 @@ def _read_segment(text: Text, columns: tuple[int, int], following: int, pool: Po
     found: list[range] = []
     for part in (part for part in (1, 2) if match[part]):
         if share := _SHARE.fullmatch(match[part]):
-            number, parts = int(share[1] or 1), int(share[2] or 1)
+            number = int(share[1] or 1)
+            parts = int(share[2] or 1)
             count = min(int(share[3] or pool.count), pool.count)
             if not (count and 1 <= number <= parts):
-                what = f"there is no part {number} of {parts}" if count else f"none of the {pool.noun}s"
-                meant = "all" if not (parts and count) else f"part {parts}/{number}" if number else f"part 1/{parts}"
+                what = (
+                    f"there is no part {number} of {parts}"
+                    if count
+                    else f"none of the {pool.noun}s"
+                )
+                meant = (
+                    "all"
+                    if not (parts and count)
+                    else f"part {parts}/{number}"
+                    if number
+                    else f"part 1/{parts}"
+                )
                 fix = text.with_parts((match.span(part), meant))
-                text.reject("bad-placement", what, "parts are counted from 1", fix, span=match.span(part))
+                text.reject(
+                    "bad-placement",
+                    what,
+                    "parts are counted from 1",
+                    fix,
+                    span=match.span(part),
+                )
                 return None
-            first, last = (number - 1) * count // parts, -(-number * count // parts) - 1
+            first = (number - 1) * count // parts
+            last = -(-number * count // parts) - 1
         else:
-            first, last = int(match[part].partition("-")[0]), int(match[part].rpartition("-")[2])
+            first = int(match[part].partition("-")[0])
+            last = int(match[part].rpartition("-")[2])
         if first > last:
-            what, span = f"the range runs backwards, from {first} down to {last}", match.span(part)
+            what = f"the range runs backwards, from {first} down to {last}"
+            span = match.span(part)
             fix = _as_a_whole(text) or text.with_parts((span, f"{last}-{first}"))
-            text.reject("reversed-range", what, "the smaller number comes first", fix, span=span)
+            text.reject(
+                "reversed-range", what, "the smaller number comes first", fix, span=span
+            )
             return None
         found.append(range(first, last + 1))
-    numbers, ranks = found[0], found[-1]
+    numbers = found[0]
+    ranks = found[-1]
     if len(found) == 1:
-        return Segment(accelerators=numbers, ranks=range(following, following + len(numbers)), span=span)
-    if columns == (0, len(text.text)) and match[1].isdecimal() and match[2].isdecimal() and numbers.start < ranks.start:
+        return Segment(
+            accelerators=numbers,
+            ranks=range(following, following + len(numbers)),
+            span=span,
+        )
+    if (
+        columns == (0, len(text.text))
+        and match[1].isdecimal()
+        and match[2].isdecimal()
+        and numbers.start < ranks.start
+    ):
         # `0:8`, a slice in Python, is rank 8 on accelerator 0 here.
         start, stop = numbers.start, ranks.start
         what = f"this is rank {stop} on {pool.noun} {start}, and ranks begin with 0"
         why = f"a colon separates {pool.noun}s from ranks; a range is first-last with both ends included"
         rank_0 = text.line(f"{start}:0")
-        fix = text.line(show_range(range(start, stop)), f"or rank 0 on {pool.noun} {start}: {rank_0}")
+        fix = text.line(
+            show_range(range(start, stop)),
+            f"or rank 0 on {pool.noun} {start}: {rank_0}",
+        )
         text.reject("rank-gap", what, why, fix if stop <= pool.count else rank_0)
         return None
     return Segment(accelerators=numbers, ranks=ranks, span=span)
 
 
-def _reject_segment(text: Text, span: tuple[int, int], following: int, pool: Pool) -> None:
+def _reject_segment(
+    text: Text, span: tuple[int, int], following: int, pool: Pool
+) -> None:
     """Reject the part of a segment that cannot be read: its accelerators, its ranks, or all of it, as in `cuda:0-7`."""
-    parts = [stripped(text.text, *columns) for columns in split_at(text.text, ":", *span)]
+    parts = [
+        stripped(text.text, *columns) for columns in split_at(text.text, ":", *span)
+    ]
     head = text.text[slice(*parts[0])]
     if _SEGMENT.fullmatch(head):
         if len(parts) > 2:
             at = (text.text.index(":", parts[1][1]), span[1])
-            text.reject("bad-placement", "more than one colon", "a segment is accelerators:ranks", _fix(text), span=at)
+            text.reject(
+                "bad-placement",
+                "more than one colon",
+                "a segment is accelerators:ranks",
+                _fix(text),
+                span=at,
+            )
             return
         span = parts[1]
     elif re.match("all|[0-9]", head):
         span = parts[0]
     piece = text.text[slice(*span)]
-    code, what, why = "bad-placement", f"cannot read {piece!r}" if len(piece) <= 40 else "cannot read this", WHY
-    hyphenated, wrong, meant = _NOT_HYPHENS.sub("-", piece), _NOT_HYPHENS.search(piece), _meant(piece)
+    code = "bad-placement"
+    what = f"cannot read {piece!r}" if len(piece) <= 40 else "cannot read this"
+    why = WHY
+    hyphenated = _NOT_HYPHENS.sub("-", piece)
+    wrong = _NOT_HYPHENS.search(piece)
+    meant = _meant(piece)
     fix = text.with_parts((span, meant)) if meant else _fix(text)
     if not piece.strip():
-        what, fix = "a number is missing", _fix(text)
+        what = "a number is missing"
+        fix = _fix(text)
     elif wrong is not None and _SEGMENTS.fullmatch(hyphenated):
-        code, what = "not-a-hyphen", f"the dash here is not a hyphen but {wrong[0]!r} (U+{ord(wrong[0]):04X})"
+        code = "not-a-hyphen"
+        what = f"the dash here is not a hyphen but {wrong[0]!r} (U+{ord(wrong[0]):04X})"
         why = "a range is written with the plain hyphen of the keyboard; documents often replace it by a longer dash"
         fix = text.with_parts((span, hyphenated))
     elif piece == "all":
         numbers = _read_segment(text, parts[0], following, pool)
-        what, why = "all is no range of ranks", "a segment is accelerators:ranks, and ranks have no last number"
+        what = "all is no range of ranks"
+        why = "a segment is accelerators:ranks, and ranks have no last number"
         if numbers is None:  # and is rejected
             return
         fix = text.with_parts((span, show_range(numbers.ranks)))
@@ -167,15 +237,24 @@ def _meant(piece: str) -> str | None:
     if guess in ("*", "everything", "all"):
         return "all"
     if counted := _PYTHON_RANGE.fullmatch(guess):
-        start, stop = int(counted[1] or 0), int(counted[2])
-        return show_range(range(start, stop)) if start < stop else None
+        start = int(counted[1] or 0)
+        stop = int(counted[2])
+        if start < stop:
+            return show_range(range(start, stop))
+        return None
     guess = re.sub(r"^\[(.*)\]$|^\((.*)\)$|^\{(.*)\}$", r"\1\2\3", guess)
     guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))
     guess = re.sub(r"\s*[;|]\s*|(?<=[0-9])\s+(?=[0-9])", ",", guess)
     if percent := re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess):
         share = Fraction(int(percent[1]), 100)
-        return f"{share.numerator}/{share.denominator}" if 0 < share < 1 else "all" if share == 1 else None
-    return guess if _SEGMENTS.fullmatch(guess) else None
+        if 0 < share < 1:
+            return f"{share.numerator}/{share.denominator}"
+        if share == 1:
+            return "all"
+        return None
+    if _SEGMENTS.fullmatch(guess):
+        return guess
+    return None
 
 
 def _fix(text: Text) -> str:
@@ -192,7 +271,13 @@ def _reject_type(text: Text, span: tuple[int, int], item: object, pool: Pool) ->
         number = f"{item:g}" if isinstance(item, float) else show(item)
         what = f"{number} is not the number of {'an' if pool.noun[:1] in 'aeiou' else 'a'} {pool.noun}"
     else:
-        kind = "mapping" if isinstance(item, Mapping) else "list" if isinstance(item, list | tuple) else None
+        kind = (
+            "mapping"
+            if isinstance(item, Mapping)
+            else "list"
+            if isinstance(item, list | tuple)
+            else None
+        )
         what = f"expected numbers or text here, not a {kind or type(item).__name__}"
     text.reject("bad-placement", what, WHY, text.open_line(), span=span)
 
@@ -201,18 +286,25 @@ def _reject_base_60(text: Text, span: tuple[int, int], value: int, pool: Pool) -
     """Reject an integer that no cluster of this size has, and that YAML makes of an unquoted `accelerators:ranks`."""
     first, second = divmod(value, _BASE)
     pair = f"{first}:{second:02}" if first >= _BASE else f"{first}:{second}"
-    meant, remark = "all", f"every {pool.noun}"
+    meant = "all"
+    remark = f"every {pool.noun}"
     if second == 0 and first < pool.count:
-        meant, remark = f'"{first}:0"', f"rank 0 on that {pool.noun}"
+        meant = f'"{first}:0"'
+        remark = f"rank 0 on that {pool.noun}"
     elif first <= second < pool.count:
-        meant, remark = f"{first}-{second}", f"{pool.noun}s {first} to {second}"
-    what = f"{pool.noun} {value} does not exist; YAML reads an unquoted {pair} as {value}"
+        meant = f"{first}-{second}"
+        remark = f"{pool.noun}s {first} to {second}"
+    what = (
+        f"{pool.noun} {value} does not exist; YAML reads an unquoted {pair} as {value}"
+    )
     why = f"YAML 1.1 takes digits:digits for a base-60 number, {pair} = {first} x 60 + {second};\n{pool.describe()}"
     fix = f"{text.leaf}: {text.text[: span[0]]}{meant}{text.text[span[1] :]}        ({remark})"
     text.reject("base-60-integer", what, why, fix, span=span)
 
 
-def split_at(text: str, separator: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+def split_at(
+    text: str, separator: str, start: int, stop: int
+) -> Iterator[tuple[int, int]]:
     """Yield the columns of the parts of text[start:stop] between one-character separators."""
     while (at := text.find(separator, start, stop)) >= 0:
         yield start, at

@@ -9,7 +9,11 @@ from rlplace.config.schema import ClusterConfig, Config
 from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
 from rlplace.placement.language.groups import NodeGroups, read_node_groups
-from rlplace.placement.language.slots import ComponentPlacementStrategy, HasTopology, Slot
+from rlplace.placement.language.slots import (
+    ComponentPlacementStrategy,
+    HasTopology,
+    Slot,
+)
 from rlplace.placement.language.spec import ComponentSpec, RankLocations
 from rlplace.placement.machines.topology import Ranges, Topology
 
@@ -34,13 +38,17 @@ class HybridComponentPlacement:
         components: Sequence[str] | None = None,
         sources: Mapping[str, Source] | None = None,
     ) -> None:
-        specs, groups, problems = read_component_placement(cfg, cluster.topology, components, sources or {})
+        specs, groups, problems = read_component_placement(
+            cfg, cluster.topology, components, sources or {}
+        )
         if problems:
             raise PlacementError(problems)
         self._become(specs, groups)
 
     @classmethod
-    def of(cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups) -> HybridComponentPlacement:
+    def of(
+        cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups
+    ) -> HybridComponentPlacement:
         """Make a placement of specs that are known to fit."""
         placement = cls.__new__(cls)
         placement._become(specs, groups)
@@ -62,7 +70,11 @@ class HybridComponentPlacement:
             return self._specs[component]
         except KeyError:
             near = did_you_mean(component, self._specs)
-            hint = f", did you mean {near!r}?" if near else f"; placed are {', '.join(self._specs)}"
+            hint = (
+                f", did you mean {near!r}?"
+                if near
+                else f"; placed are {', '.join(self._specs)}"
+            )
             raise KeyError(f"no component {component!r} is placed{hint}") from None
 
     def get_strategy(self, component: str) -> ComponentPlacementStrategy:
@@ -74,7 +86,9 @@ class HybridComponentPlacement:
     def slots(self, component: str) -> Sequence[Slot]:
         """Return the slots of a component by rank. They are computed on first use."""
         if component not in self._slots:
-            self._slots[component] = self.get_strategy(component).get_placement(self.topology)
+            self._slots[component] = self.get_strategy(component).get_placement(
+                self.topology
+            )
         return self._slots[component]
 
     def locations(self, component: str) -> RankLocations:
@@ -87,7 +101,9 @@ class HybridComponentPlacement:
     @property
     def used(self) -> Ranges:
         """The accelerators that any component uses."""
-        return Ranges.of(piece for spec in self._specs.values() for piece in spec.accelerators.pieces)
+        return Ranges.of(
+            piece for spec in self._specs.values() for piece in spec.accelerators.pieces
+        )
 
     def canonical(self) -> dict[str, object]:
         """Write a `component_placement` in plain numbers that reads as this placement."""
@@ -99,21 +115,29 @@ class HybridComponentPlacement:
 
     def sharers(self, component: str) -> list[str]:
         """Return the other components that use any of its accelerators."""
-        return [c for c in self.components if c != component and self.shared(c, component)]
+        return [
+            c for c in self.components if c != component and self.shared(c, component)
+        ]
 
     def relation(self, a: str, b: str) -> str:
         """Return collocated, disaggregated or hybrid."""
         shared = self.shared(a, b)
         if not shared:
             return DISAGGREGATED
-        return COLLOCATED if self.accelerators(a) == self.accelerators(b) else HYBRID
+        if self.accelerators(a) == self.accelerators(b):
+            return COLLOCATED
+        return HYBRID
 
     @property
     def mode(self) -> str:
         """The relation of all pairs that have accelerators, else hybrid. A single component is disaggregated."""
         placed = [c for c in self.components if self.accelerators(c)]
-        words = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)} or {DISAGGREGATED}
-        return words.pop() if len(words) == 1 else HYBRID
+        words = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)} or {
+            DISAGGREGATED
+        }
+        if len(words) == 1:
+            return words.pop()
+        return HYBRID
 
 
 def read_component_placement(
@@ -130,10 +154,14 @@ def read_component_placement(
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
     if not isinstance(cluster, ClusterConfig):
         inner = cluster.get("cluster", cluster)
-        mapping = inner if isinstance(inner, Mapping) else {"component_placement": inner}
-        block, groups = mapping.get("component_placement"), mapping.get("node_groups") or ()
+        mapping = (
+            inner if isinstance(inner, Mapping) else {"component_placement": inner}
+        )
+        block = mapping.get("component_placement")
+        groups = mapping.get("node_groups") or ()
     else:
-        block, groups = cluster.component_placement, cluster.node_groups
+        block = cluster.component_placement
+        groups = cluster.node_groups
     node_groups, problems = read_node_groups(groups, topology, sources)
     specs, more = read_block(block, node_groups, components, sources, optional)
     return specs, node_groups, [*problems, *more]

@@ -20,7 +20,14 @@ from rlplace.placement.language.fit import cut_between
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
 from rlplace.placement.language.spec import ComponentSpec, process_name
 from rlplace.placement.language.text import Text
-from rlplace.placement.machines.pools import NODE, WHOLE_CLUSTER, HardwareItem, Interval, Pool, node_pool
+from rlplace.placement.machines.pools import (
+    NODE,
+    WHOLE_CLUSTER,
+    HardwareItem,
+    Interval,
+    Pool,
+    node_pool,
+)
 from rlplace.placement.machines.topology import Topology
 
 
@@ -32,9 +39,13 @@ class Slot:
     rank: int
     node: int
     local_rank: int  # among the component's ranks on this node
-    accelerators: tuple[int, ...]  # global numbers, ascending; empty for a CPU-only rank
+    accelerators: tuple[
+        int, ...
+    ]  # global numbers, ascending; empty for a CPU-only rank
     local_accelerators: tuple[int, ...]  # the same, numbered within the node
-    visible_accelerators: tuple[int, ...] = ()  # numbered within the node; more than its own when not isolated
+    visible_accelerators: tuple[
+        int, ...
+    ] = ()  # numbered within the node; more than its own when not isolated
     node_group: str = WHOLE_CLUSTER
     hardware: tuple[HardwareItem, ...] = ()  # other than accelerators
     runtime_env: RuntimeEnv = dataclasses.field(default_factory=RuntimeEnv)
@@ -66,7 +77,9 @@ class HasTopology(Protocol):
 class PlacementStrategy(Protocol):
     """Places the processes of one group."""
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
+    def get_placement(
+        self, cluster: HasTopology, isolate_accelerator: bool = True
+    ) -> Sequence[Slot]:
         """Return one slot per process, by rank. Raises PlacementError.
 
         Slots carry an empty component name unless the strategy is of a component; launching the group fills it in.
@@ -84,17 +97,29 @@ class PackedPlacementStrategy:
     stride: int = 1
     node_group: str | None = None
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        start, end = self.start_hardware_rank, self.end_hardware_rank
-        each, stride = self.num_hardware_per_process, self.stride
-        count, block = end - start + 1, each * stride
-        key, got = type(self).__name__, str(self)
+    def get_placement(
+        self, cluster: HasTopology, isolate_accelerator: bool = True
+    ) -> Sequence[Slot]:
+        start = self.start_hardware_rank
+        end = self.end_hardware_rank
+        each = self.num_hardware_per_process
+        stride = self.stride
+        count = end - start + 1
+        block = each * stride
+        key = type(self).__name__
+        got = str(self)
         if min(each, stride) < 1:
-            what, fix = "stride and num_hardware_per_process are at least 1", "stride=1, num_hardware_per_process=1"
-            raise PlacementError.of("bad-strategy", key, what, got, "they are counts", fix)
+            what = "stride and num_hardware_per_process are at least 1"
+            fix = "stride=1, num_hardware_per_process=1"
+            raise PlacementError.of(
+                "bad-strategy", key, what, got, "they are counts", fix
+            )
         if count < 1:
-            what, fix = "the range runs backwards", f"start_hardware_rank={end}, end_hardware_rank={start}"
-            raise PlacementError.of("reversed-range", key, what, got, "both ends are included", fix)
+            what = "the range runs backwards"
+            fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
+            raise PlacementError.of(
+                "reversed-range", key, what, got, "both ends are included", fix
+            )
         if count % block:
             what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
             why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
@@ -117,9 +142,14 @@ class FlexiblePlacementStrategy:
     hardware_ranks_list: Sequence[Sequence[int]]
     node_group_label: str | None = None
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        key, groups = type(self).__name__, _groups_of(cluster)
-        pool = _pool(f"{key}.node_group_label", self.node_group_label or WHOLE_CLUSTER, groups)
+    def get_placement(
+        self, cluster: HasTopology, isolate_accelerator: bool = True
+    ) -> Sequence[Slot]:
+        key = type(self).__name__
+        groups = _groups_of(cluster)
+        pool = _pool(
+            f"{key}.node_group_label", self.node_group_label or WHOLE_CLUSTER, groups
+        )
         held = [sorted(numbers) for numbers in self.hardware_ranks_list]
         return _place(held, pool, groups, key, isolate_accelerator)
 
@@ -131,12 +161,26 @@ class NodePlacementStrategy:
     node_ranks: Sequence[int]
     node_group_label: str | None = None
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        key, groups, label = type(self).__name__, _groups_of(cluster), self.node_group_label or WHOLE_CLUSTER
-        members = {n for one in label.split(",") for n in _pool(f"{key}.node_group_label", one, groups).nodes}
-        nodes = [node for node in groups.topology.nodes if label == WHOLE_CLUSTER or node.rank in members]
+    def get_placement(
+        self, cluster: HasTopology, isolate_accelerator: bool = True
+    ) -> Sequence[Slot]:
+        key = type(self).__name__
+        groups = _groups_of(cluster)
+        label = self.node_group_label or WHOLE_CLUSTER
+        members = {
+            n
+            for one in label.split(",")
+            for n in _pool(f"{key}.node_group_label", one, groups).nodes
+        }
+        nodes = [
+            node
+            for node in groups.topology.nodes
+            if label == WHOLE_CLUSTER or node.rank in members
+        ]
         pool = node_pool(nodes, label)
-        return _place([[n] for n in self.node_ranks], pool, groups, key, isolate_accelerator)
+        return _place(
+            [[n] for n in self.node_ranks], pool, groups, key, isolate_accelerator
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,17 +190,32 @@ class ComponentPlacementStrategy:
     spec: ComponentSpec
     groups: NodeGroups
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> Sequence[Slot]:
-        spec, groups, pool, key = self.spec, self.groups, self.spec.pool, self.spec.key or self.spec.name
+    def get_placement(
+        self, cluster: HasTopology, isolate_accelerator: bool = True
+    ) -> Sequence[Slot]:
+        spec, groups, pool, key = (
+            self.spec,
+            self.groups,
+            self.spec.pool,
+            self.spec.key or self.spec.name,
+        )
         if cluster.topology != groups.topology:
             groups = _groups_of(cluster)
             pool = _pool(f"{key}.node_group", spec.node_group, groups)
-        held = [segment.accelerators_of(rank) for segment in spec.written for rank in segment.ranks]
-        return _place(held, pool, groups, key, isolate_accelerator, spec.name, spec.process)
+        held = [
+            segment.accelerators_of(rank)
+            for segment in spec.written
+            for rank in segment.ranks
+        ]
+        return _place(
+            held, pool, groups, key, isolate_accelerator, spec.name, spec.process
+        )
 
 
 def _groups_of(cluster: HasTopology) -> NodeGroups:
-    return cluster if isinstance(cluster, NodeGroups) else NodeGroups(cluster.topology)
+    if isinstance(cluster, NodeGroups):
+        return cluster
+    return NodeGroups(cluster.topology)
 
 
 def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
@@ -165,9 +224,17 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
     text = Text.of(label, key, argument, {}, [])
     pool = groups.pool_of(text)
     if pool is None:  # what is pasted is an argument in Python, not a line of YAML
-        fixes = (str(problem.fix).removeprefix(f"{argument}: ").strip('"') for problem in text.problems)
+        fixes = (
+            str(problem.fix).removeprefix(f"{argument}: ").strip('"')
+            for problem in text.problems
+        )
         problems = zip(text.problems, fixes, strict=True)
-        raise PlacementError([dataclasses.replace(problem, fix=f'{argument}="{fix}"') for problem, fix in problems])
+        raise PlacementError(
+            [
+                dataclasses.replace(problem, fix=f'{argument}="{fix}"')
+                for problem, fix in problems
+            ]
+        )
     return pool
 
 
@@ -175,31 +242,58 @@ def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interva
     """Return where each rank is, its numbers of `pool` ascending. PlacementError: unknown, on two nodes or products."""
     if not held:
         raise PlacementError.of(
-            "empty-placement", key, "names no process", "[]", "a group has at least one", "name number 0"
+            "empty-placement",
+            key,
+            "names no process",
+            "[]",
+            "a group has at least one",
+            "name number 0",
         )
     problems: list[Problem] = []
     locations: list[Interval] = []
 
     def reject(code: str, what: str, why: str, fix: str) -> None:
         got = f"rank {rank}: {list(numbers)}"
-        problems.append(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
+        problems.append(
+            Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
+        )
 
     for rank, numbers in enumerate(held):
         missing = [n for n in numbers if not 0 <= n < pool.count]
         if missing or not numbers:
-            code = "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
-            what = f"{pool.noun} {missing[0]} does not exist" if missing else f"rank {rank} has no {pool.noun}"
-            reject(code, what, pool.describe(), f"use numbers from 0 to {pool.count - 1}")
+            code = (
+                "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
+            )
+            what = (
+                f"{pool.noun} {missing[0]} does not exist"
+                if missing
+                else f"rank {rank} has no {pool.noun}"
+            )
+            reject(
+                code, what, pool.describe(), f"use numbers from 0 to {pool.count - 1}"
+            )
             continue
         if len(set(numbers)) < len(numbers):
-            what, fix = f"rank {rank} names an accelerator twice", str(sorted(set(numbers)))
-            reject("duplicate-accelerator", what, "each entry is the set of one process", fix)
-        first, last = pool.interval_of(numbers[0]), pool.interval_of(numbers[-1])
+            what = f"rank {rank} names an accelerator twice"
+            fix = str(sorted(set(numbers)))
+            reject(
+                "duplicate-accelerator",
+                what,
+                "each entry is the set of one process",
+                fix,
+            )
+        first = pool.interval_of(numbers[0])
+        last = pool.interval_of(numbers[-1])
         locations.append(first)
         if first != last:
             code, on, why = cut_between(first, last, pool)
             what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
-            reject(code, what, why, "let each rank's accelerators end where its node ends, or give each rank fewer")
+            reject(
+                code,
+                what,
+                why,
+                "let each rank's accelerators end where its node ends, or give each rank fewer",
+            )
     if problems:
         raise PlacementError(problems)
     return locations
@@ -220,7 +314,11 @@ def _place(
     seen = Counter[int]()  # ranks so far, by node
     for rank, (location, numbers) in enumerate(zip(locations, held, strict=True)):
         node = groups.topology.nodes[location.node]
-        accelerators = tuple(n - location.first + location.base for n in numbers) if pool.holds_accelerators else ()
+        accelerators = (
+            tuple(n - location.first + location.base for n in numbers)
+            if pool.holds_accelerators
+            else ()
+        )
         own = tuple(n - node.first for n in accelerators)
         slot = Slot(
             component=component,
@@ -232,7 +330,9 @@ def _place(
             visible_accelerators=own if isolate else tuple(range(node.accelerators)),
             node_group=location.node_group,
             hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-            runtime_env=groups.runtime_envs.get((location.node_group, node.rank), RuntimeEnv()),
+            runtime_env=groups.runtime_envs.get(
+                (location.node_group, node.rank), RuntimeEnv()
+            ),
             process=process_name(process, rank),
         )
         slots.append(slot)

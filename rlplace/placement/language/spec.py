@@ -20,7 +20,9 @@ class Segment:
 
     accelerators: range
     ranks: range
-    span: tuple[int, int] = dataclasses.field(default=(0, 0), compare=False)  # columns in the written text
+    span: tuple[int, int] = dataclasses.field(
+        default=(0, 0), compare=False
+    )  # columns in the written text
 
     @property
     def accelerators_per_rank(self) -> int:
@@ -35,12 +37,16 @@ class Segment:
     def accelerators_of(self, rank: int) -> range:
         """Return the numbers of `rank`, which must be one of this segment's."""
         each = self.accelerators_per_rank
-        first = self.accelerators.start + (rank - self.ranks.start) // self.ranks_per_accelerator * each
+        first = (
+            self.accelerators.start
+            + (rank - self.ranks.start) // self.ranks_per_accelerator * each
+        )
         return range(first, first + each)
 
     def moved(self, accelerators: int, ranks: int) -> Segment:
         """Return the same shape that many accelerators and ranks further on."""
-        here, ours = self.accelerators, self.ranks
+        here = self.accelerators
+        ours = self.ranks
         return Segment(
             accelerators=range(here.start + accelerators, here.stop + accelerators),
             ranks=range(ours.start + ranks, ours.stop + ranks),
@@ -49,16 +55,27 @@ class Segment:
     def cut_to(self, numbers: range) -> Segment:
         """Return the part on `numbers`, which must lie inside and cut no rank."""
         at = numbers.start - self.accelerators.start
-        start, count = (n // self.accelerators_per_rank * self.ranks_per_accelerator for n in (at, len(numbers)))
-        return Segment(accelerators=numbers, ranks=self.ranks[start : start + count], span=self.span)
+        start, count = (
+            n // self.accelerators_per_rank * self.ranks_per_accelerator
+            for n in (at, len(numbers))
+        )
+        return Segment(
+            accelerators=numbers,
+            ranks=self.ranks[start : start + count],
+            span=self.span,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """How a component's accelerators work together; checked against its placement."""
 
-    tensor_parallel_size: int = 1  # accelerators that hold one copy of the model's layers in slices
-    context_parallel_size: int = 1  # copies that have the tokens of the same samples between them
+    tensor_parallel_size: int = (
+        1  # accelerators that hold one copy of the model's layers in slices
+    )
+    context_parallel_size: int = (
+        1  # copies that have the tokens of the same samples between them
+    )
     data_parallel_size: int | None = None  # copies; None: as many as there is room for
     across_nodes: bool = False  # whether one copy may lie on two nodes
 
@@ -106,17 +123,24 @@ class ComponentSpec:
 
     @functools.cached_property
     def locations(self) -> RankLocations:
-        node, first, count = array("l"), array("l"), array("i")
+        node = array("l")
+        first = array("l")
+        count = array("i")
         for segment in self.written:
-            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
+            each = segment.accelerators_per_rank
+            sharing = segment.ranks_per_accelerator
             for interval, numbers in parts(segment, self.pool):
                 node += array("l", [interval.node]) * (len(numbers) // each * sharing)
         for segment in self.segments:
-            each, sharing = segment.accelerators_per_rank, segment.ranks_per_accelerator
-            first.extend(a for a in segment.accelerators[::each] for _ in range(sharing))
+            each = segment.accelerators_per_rank
+            sharing = segment.ranks_per_accelerator
+            first.extend(
+                a for a in segment.accelerators[::each] for _ in range(sharing)
+            )
             count += array("i", [each]) * len(segment.ranks)
         if not self.segments:
-            first, count = array("l", [-1]) * len(node), array("i", [0]) * len(node)
+            first = array("l", [-1]) * len(node)
+            count = array("i", [0]) * len(node)
         return RankLocations(node=node, first=first, count=count, process=self.process)
 
     @property
@@ -141,7 +165,9 @@ class ComponentSpec:
     def accelerators_per_copy(self) -> int:
         """That hold one model in slices: as declared, else those of a rank; 1 without accelerators."""
         declared = self.parallel.tensor_parallel_size
-        return declared if declared > 1 else max((s.accelerators_per_rank for s in self.segments), default=1)
+        if declared > 1:
+            return declared
+        return max((s.accelerators_per_rank for s in self.segments), default=1)
 
     def render(self) -> str:
         """Write the canonical text: reading it gives the same ranks in the same places."""
@@ -149,7 +175,8 @@ class ComponentSpec:
 
     def canonical(self) -> str | dict[str, object]:
         """Return the value for the config: plain text where that is enough, else a block of keys."""
-        parallel, block = self.parallel, dict[str, object]()
+        parallel = self.parallel
+        block = dict[str, object]()
         if self.node_group != WHOLE_CLUSTER:
             block["node_group"] = self.node_group
         block["placement"] = text = render_segments(self.written)
@@ -163,7 +190,11 @@ class ComponentSpec:
             block["tensor_parallel_across_nodes"] = True
         if self.process:
             block["process"] = "shared"
-        return text if len(block) == 1 else CPU if block == {"node_group": ANY_NODE, "placement": "0"} else block
+        if len(block) == 1:
+            return text
+        if block == {"node_group": ANY_NODE, "placement": "0"}:
+            return CPU
+        return block
 
 
 def role_of(component: str) -> str:
@@ -173,30 +204,43 @@ def role_of(component: str) -> str:
 
 def process_name(sharers: str, rank: int) -> str:
     """Name the process of rank `rank` of these components: "env+rollout 3"; "" without sharers."""
-    return f"{sharers} {rank}" if sharers else ""
+    if sharers:
+        return f"{sharers} {rank}"
+    return ""
 
 
 def render_segments(segments: Iterable[Segment]) -> str:
     """Write segments as text; join neighbours, and name ranks only where they do not follow by themselves."""
     joined: list[tuple[range, range]] = []  # accelerators, ranks
     for segment in sorted(segments, key=lambda s: s.ranks.start):
-        accelerators, ranks = segment.accelerators, segment.ranks
+        accelerators = segment.accelerators
+        ranks = segment.ranks
         if joined and len(accelerators) == len(ranks):
             before, counted = joined[-1]
-            if len(before) == len(counted) and (before.stop, counted.stop) == (accelerators.start, ranks.start):
-                joined[-1] = range(before.start, accelerators.stop), range(counted.start, ranks.stop)
+            if len(before) == len(counted) and (before.stop, counted.stop) == (
+                accelerators.start,
+                ranks.start,
+            ):
+                joined[-1] = (
+                    range(before.start, accelerators.stop),
+                    range(counted.start, ranks.stop),
+                )
                 continue
         joined.append((accelerators, ranks))
     pieces: list[str] = []
     following = 0
     for accelerators, ranks in joined:
         plain = len(ranks) == len(accelerators) and ranks.start == following
-        pieces.append(show_range(accelerators) + ("" if plain else f":{show_range(ranks)}"))
+        pieces.append(
+            show_range(accelerators) + ("" if plain else f":{show_range(ranks)}")
+        )
         following = max(following, ranks.stop)
     return ",".join(pieces)
 
 
-def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Segment, ...]:
+def spread(
+    pieces: Iterable[range], each: int = 1, sharing: int = 1
+) -> tuple[Segment, ...]:
     """Spread consecutive ranks over `pieces`: `each` numbers for a rank, or `sharing` ranks on each number.
 
     The length of every piece must be a multiple of `each`; one of the two must be 1.
@@ -213,4 +257,7 @@ def spread(pieces: Iterable[range], each: int = 1, sharing: int = 1) -> tuple[Se
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
     """Return the intervals a segment lies on, with its numbers there."""
     found = pool.intervals_in(segment.accelerators)
-    return [(interval, overlap(interval.numbers, segment.accelerators)) for interval in found]
+    return [
+        (interval, overlap(interval.numbers, segment.accelerators))
+        for interval in found
+    ]

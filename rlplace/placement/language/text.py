@@ -25,12 +25,21 @@ class Text:
     leaf: str  # the last key verbatim, such as "actor,rollout"
     value: object
     text: str
-    items: tuple[tuple[int, int, object], ...]  # columns and value of each list item; one for a plain value
+    items: tuple[
+        tuple[int, int, object], ...
+    ]  # columns and value of each list item; one for a plain value
     sources: Mapping[str, Source] = dataclasses.field(repr=False)
     problems: list[Problem] = dataclasses.field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, value: object, key: str, leaf: str, sources: Mapping[str, Source], problems: list[Problem]) -> Text:
+    def of(
+        cls,
+        value: object,
+        key: str,
+        leaf: str,
+        sources: Mapping[str, Source],
+        problems: list[Problem],
+    ) -> Text:
         """Write `value` on one line; nothing is read yet."""
         items: list[tuple[int, int, object]] = []
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -39,19 +48,35 @@ class Text:
                 text += ", " if items else ""
                 shown = quote(item).translate(_ONE_LINE)
                 quotes = int(isinstance(item, str) and shown[:1] == '"')
-                items.append((len(text) + quotes, len(text) + len(shown) - quotes, item))
+                items.append(
+                    (len(text) + quotes, len(text) + len(shown) - quotes, item)
+                )
                 text += shown
             text += "]"
         else:
             text = show(value).translate(_ONE_LINE).strip()
             items.append((0, len(text), value))
-        return cls(key=key, leaf=leaf, value=value, text=text, items=tuple(items), sources=sources, problems=problems)
+        return cls(
+            key=key,
+            leaf=leaf,
+            value=value,
+            text=text,
+            items=tuple(items),
+            sources=sources,
+            problems=problems,
+        )
 
     def child(self, leaf: str | int, value: object = None) -> Text:
         """Return the value of a key of this block, `value` where it has no such key; or an item of this list."""
         if isinstance(leaf, int):
             assert isinstance(self.value, Sequence)
-            return Text.of(self.value[leaf], f"{self.key}[{leaf}]", "-", self.sources, self.problems)
+            return Text.of(
+                self.value[leaf],
+                f"{self.key}[{leaf}]",
+                "-",
+                self.sources,
+                self.problems,
+            )
         if isinstance(self.value, Mapping):
             value = dict(self.entries()).get(leaf, value)
         return Text.of(value, f"{self.key}.{leaf}", leaf, self.sources, self.problems)
@@ -94,10 +119,21 @@ class Text:
             end = min(len(got), cut + LONGEST)
             shift = (4 if cut else 0) - cut
             got = "... " * (cut > 0) + got[cut:end] + " ..." * (end < len(got))
-            start, stop = start + shift, min(stop, end) + shift
-        at, source = (start, stop), self.source
+            start = start + shift
+            stop = min(stop, end) + shift
+        at = (start, stop)
+        source = self.source
         self.problems.append(
-            Problem(code=code, key=self.key, what=what, got=got, span=at, source=source, why=why, fix=fix)
+            Problem(
+                code=code,
+                key=self.key,
+                what=what,
+                got=got,
+                span=at,
+                source=source,
+                why=why,
+                fix=fix,
+            )
         )
 
     def line(self, value: object, remark: str = "") -> str:
@@ -110,19 +146,28 @@ class Text:
 
     @property
     def _lead(self) -> str:
-        return "- " if self.leaf == "-" else f"{quote(self.leaf)}: "
+        if self.leaf == "-":
+            return "- "
+        return f"{quote(self.leaf)}: "
 
     def with_parts(self, *parts: tuple[tuple[int, int], str]) -> str:
         """Write the line with other text in some columns, which ascend; of a very long one, what to replace there."""
         if len(self.text) > LONGEST:
-            return "; ".join(f"write {new} instead of {self.text[start:stop]}" for (start, stop), new in parts)
+            return "; ".join(
+                f"write {new} instead of {self.text[start:stop]}"
+                for (start, stop), new in parts
+            )
         text = self.text
         for (start, stop), new in reversed(parts):
             text = text[:start] + new + text[stop:]
         is_list = isinstance(self.value, Sequence) and not isinstance(self.value, str)
-        return self._lead + text if is_list else self.line(text)
+        if is_list:
+            return self._lead + text
+        return self.line(text)
 
-    def joined(self, known: Collection[str], *, lists: bool = False) -> dict[str, object]:
+    def joined(
+        self, known: Collection[str], *, lists: bool = False
+    ) -> dict[str, object]:
         """Return the keys and values of this block, and reject `{placement: 0-3,5-7}`, whose parts are joined again.
 
         YAML reads it as {placement: 0-3, 5-7: null}. `lists`: keys may be lists of names, which it splits as well.
@@ -133,7 +178,12 @@ class Text:
         last = ""
         for key, given in self.entries():
             continues = last == "node_group" or re.fullmatch(r"[0-9][0-9 :-]*|all", key)
-            if given is None and key not in known and continues and isinstance(whole.get(last), str | int):
+            if (
+                given is None
+                and key not in known
+                and continues
+                and isinstance(whole.get(last), str | int)
+            ):
                 extra.append(key)
                 whole[last] = f"{whole[last]},{key}"
             else:
@@ -142,9 +192,21 @@ class Text:
         if extra:
             what = f"YAML ends a value at the comma, so that {', '.join(extra)} became a key"
             why = "inside braces, commas separate entries; a value with a comma is quoted there"
-            numbers = [divmod(key, 60) for key in self.value if isinstance(key, int) and key >= 60]
-            remark = ", ".join(f"or {a}:{b} instead of {60 * a + b}: YAML takes it for base 60" for a, b in numbers)
-            self.reject("comma-in-braces", what, why, self.line(_with_lists(whole) if lists else whole, remark))
+            numbers = [
+                divmod(key, 60)
+                for key in self.value
+                if isinstance(key, int) and key >= 60
+            ]
+            remark = ", ".join(
+                f"or {a}:{b} instead of {60 * a + b}: YAML takes it for base 60"
+                for a, b in numbers
+            )
+            self.reject(
+                "comma-in-braces",
+                what,
+                why,
+                self.line(_with_lists(whole) if lists else whole, remark),
+            )
         return whole
 
     def check_keys(self, known: Collection[str]) -> None:
@@ -152,11 +214,20 @@ class Text:
         assert isinstance(self.value, Mapping)
         for key in (k for k in self.joined(known) if k not in known):
             left = [k for k in known if k not in self.value]
-            near = PLACEMENT_KEYS[key] if PLACEMENT_KEYS.get(key) in left else did_you_mean(key, left)
+            near = (
+                PLACEMENT_KEYS[key]
+                if PLACEMENT_KEYS.get(key) in left
+                else did_you_mean(key, left)
+            )
             text = self.child(key)
             shown = quote(text.value).translate(_ONE_LINE)
-            what, why = "unknown key" + suggestion(near), "known keys here: " + ", ".join(known)
-            fix = f"{near}: {shown}" if near else f"one of the known keys in place of {key}"
+            what = "unknown key" + suggestion(near)
+            why = "known keys here: " + ", ".join(known)
+            fix = (
+                f"{near}: {shown}"
+                if near
+                else f"one of the known keys in place of {key}"
+            )
             why = NO_SUCH + "; " + why if re.split("_", key)[0] in SPLITS else why
             span = (0, max(1, len(key)))
             text.reject("unknown-key", what, why, fix, span=span, got=f"{key}: {shown}")
@@ -166,18 +237,37 @@ class Text:
         at = self.text.find(":")
         if at >= 0:
             plain = re.sub(r":[^,]*", "", re.sub(r'[\[\]"]', "", self.text))
-            self.reject("bad-placement", "ranks are not given here", why, self.line(plain), span=(at, at + 1))
+            self.reject(
+                "bad-placement",
+                "ranks are not given here",
+                why,
+                self.line(plain),
+                span=(at, at + 1),
+            )
         return at < 0
 
     def count(self) -> int | None:
         """Read a whole number from 1 to MOST_COUNTED."""
-        if isinstance(self.value, int) and not isinstance(self.value, bool) and 1 <= self.value <= MOST_COUNTED:
+        if (
+            isinstance(self.value, int)
+            and not isinstance(self.value, bool)
+            and 1 <= self.value <= MOST_COUNTED
+        ):
             return self.value
-        what, why = "expected a whole number of at least 1", "it counts things"
+        what = "expected a whole number of at least 1"
+        why = "it counts things"
         if isinstance(self.value, int) and self.value > MOST_COUNTED:
-            what, why = "too many", f"more than {MOST_COUNTED:,} are taken for a typing mistake"
-        meant = isinstance(self.value, str) and re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", self.value)
-        self.reject("bad-count", what, why, self.line(int(str(self.value))) if meant else self.open_line("a number"))
+            what = "too many"
+            why = f"more than {MOST_COUNTED:,} are taken for a typing mistake"
+        meant = isinstance(self.value, str) and re.fullmatch(
+            r"\s*0*[1-9][0-9]{0,5}\s*", self.value
+        )
+        self.reject(
+            "bad-count",
+            what,
+            why,
+            self.line(int(str(self.value))) if meant else self.open_line("a number"),
+        )
         return None
 
 

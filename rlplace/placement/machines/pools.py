@@ -23,7 +23,8 @@ from rlplace.placement.machines.topology import Node, Ranges, describe_counts, o
 
 WHOLE_CLUSTER = "cluster"  # the node group every node is in
 ANY_NODE = "node"  # the node group whose numbers are the ranks of the nodes
-ACCELERATOR, NODE = "accelerator", "node"  # nouns
+ACCELERATOR = "accelerator"
+NODE = "node"  # nouns
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +60,24 @@ class Pool:
     items: tuple[HardwareItem, ...] = ()  # by number, where the pool counts hardware
 
     @classmethod
-    def of(cls, label: str, noun: str, intervals: Iterable[Interval], items: Iterable[HardwareItem] = ()) -> Pool:
+    def of(
+        cls,
+        label: str,
+        noun: str,
+        intervals: Iterable[Interval],
+        items: Iterable[HardwareItem] = (),
+    ) -> Pool:
         """Number the intervals and items through."""
         numbered: list[Interval] = []
         for interval in intervals:
             first = numbered[-1].numbers.stop if numbered else 0
-            numbered.append(interval._replace(numbers=range(first, first + len(interval.numbers))))
-        found = (dataclasses.replace(item, number=number) for number, item in enumerate(items))
+            numbered.append(
+                interval._replace(numbers=range(first, first + len(interval.numbers)))
+            )
+        found = (
+            dataclasses.replace(item, number=number)
+            for number, item in enumerate(items)
+        )
         return cls(label, noun, tuple(numbered), tuple(found))
 
     @property
@@ -91,7 +103,8 @@ class Pool:
     def intervals_in(self, window: range) -> tuple[Interval, ...]:
         """Return the intervals that hold any number of `window`, ascending."""
         start, stop = (
-            bisect_right(self.intervals, n, key=attrgetter("first")) for n in (window.start, window.stop - 1)
+            bisect_right(self.intervals, n, key=attrgetter("first"))
+            for n in (window.start, window.stop - 1)
         )
         return self.intervals[start - 1 : stop]
 
@@ -110,7 +123,8 @@ class Pool:
             start = piece.start - interval.first + interval.base
             if pieces and pieces[-1][1].stop == start:
                 before, accelerators = pieces.pop()
-                piece, start = range(before.start, piece.stop), accelerators.start
+                piece = range(before.start, piece.stop)
+                start = accelerators.start
             pieces.append((piece, range(start, start + len(piece))))
         return tuple(pieces)
 
@@ -119,16 +133,23 @@ class Pool:
         return Ranges.of(
             piece
             for i in self.intervals
-            for piece in accelerators.within(range(i.base, i.base + len(i.numbers))).shifted(i.first - i.base).pieces
+            for piece in accelerators.within(range(i.base, i.base + len(i.numbers)))
+            .shifted(i.first - i.base)
+            .pieces
         )
 
     def describe(self) -> str:
         """Write `this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
-        owner = "this cluster" if self.label in (WHOLE_CLUSTER, ANY_NODE) else f"node group {self.label}"
+        owner = (
+            "this cluster"
+            if self.label in (WHOLE_CLUSTER, ANY_NODE)
+            else f"node group {self.label}"
+        )
         if self.noun == NODE:
             return f"{owner} has {self.count} node{'s' * (self.count != 1)}, numbered from 0"
         counts = [
-            sum(len(s.numbers) for s in group) for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)
+            sum(len(s.numbers) for s in group)
+            for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)
         ]
         return f"{owner} has {describe_counts(self.noun, counts)}"
 
@@ -145,16 +166,26 @@ def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 
 def node_pool(nodes: Iterable[Node], label: str = ANY_NODE) -> Pool:
-    return Pool.of(label, NODE, (Interval(range(1), node.rank, node.first, label) for node in nodes))
+    return Pool.of(
+        label,
+        NODE,
+        (Interval(range(1), node.rank, node.first, label) for node in nodes),
+    )
 
 
 def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
     """Count hardware items of one type, which must lie together by node."""
     counts = Counter(item.node for item in items)
-    return Pool.of(label, items[0].type, (Interval(range(n), node, 0, label) for node, n in counts.items()), items)
+    return Pool.of(
+        label,
+        items[0].type,
+        (Interval(range(n), node, 0, label) for node, n in counts.items()),
+        items,
+    )
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
     """Join pools one after the other; they must count the same thing."""
-    intervals, items = (i for pool in pools for i in pool.intervals), (i for pool in pools for i in pool.items)
+    intervals = (i for pool in pools for i in pool.intervals)
+    items = (i for pool in pools for i in pool.items)
     return Pool.of(label, pools[0].noun, intervals, items)

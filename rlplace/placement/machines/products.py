@@ -17,7 +17,9 @@ _KINDS = {"hbm2", "hbm2e", "hbm3", "hbm3e"}
 @functools.cache
 def products() -> Mapping[str, int]:
     """Return the rows of products.toml in bytes."""
-    rows = tomllib.loads(Path(__file__).with_name("products.toml").read_text(encoding="utf-8"))
+    rows = tomllib.loads(
+        Path(__file__).with_name("products.toml").read_text(encoding="utf-8")
+    )
     return {name.replace(" ", ""): int(gib * (1 << 30)) for name, gib in rows.items()}
 
 
@@ -29,5 +31,7 @@ def memory_of(product: str) -> int:
 def known_name(product: str) -> str:
     """Return the name by which tables know a product, without spaces."""
     words = [word for word in re.split("[^a-z0-9]+", product.lower()) if word]
-    words = [f"{word}b" if re.fullmatch("[0-9]+g", word) else word for word in words]  # Ray labels A100-40G
+    words = [
+        f"{word}b" if re.fullmatch("[0-9]+g", word) else word for word in words
+    ]  # Ray labels A100-40G
     return "".join(w for w in words if w not in _MAKER | _SOCKETS | _KINDS)

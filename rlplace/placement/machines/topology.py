@@ -27,7 +27,9 @@ PATH = "cluster.nodes"
 RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
 HEAD = "node:__internal_head__"
 # What a declared node meets when the job starts is Ray's node of the same rank: see `in_rank_order`.
-DECLARED = "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
+DECLARED = (
+    "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class Ranges:
         return at > 0 and number in self.pieces[at - 1]
 
     def __and__(self, other: Ranges) -> Ranges:
-        return Ranges(tuple(both for piece in other.pieces for both in self.within(piece).pieces))
+        return Ranges(
+            tuple(both for piece in other.pieces for both in self.within(piece).pieces)
+        )
 
     def __or__(self, other: Ranges) -> Ranges:
         return Ranges.of((*self.pieces, *other.pieces))
@@ -67,7 +71,11 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self.pieces:
             return self
-        edges = [self.pieces[0].start, *(e for p in other.pieces for e in (p.start, p.stop)), self.pieces[-1].stop]
+        edges = [
+            self.pieces[0].start,
+            *(e for p in other.pieces for e in (p.start, p.stop)),
+            self.pieces[-1].stop,
+        ]
         gaps = zip(edges[::2], edges[1::2], strict=True)
         return self & Ranges.of(range(a, b) for a, b in gaps)
 
@@ -92,13 +100,18 @@ def overlap(a: range, b: range) -> range:
 
 def show_range(piece: range) -> str:
     """Write `3` or `0-7`, both ends included."""
-    return str(piece.start) if len(piece) == 1 else f"{piece.start}-{piece.stop - 1}"
+    if len(piece) == 1:
+        return str(piece.start)
+    return f"{piece.start}-{piece.stop - 1}"
 
 
 def named(noun: str, piece: range, verb: str = "", plural: str = "are") -> str:
     """Write `accelerator 3` or `accelerators 0-7`, and `is` or `are` where a verb is given."""
     several = len(piece) > 1
-    return f"{noun}{'s' * several} {show_range(piece)}" + f" {plural if several else verb}" * bool(verb)
+    return (
+        f"{noun}{'s' * several} {show_range(piece)}"
+        + f" {plural if several else verb}" * bool(verb)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +131,9 @@ class Node:
     accelerators: int
     first: int
     kind: str = "emulated"  # "cuda" or "emulated"
-    memory_bytes: int = 0  # of one accelerator, the least where they differ; 0: not known
+    memory_bytes: int = (
+        0  # of one accelerator, the least where they differ; 0: not known
+    )
     product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
     # Declared rates, 0 where not known: between two accelerators, to the host's memory, to other nodes for each.
@@ -137,8 +152,14 @@ class Node:
         """The accelerators in order, as runs of one product each; none on a node without accelerators."""
         if self.runs:
             return self.runs
-        one = Run(count=self.accelerators, product=self.product, memory_bytes=self.memory_bytes)
-        return (one,) if self.accelerators else ()
+        one = Run(
+            count=self.accelerators,
+            product=self.product,
+            memory_bytes=self.memory_bytes,
+        )
+        if self.accelerators:
+            return (one,)
+        return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +167,9 @@ class Topology:
     """All nodes in rank order. Accelerators are numbered through: node 0's first, then node 1's."""
 
     nodes: tuple[Node, ...]
-    order: str = dataclasses.field(default=DECLARED, compare=False)  # why the nodes have these ranks
+    order: str = dataclasses.field(
+        default=DECLARED, compare=False
+    )  # why the nodes have these ranks
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -154,21 +177,37 @@ class Topology:
         firsts = itertools.accumulate((n.accelerators for n in self.nodes), initial=0)
         for rank, (node, first) in enumerate(zip(self.nodes, firsts, strict=False)):
             if (node.rank, node.first) != (rank, first):
-                raise ValueError(f"topology: node {node.rank} starts at {node.first}, expected node {rank} at {first}")
+                raise ValueError(
+                    f"topology: node {node.rank} starts at {node.first}, expected node {rank} at {first}"
+                )
 
     @classmethod
     def uniform(
-        cls, num_nodes: int = 1, accelerators_per_node: int = 8, kind: str = "emulated", memory_bytes: int = 0
+        cls,
+        num_nodes: int = 1,
+        accelerators_per_node: int = 8,
+        kind: str = "emulated",
+        memory_bytes: int = 0,
     ) -> Topology:
         return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
 
     @classmethod
-    def uneven(cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0) -> Topology:
+    def uneven(
+        cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0
+    ) -> Topology:
         """Make one node per entry, with that many accelerators."""
         nodes: list[Node] = []
         for rank, count in enumerate(accelerators):
             first = nodes[-1].numbers.stop if nodes else 0
-            nodes.append(Node(rank=rank, accelerators=count, first=first, kind=kind, memory_bytes=memory_bytes))
+            nodes.append(
+                Node(
+                    rank=rank,
+                    accelerators=count,
+                    first=first,
+                    kind=kind,
+                    memory_bytes=memory_bytes,
+                )
+            )
         return cls(tuple(nodes))
 
     @property
@@ -179,7 +218,9 @@ class Topology:
     @property
     def memory_bytes(self) -> list[int]:
         """Bytes of each accelerator, by its global number."""
-        return [node.memory_bytes for node in self.nodes for _ in range(node.accelerators)]
+        return [
+            node.memory_bytes for node in self.nodes for _ in range(node.accelerators)
+        ]
 
     @property
     def num_nodes(self) -> int:
@@ -198,7 +239,9 @@ class Topology:
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
-        return self.nodes[bisect_right(self.nodes, accelerator, key=attrgetter("first")) - 1]
+        return self.nodes[
+            bisect_right(self.nodes, accelerator, key=attrgetter("first")) - 1
+        ]
 
     def parts(self, window: range) -> Iterator[tuple[Node, range]]:
         """Yield the nodes that hold accelerators of `window`, each with those it holds."""
@@ -216,8 +259,14 @@ class Topology:
 def describe_counts(noun: str, counts: Sequence[int]) -> str:
     """Write how many there are, their numbers, and how many each node has: `8 accelerators, 0-7 (1 node x 8)`."""
     total = sum(counts)
-    shape = f" x {counts[0]}" if len(set(counts)) == 1 else ": " + " + ".join(map(str, counts[:8]))
-    shape = f"{len(counts)} node{'s' * (len(counts) != 1)}{shape}" + " + ..." * (len({*counts}) > 1 and len(counts) > 8)
+    shape = (
+        f" x {counts[0]}"
+        if len(set(counts)) == 1
+        else ": " + " + ".join(map(str, counts[:8]))
+    )
+    shape = f"{len(counts)} node{'s' * (len(counts) != 1)}{shape}" + " + ..." * (
+        len({*counts}) > 1 and len(counts) > 8
+    )
     numbers = show_range(range(total)) if total else "no number"
     return f"{total} {noun}{'s' * (total != 1)}, {numbers} ({shape})"
 
@@ -243,7 +292,12 @@ def declare_topology(
     made: list[Node] = []
     for declared in sorted(nodes, key=lambda n: n.rank or 0):
         runs = tuple(
-            Run(count=r.count, product=r.product, memory_bytes=r.memory or memory_of(r.product)) for r in declared.mixed
+            Run(
+                count=r.count,
+                product=r.product,
+                memory_bytes=r.memory or memory_of(r.product),
+            )
+            for r in declared.mixed
         )
         for _ in range(declared.count):
             node = Node(
@@ -252,7 +306,8 @@ def declare_topology(
                 first=made[-1].numbers.stop if made else 0,
                 kind=kind,
                 memory_bytes=min(
-                    (r.memory_bytes for r in runs), default=declared.memory or memory_of(declared.product)
+                    (r.memory_bytes for r in runs),
+                    default=declared.memory or memory_of(declared.product),
                 ),
                 product=" + ".join(r.product for r in runs) or declared.product,
                 host_memory_bytes=declared.host_memory,
@@ -262,27 +317,50 @@ def declare_topology(
                 runs=runs,
             )
             made.append(node)
-    return Topology(tuple(made), f"by the ranks given in {by}" if ranked else f"as written in {by}")
+    return Topology(
+        tuple(made), f"by the ranks given in {by}" if ranked else f"as written in {by}"
+    )
 
 
 def _check_nodes(
-    nodes: Sequence[NodeConfig], num_nodes: int | None, each: int | None, sources: Mapping[str, Source], by: str
+    nodes: Sequence[NodeConfig],
+    num_nodes: int | None,
+    each: int | None,
+    sources: Mapping[str, Source],
+    by: str,
 ) -> list[Problem]:
     """Return the problems of ranks, of mixed accelerators and of the numbers of nodes and accelerators."""
     problems: list[Problem] = []
 
-    def reject(code: str, key: str, what: str, why: str, fix: str, got: str | None = None) -> None:
+    def reject(
+        code: str, key: str, what: str, why: str, fix: str, got: str | None = None
+    ) -> None:
         source = source_of(key, sources)
-        problems.append(Problem(code=code, key=key, what=what, got=got, source=source, why=why, fix=fix))
+        problems.append(
+            Problem(
+                code=code, key=key, what=what, got=got, source=source, why=why, fix=fix
+            )
+        )
 
     without = [i for i, n in enumerate(nodes) if n.rank is None]
     if 0 < len(without) < len(nodes):
         why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
-        reject("node-ranks", f"{PATH}[{without[0]}]", "has no rank, others have one", why, "remove all ranks")
+        reject(
+            "node-ranks",
+            f"{PATH}[{without[0]}]",
+            "has no rank, others have one",
+            why,
+            "remove all ranks",
+        )
     following = 0
-    for i, node in sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0) if not without else ():
+    for i, node in (
+        sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0)
+        if not without
+        else ()
+    ):
         if node.rank != following:
-            what, fix = f"rank {node.rank} where {following} comes next", f"rank: {following}"
+            what = f"rank {node.rank} where {following} comes next"
+            fix = f"rank: {following}"
             why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
             reject("node-ranks", f"{PATH}[{i}].rank", what, why, fix)
             break
@@ -290,53 +368,94 @@ def _check_nodes(
     for i, node in enumerate(nodes):
         count, total = node.accelerators, sum(run.count for run in node.mixed)
         if node.mixed and count not in (0, total):
-            what, why = f"is {count}, mixed adds up to {total}", "mixed lists all accelerators of the machine"
+            what = f"is {count}, mixed adds up to {total}"
+            why = "mixed lists all accelerators of the machine"
             key = f"{PATH}[{i}].accelerators"
-            reject("mixed-count", key, what, why, f"accelerators: {total}", f"accelerators: {count}")
+            reject(
+                "mixed-count",
+                key,
+                what,
+                why,
+                f"accelerators: {total}",
+                f"accelerators: {count}",
+            )
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
-        what, why = f"is {num_nodes}, {by} declares {total}", f"both count machines; {by} is enough"
+        what = f"is {num_nodes}, {by} declares {total}"
+        why = f"both count machines; {by} is enough"
         fix = f"num_nodes: {total}"
         if by == PATH and len(nodes) == 1:
             fix += f"        (for {num_nodes}: {PATH}.0.count={num_nodes} instead)"
-        reject("node-count", "cluster.num_nodes", what, why, fix, f"num_nodes: {num_nodes}")
-    counts = {sum(run.count for run in node.mixed) or node.accelerators for node in nodes}
+        reject(
+            "node-count", "cluster.num_nodes", what, why, fix, f"num_nodes: {num_nodes}"
+        )
+    counts = {
+        sum(run.count for run in node.mixed) or node.accelerators for node in nodes
+    }
     if each is not None and counts != {each}:
         declared = ", ".join(map(str, sorted(counts)))
-        what, why = f"is {each}, {by} declares {declared}", f"both count accelerators; {by} is enough"
-        key, fix = "accelerators_per_node", "accelerators_per_node: auto        (or declare other nodes)"
+        what = f"is {each}, {by} declares {declared}"
+        why = f"both count accelerators; {by} is enough"
+        key = "accelerators_per_node"
+        fix = "accelerators_per_node: auto        (or declare other nodes)"
         reject("node-count", f"cluster.{key}", what, why, fix, f"{key}: {each}")
     return problems
 
 
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return living nodes by label `rlplace-node-rank`, else the head first, then by address. Raises PlacementError."""
-    key, problems = "ray.address", list[Problem]()
+    key = "ray.address"
+    problems = list[Problem]()
     alive = [n for n in nodes if n.get("Alive", True)]
     if not alive:
-        what, why = "Ray lists no living node", "a plan needs at least one machine"
+        what = "Ray lists no living node"
+        why = "a plan needs at least one machine"
         raise PlacementError.of("no-node", key, what, "[]", why, "ray start --head")
     labels = [(n.get("Labels") or {}).get(RANK_LABEL) for n in alive]
     # The rank of a node that was lost is free until another has it: the nodes after it keep theirs.
-    gone = {str((n.get("Labels") or {}).get(RANK_LABEL)) for n in nodes if not n.get("Alive", True)}
-    count = len(alive) + sum(label.isdecimal() for label in gone - set(map(str, labels)))
+    gone = {
+        str((n.get("Labels") or {}).get(RANK_LABEL))
+        for n in nodes
+        if not n.get("Alive", True)
+    }
+    count = len(alive) + sum(
+        label.isdecimal() for label in gone - set(map(str, labels))
+    )
     ranks: dict[int, Mapping[str, Any]] = {}
-    for node, label in zip(alive, map(str, labels), strict=True) if any(x is not None for x in labels) else ():
+    for node, label in (
+        zip(alive, map(str, labels), strict=True)
+        if any(x is not None for x in labels)
+        else ()
+    ):
         if label.isdecimal() and int(label) < count and int(label) not in ranks:
             ranks[int(label)] = node
             continue
         what = f"{node.get('NodeManagerAddress', '?')} cannot have rank {label}"
         why = f"where one node has this label, all have it: a number of 0-{count - 1}, each once"
         fix = f"ray start ... --labels {RANK_LABEL}={len(ranks)}"
-        problems.append(Problem(code="node-ranks", key=key, what=what, got=label, why=why, fix=fix))
+        problems.append(
+            Problem(code="node-ranks", key=key, what=what, got=label, why=why, fix=fix)
+        )
     if problems:
         raise PlacementError(problems)
 
-    def head_first(node: Mapping[str, Any]) -> tuple[bool, bool, tuple[int, ...], str, int]:
+    def head_first(
+        node: Mapping[str, Any],
+    ) -> tuple[bool, bool, tuple[int, ...], str, int]:
         address = str(node.get("NodeManagerAddress", ""))
         numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
-        named = len(numbers) < address.count(".") + 1  # host names come after numeric addresses
+        named = (
+            len(numbers) < address.count(".") + 1
+        )  # host names come after numeric addresses
         head = HEAD in (node.get("Resources") or {})
-        return not head, named, () if named else numbers, address, int(node.get("NodeManagerPort", 0))
+        return (
+            not head,
+            named,
+            () if named else numbers,
+            address,
+            int(node.get("NodeManagerPort", 0)),
+        )
 
-    return [ranks[rank] for rank in sorted(ranks)] if ranks else sorted(alive, key=head_first)
+    if ranks:
+        return [ranks[rank] for rank in sorted(ranks)]
+    return sorted(alive, key=head_first)

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlplace.config.schema import ActorConfig
-from rlplace.placement.memory.demands import Demand, EngineDemand, Footprint, Placed, ScoringDemand, TrainingDemand
+from rlplace.placement.memory.demands import (
+    Demand,
+    EngineDemand,
+    Footprint,
+    Placed,
+    ScoringDemand,
+    TrainingDemand,
+)
 from rlplace.placement.memory.ledger import MemoryCase, reserved
 from rlplace.placement.schedule import Schedule, base_stage
 from rlplace.units import show_bytes
@@ -26,17 +33,25 @@ def too_small(case: MemoryCase) -> str | None:
     if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):
         return None
     rooms = {
-        (run.memory_bytes - reserved(case.reserve, node.kind, run.memory_bytes), run.memory_bytes, node.kind)
+        (
+            run.memory_bytes - reserved(case.reserve, node.kind, run.memory_bytes),
+            run.memory_bytes,
+            node.kind,
+        )
         for node in nodes
         for run in node.alike
     }
-    count, schedule = sum(node.accelerators for node in nodes), case.schedule()
+    count = sum(node.accelerators for node in nodes)
+    schedule = case.schedule()
     for component in case.placement.components:
         demand = case.demands.get(component)
         if demand is None or case.measured.get(component):
             continue
         # Of accelerators that differ, each may be the one with the most room for it.
-        needed = [(_least(demand, schedule, component, count, size, kind), room) for room, size, kind in rooms]
+        needed = [
+            (_least(demand, schedule, component, count, size, kind), room)
+            for room, size, kind in rooms
+        ]
         if all(least > room for least, room in needed):
             least, room = min(needed, key=lambda found: found[0] - found[1])
             return (
@@ -46,7 +61,14 @@ def too_small(case: MemoryCase) -> str | None:
     return None
 
 
-def _least(demand: Demand, schedule: Schedule, component: str, count: int, memory_bytes: int, kind: str) -> int:
+def _least(
+    demand: Demand,
+    schedule: Schedule,
+    component: str,
+    count: int,
+    memory_bytes: int,
+    kind: str,
+) -> int:
     """What the fullest moment of its own takes of an accelerator, in the smallest of its forms."""
     spread = [  # a rank on each, and copies of the model cut over all; all tokens, or a part and one communicator more
         Placed(
@@ -57,10 +79,14 @@ def _least(demand: Demand, schedule: Schedule, component: str, count: int, memor
             memory_bytes=memory_bytes,
             kind=kind,
         )
-        for (each, cut), tokens in itertools.product({(1, 1), (1, count), (count, count)}, {1, count})
+        for (each, cut), tokens in itertools.product(
+            {(1, 1), (1, count), (count, count)}, {1, count}
+        )
     ]
     forms = itertools.product(_forms(demand), spread)
-    return min(_fullest(form.footprint(placed), schedule, component) for form, placed in forms)
+    return min(
+        _fullest(form.footprint(placed), schedule, component) for form, placed in forms
+    )
 
 
 def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
@@ -79,24 +105,50 @@ def _forms(demand: Demand) -> Iterator[Demand]:
     """The demand with every change that remedies know at its strongest; both ways where one does not always save."""
     match demand:
         case TrainingDemand(block=block):
-            ranks = {block.lora_rank, block.lora_rank or LORA_RANK} if isinstance(block, ActorConfig) else {None}
-            for rank, checkpointing, on_host in itertools.product(ranks, _SWITCHES, _SWITCHES):
-                optimizer = dataclasses.replace(block.optimizer, kind="adamw_8bit", on_host=on_host)
-                kept: dict[str, Any] = {"checkpointing": checkpointing, "activation_offload": checkpointing}
+            ranks = (
+                {block.lora_rank, block.lora_rank or LORA_RANK}
+                if isinstance(block, ActorConfig)
+                else {None}
+            )
+            for rank, checkpointing, on_host in itertools.product(
+                ranks, _SWITCHES, _SWITCHES
+            ):
+                optimizer = dataclasses.replace(
+                    block.optimizer, kind="adamw_8bit", on_host=on_host
+                )
+                kept: dict[str, Any] = {
+                    "checkpointing": checkpointing,
+                    "activation_offload": checkpointing,
+                }
                 kept |= {"optimizer": optimizer, "zero_stage": 3}
                 yield dataclasses.replace(
-                    demand, block=_smallest(block, demand.sequence_length, lora_rank=rank, **kept)
+                    demand,
+                    block=_smallest(
+                        block, demand.sequence_length, lora_rank=rank, **kept
+                    ),
                 )
         case ScoringDemand(block=frozen):
             for on_host in _SWITCHES:
                 kept = {"sharded": True, "on_host": on_host}
-                yield dataclasses.replace(demand, block=_smallest(frozen, demand.sequence_length, **kept))
-        case EngineDemand(block=engine):  # without a cache: how small one may be depends on how the model is cut
-            yield dataclasses.replace(demand, block=dataclasses.replace(engine, kv_cache_memory=0, sleep_level=2))
+                yield dataclasses.replace(
+                    demand, block=_smallest(frozen, demand.sequence_length, **kept)
+                )
+        case EngineDemand(
+            block=engine
+        ):  # without a cache: how small one may be depends on how the model is cut
+            yield dataclasses.replace(
+                demand,
+                block=dataclasses.replace(engine, kv_cache_memory=0, sleep_level=2),
+            )
         case _:
             yield demand
 
 
 def _smallest(block: Any, sequence_length: int, **kept: Any) -> Any:
     """The block with passes of one sequence."""
-    return dataclasses.replace(block, micro_batch=1, token_budget=min(block.token_budget, sequence_length), **kept)
+    return dataclasses.replace(
+        block,
+        micro_batch=1,
+        token_budget=min(block.token_budget, sequence_length),
+        **kept,
+    )

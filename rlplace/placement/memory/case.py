@@ -25,8 +25,19 @@ from rlplace.config.schema import (
     TrainedConfig,
 )
 from rlplace.errors import ConfigError, Problem, ProblemsError
-from rlplace.placement.channels import LEAST_PARTICIPANTS, ChannelLocation, asked_at_once, participants_of
-from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery, Route, deliver_through_host
+from rlplace.placement.channels import (
+    LEAST_PARTICIPANTS,
+    ChannelLocation,
+    asked_at_once,
+    participants_of,
+)
+from rlplace.placement.flow import (
+    BUCKET_BYTES,
+    Delivery,
+    DeviceDelivery,
+    Route,
+    deliver_through_host,
+)
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.demands import (
     Demand,
@@ -47,7 +58,10 @@ from rlplace.placement.memory.policies import (
     observation_bytes,
     policy_shape,
 )
-from rlplace.placement.memory.policy_demands import PolicyRolloutDemand, PolicyTrainingDemand
+from rlplace.placement.memory.policy_demands import (
+    PolicyRolloutDemand,
+    PolicyTrainingDemand,
+)
 from rlplace.placement.memory.solve import fill_share
 from rlplace.placement.schedule import Residency
 
@@ -61,7 +75,9 @@ _PARTICIPANT_BYTES = 448  # its name and its place among the waiters
 _KEY_BYTES = 512
 _RECORD_BYTES = 128  # of an entry, beside its room
 _SPARE_ENTRIES = 16
-_LEAST_ROOM, _MOST_ROOM, _ALL_ROOM = 512, 16 << 10, 16 << 20  # of an entry; of all together, between these two
+_LEAST_ROOM = 512
+_MOST_ROOM = 16 << 10
+_ALL_ROOM = 16 << 20  # of an entry; of all together, between these two
 
 _SMALLEST_SEGMENT = 64 << 10
 _TABLE_BYTES = 64 << 10  # of the segments of one process
@@ -79,7 +95,10 @@ _WITH_MODEL = (TrainingDemand, ScoringDemand, EngineDemand)
 
 
 def memory_case(
-    plan: Plan, config: Config, spaces: PolicySpaces | None = None, measured: Measurements | None = None
+    plan: Plan,
+    config: Config,
+    spaces: PolicySpaces | None = None,
+    measured: Measurements | None = None,
 ) -> MemoryCase:
     """The plan with the demands of its components; `ledger()` of it is what a run holds.
 
@@ -87,13 +106,18 @@ def memory_case(
     Raises ConfigError for a model that cannot be read, unless its component is `measured`, PlacementError for
     `gpu_memory_utilization: auto` where no memory is known.
     """
-    components, policy = plan.placement.components, PolicyShape(weights=(), buffer_bytes=0)
+    components = plan.placement.components
+    policy = PolicyShape(weights=(), buffer_bytes=0)
     if spaces is not None and config.kind == "mlp":
         normalize = config.algorithm.normalize_observations
-        policy = policy_shape(config.actor.policy, spaces, normalize_observations=normalize)
+        policy = policy_shape(
+            config.actor.policy, spaces, normalize_observations=normalize
+        )
     demands: dict[str, Demand] = {}
     notes: list[str] = []
-    problems: dict[str, Problem] = {}  # by key: several components may have the same model
+    problems: dict[
+        str, Problem
+    ] = {}  # by key: several components may have the same model
     for component in components:
         try:
             demand = _demand(config, component, plan, policy)
@@ -111,7 +135,9 @@ def memory_case(
         notes += [_NO_SPACES] if spaces is None else []
     elif config.model is None and not demands:
         notes.append(_NO_MODEL)
-    models = [demand.model for demand in demands.values() if isinstance(demand, _WITH_MODEL)]
+    models = [
+        demand.model for demand in demands.values() if isinstance(demand, _WITH_MODEL)
+    ]
     notes += dict.fromkeys(note for model in models for note in model.notes)
     case = MemoryCase(
         placement=plan.placement,
@@ -127,18 +153,29 @@ def memory_case(
         job=lambda lines: _with_lines(config, plan.topology, lines, spaces, measured),
     )
     case = _without_copies(case)
-    automatic = config.kind == "causal_lm" and config.text_rollout.gpu_memory_utilization == "auto"
-    return fill_share(case) if automatic else case
+    automatic = (
+        config.kind == "causal_lm"
+        and config.text_rollout.gpu_memory_utilization == "auto"
+    )
+    if automatic:
+        return fill_share(case)
+    return case
 
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
     """Return the case without copies for checkpoints where a host has no room for them, else the same."""
-    saved = {c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied}
+    saved = {
+        c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied
+    }
     if not saved or all(account.fits for account in case.ledger().hosts):
         return case
-    demands = {c: dataclasses.replace(demand, copied=False) for c, demand in saved.items()}
+    demands = {
+        c: dataclasses.replace(demand, copied=False) for c, demand in saved.items()
+    }
     notes = (*case.notes, _NO_COPIES)
-    return dataclasses.replace(case, demands={**case.demands, **demands}, notes=notes, copies_checkpoints=False)
+    return dataclasses.replace(
+        case, demands={**case.demands, **demands}, notes=notes, copies_checkpoints=False
+    )
 
 
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
@@ -170,58 +207,100 @@ def _with_lines(
         return None
     heads = text_keys(config.model or {}).get("num_attention_heads")
     spec = plan.placement.spec("rollout")
-    slices = max([spec.parallel.tensor_parallel_size, *(s.accelerators_per_rank for s in spec.segments)])
-    return None if isinstance(heads, int) and heads % slices else case
+    slices = max(
+        [
+            spec.parallel.tensor_parallel_size,
+            *(s.accelerators_per_rank for s in spec.segments),
+        ]
+    )
+    if isinstance(heads, int) and heads % slices:
+        return None
+    return case
 
 
 def replaced(block: Any, path: Sequence[str], value: object) -> Any:
     """Return a config, or a block of one, with another value at this path of keys."""
-    name, below = path[0], path[1:]
-    if isinstance(block, Mapping):  # lines of components and rewards have names of their own, with dots
+    name = path[0]
+    below = path[1:]
+    if isinstance(
+        block, Mapping
+    ):  # lines of components and rewards have names of their own, with dots
         rest = ".".join(path)
         name, below = (name, below) if name in block and below else (rest, ())
         return {**block, name: replaced(block[name], below, value) if below else value}
-    return dataclasses.replace(block, **{name: replaced(getattr(block, name), below, value) if below else value})
+    return dataclasses.replace(
+        block,
+        **{name: replaced(getattr(block, name), below, value) if below else value},
+    )
 
 
-def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> Demand | None:
+def _demand(
+    config: Config, component: str, plan: Plan, policy: PolicyShape
+) -> Demand | None:
     """What a component asks of memory; None if its model is not known. `policy`: of a job with simulators."""
-    length, packed = config.algorithm.longest, config.runs
+    length = config.algorithm.longest
+    packed = config.runs
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
             return SimulatorDemand(accelerator_bytes=env.accelerator_memory)
         case AgentConfig() as simulator:  # a text task as well
-            ahead, ranks = config.algorithm.max_staleness, plan.placement.world_size(component)
-            kept = 1 + ahead if ahead and role_of(component) == "env" else 0  # iterations
+            ahead = config.algorithm.max_staleness
+            ranks = plan.placement.world_size(component)
+            kept = (
+                1 + ahead if ahead and role_of(component) == "env" else 0
+            )  # iterations
             groups = kept * -(-(config.algorithm.prompts or 0) // ranks)
             return SimulatorDemand(
                 accelerator_bytes=simulator.accelerator_memory,
                 host_bytes=simulator.host_memory,
-                samples_bytes=groups * (_group_bytes(config.algorithm) + _image_bytes(config)),
+                samples_bytes=groups
+                * (_group_bytes(config.algorithm) + _image_bytes(config)),
             )
         case RewardConfig(kind="function" | "url"):
             return SimulatorDemand()
         case TorchRolloutConfig() as rollout:
             sync = DeviceSync.receiving(plan.deliveries)
             rows = _answered(plan, rollout) if policy.weights else 0
-            return PolicyRolloutDemand(policy=policy, workspace_bytes=rollout.workspace_memory, sync=sync, rows=rows)
-        case TextRolloutConfig() as engine if (model := model_of(config, None, component)) is not None:
-            if engine.gpu_memory_utilization == "auto" and engine.kv_cache_memory is None:
+            return PolicyRolloutDemand(
+                policy=policy,
+                workspace_bytes=rollout.workspace_memory,
+                sync=sync,
+                rows=rows,
+            )
+        case TextRolloutConfig() as engine if (
+            model := model_of(config, None, component)
+        ) is not None:
+            if (
+                engine.gpu_memory_utilization == "auto"
+                and engine.kv_cache_memory is None
+            ):
                 engine = dataclasses.replace(engine, gpu_memory_utilization=1.0)
-            asked = asked_at_once(config.algorithm.prompts or 0, config.algorithm.short_rounds)
+            asked = asked_at_once(
+                config.algorithm.prompts or 0, config.algorithm.short_rounds
+            )
             answers = asked * config.algorithm.samples_per_prompt
-            sent = model.parameters * DTYPE_BYTES[config.actor.compute] if _streamed(plan) else 0
+            sent = (
+                model.parameters * DTYPE_BYTES[config.actor.compute]
+                if _streamed(plan)
+                else 0
+            )
             return EngineDemand(
                 model=model,
                 block=engine,
                 sequence_length=length,
                 sync=DeviceSync.receiving(plan.deliveries, config.actor.compute),
-                taken=stream_buckets(sent, sent=False, encrypted=config.cluster.comm.security == "encrypted"),
+                taken=stream_buckets(
+                    sent,
+                    sent=False,
+                    encrypted=config.cluster.comm.security == "encrypted",
+                ),
                 answers=-(-answers // plan.placement.world_size(component)) or None,
                 cut=(config.runner.eval_top_p or 1.0) < 1,
             )
         case TrainedConfig() as trained if config.kind == "mlp":
-            samples, minibatch = _learned(plan, config.algorithm) if policy.weights else (0, 0)
+            samples, minibatch = (
+                _learned(plan, config.algorithm) if policy.weights else (0, 0)
+            )
             return PolicyTrainingDemand(
                 policy=policy,
                 sync=DeviceSync.sending(plan.deliveries),
@@ -230,9 +309,13 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
                 minibatch=minibatch,
                 copied=True,
             )
-        case TrainedConfig() as trained if (model := model_of(config, trained.language_model, component)) is not None:
+        case TrainedConfig() as trained if (
+            model := model_of(config, trained.language_model, component)
+        ) is not None:
             return _training(config, trained, model, plan)
-        case FrozenConfig() as frozen if (model := model_of(config, frozen.model, component)) is not None:
+        case FrozenConfig() as frozen if (
+            model := model_of(config, frozen.model, component)
+        ) is not None:
             refreshed = isinstance(frozen, ReferenceConfig) and frozen.refresh_every > 0
             return ScoringDemand(
                 model=model,
@@ -246,21 +329,30 @@ def _demand(config: Config, component: str, plan: Plan, policy: PolicyShape) -> 
             return None
 
 
-def _training(config: Config, trained: TrainedConfig, model: ModelShape, plan: Plan) -> TrainingDemand:
+def _training(
+    config: Config, trained: TrainedConfig, model: ModelShape, plan: Plan
+) -> TrainingDemand:
     algorithm = config.algorithm
     found = TrainingDemand(
         model=model,
         block=trained,
         sequence_length=algorithm.longest,
         packed=config.runs,
-        samples=algorithm.train_batch or (algorithm.prompts or 0) * algorithm.samples_per_prompt,
+        samples=algorithm.train_batch
+        or (algorithm.prompts or 0) * algorithm.samples_per_prompt,
         copied=True,
     )
     if not isinstance(trained, ActorConfig):
         return found
-    refreshes = "reference" in plan.placement.components and config.reference.refresh_every > 0
+    refreshes = (
+        "reference" in plan.placement.components and config.reference.refresh_every > 0
+    )
     return _sending(
-        dataclasses.replace(found, refreshes=refreshes, early=config.algorithm.accumulate_early), trained, plan
+        dataclasses.replace(
+            found, refreshes=refreshes, early=config.algorithm.accumulate_early
+        ),
+        trained,
+        plan,
     )
 
 
@@ -279,7 +371,8 @@ def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
     """
     route = plan.row_routes.trajectories
     share = max(_rows(route).values()) / route.rows
-    most, size = algorithm.rollout_steps * max(_rows(route).values()), route.rows * algorithm.rollout_steps
+    most = algorithm.rollout_steps * max(_rows(route).values())
+    size = route.rows * algorithm.rollout_steps
     drawn = -(-size // algorithm.num_minibatches)
     spread = 4 * math.sqrt(drawn * share * (1 - share))
     return most, min(most, drawn, math.ceil(drawn * share + spread))
@@ -288,28 +381,41 @@ def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
 def _rows(route: Route) -> Counter[int]:
     """Rows by target."""
     found: Counter[int] = Counter()
-    for target, (start, stop) in zip(route.targets, itertools.pairwise(route.edges), strict=True):
+    for target, (start, stop) in zip(
+        route.targets, itertools.pairwise(route.edges), strict=True
+    ):
         found[target] += stop - start
     return found
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
     """The actor's demand, with what a weight sync holds."""
-    deliveries, ranks = plan.deliveries, range(plan.placement.world_size("actor"))
+    deliveries = plan.deliveries
+    ranks = range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank cannot write itself: of the rank with the most.
-    far = max(sum(rank not in delivery.near for delivery in deliveries) for rank in ranks)
+    far = max(
+        sum(rank not in delivery.near for delivery in deliveries) for rank in ranks
+    )
     sent = far if actor.sync.mode == "delta" else 0
     streams = bool(_streamed(plan)) or trained.refreshes
-    return dataclasses.replace(trained, sync=DeviceSync.sending(deliveries), sent=sent, streams=streams)
+    return dataclasses.replace(
+        trained, sync=DeviceSync.sending(deliveries), sent=sent, streams=streams
+    )
 
 
 def _streamed(plan: Plan) -> list[Delivery]:
     """Copies that some actor rank cannot write itself."""
     ranks = plan.placement.world_size("actor")
-    return [delivery for delivery in deliver_through_host(plan.deliveries) if len(delivery.near) < ranks]
+    return [
+        delivery
+        for delivery in deliver_through_host(plan.deliveries)
+        if len(delivery.near) < ranks
+    ]
 
 
-def model_of(config: Config, own: Mapping[str, object] | None, component: str) -> ModelShape | None:
+def model_of(
+    config: Config, own: Mapping[str, object] | None, component: str
+) -> ModelShape | None:
     """The component's own model, else the actor's, with the head of its role; engines generate with the actor's."""
     keys = config.model if own is None else own
     if keys is None:
@@ -318,7 +424,11 @@ def model_of(config: Config, own: Mapping[str, object] | None, component: str) -
     head = Head.SCORE if role in ("critic", "reward") else Head.LANGUAGE
     if role == "actor" and config.critic.on_actor:
         head = Head.LANGUAGE_AND_VALUE
-    return read_model(keys, head=head, key=f"{'actor' if own is None else config.key_of(component)}.model")
+    return read_model(
+        keys,
+        head=head,
+        key=f"{'actor' if own is None else config.key_of(component)}.model",
+    )
 
 
 def read_again(config: Config) -> dict[str, float]:
@@ -333,32 +443,50 @@ def read_again(config: Config) -> dict[str, float]:
             case RewardConfig():
                 continue
             case TrainedConfig(language_model=own) | FrozenConfig(model=own):
-                with contextlib.suppress(ConfigError):  # reported by the ledger, unless its memory was measured
+                with contextlib.suppress(
+                    ConfigError
+                ):  # reported by the ledger, unless its memory was measured
                     if (model := model_of(config, own, component)) is not None:
                         found[component] = model.read_again
     return found
 
 
 def _shared(
-    plan: Plan, config: Config, policy: PolicyShape, spaces: PolicySpaces | None, trained: Demand | None
+    plan: Plan,
+    config: Config,
+    policy: PolicyShape,
+    spaces: PolicySpaces | None,
+    trained: Demand | None,
 ) -> SharedMemory:
-    if not plan.channels or config.cluster.launcher == "inline":  # threads of one process need none
+    if (
+        not plan.channels or config.cluster.launcher == "inline"
+    ):  # threads of one process need none
         return {}
     if config.kind == "mlp":
         items = {}
         if spaces is not None:
             items = simulator_items(plan, spaces, config.algorithm.rollout_steps)
         return count_shared(plan, items, policy.weights_bytes)
-    actor, weights = config.actor, 0
-    if isinstance(trained, TrainingDemand):  # all weights as they travel, and what later versions bring instead
+    actor = config.actor
+    weights = 0
+    if isinstance(
+        trained, TrainingDemand
+    ):  # all weights as they travel, and what later versions bring instead
         model = trained.model
         numbers = model.parameters
         if actor.lora_rank is not None and actor.sync.mode == "lora":
-            numbers += sum(elements * copies for elements, copies in model.lora_parts(actor.lora_rank))
+            numbers += sum(
+                elements * copies
+                for elements, copies in model.lora_parts(actor.lora_rank)
+            )
         elif actor.lora_rank is not None and actor.sync.mode == "trainable":
-            numbers += sum(w.elements * copies for w, copies in model.weights() if w.projection)
+            numbers += sum(
+                w.elements * copies for w, copies in model.weights() if w.projection
+            )
         weights = numbers * DTYPE_BYTES[actor.compute]
-    return count_shared(plan, text_items(plan, config.algorithm, weights, _image_bytes(config)), weights)
+    return count_shared(
+        plan, text_items(plan, config.algorithm, weights, _image_bytes(config)), weights
+    )
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
@@ -371,8 +499,13 @@ def with_share(config: Config, case: MemoryCase) -> Config:
         return config
     block = engine.block
     if block.engine != "vllm" and block.kv_cache_memory is None:
-        found = [f.held[Residency.FULL].get(Part.KV_CACHE, 0) for f in case.ledger().footprints["rollout"]]
-        block = dataclasses.replace(block, kv_cache_memory=min(found, default=0) or None)
+        found = [
+            f.held[Residency.FULL].get(Part.KV_CACHE, 0)
+            for f in case.ledger().footprints["rollout"]
+        ]
+        block = dataclasses.replace(
+            block, kv_cache_memory=min(found, default=0) or None
+        )
     return dataclasses.replace(config, rollout=block)
 
 
@@ -380,7 +513,9 @@ def with_share(config: Config, case: MemoryCase) -> Config:
 # larger item lies beside it in a segment while it is under way. The weights of a node have a double buffer.
 
 
-def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) -> SharedMemory:
+def count_shared(
+    plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int
+) -> SharedMemory:
     """The most that channels, weights and NCCL take of each node's shared memory.
 
     `item_bytes`: of the largest item by channel; 0 or left out where it is not known, as `weights_bytes`.
@@ -390,12 +525,17 @@ def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) 
         participants = participants_of(channel, plan.placement)
         for location in channel.locations():
             if not location.process:
-                by_node[location.node] += channel_bytes(location, item_bytes.get(channel.name, 0), participants)
-    for source in {c.source for c in plan.channels if item_bytes.get(c.name, 0) > _LEAST_ROOM}:
+                by_node[location.node] += channel_bytes(
+                    location, item_bytes.get(channel.name, 0), participants
+                )
+    for source in {
+        c.source for c in plan.channels if item_bytes.get(c.name, 0) > _LEAST_ROOM
+    }:
         for node in plan.placement.locations(source).node:
             by_node[node] += _TABLE_BYTES
     buffers = WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES if weights_bytes else 0
-    nodes, through_host = plan.placement.locations("rollout").node, deliver_through_host(plan.deliveries)
+    nodes = plan.placement.locations("rollout").node
+    through_host = deliver_through_host(plan.deliveries)
     readers = {nodes[delivery.lead]: buffers for delivery in through_host}
     return {"channels": by_node, "weights": readers, "NCCL": _count_nccl(plan)}
 
@@ -403,7 +543,10 @@ def count_shared(plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int) 
 def _count_nccl(plan: Plan) -> Counter[int]:
     """By node, what NCCL takes where GPUs do not reach each other: of models and engines on several, and of syncs."""
     by_node: Counter[int] = Counter()
-    at = {component: plan.placement.locations(component) for component in plan.placement.components}
+    at = {
+        component: plan.placement.locations(component)
+        for component in plan.placement.components
+    }
     members = [  # as often as they are in a group, by the node of each GPU
         node
         for component, places in at.items()
@@ -414,18 +557,32 @@ def _count_nccl(plan: Plan) -> Counter[int]:
     ]
     for delivery in plan.deliveries:
         if isinstance(delivery, DeviceDelivery) and len(delivery.group) > 1:
-            members += [at[member.component].node[member.rank] for member in delivery.group]
+            members += [
+                at[member.component].node[member.rank] for member in delivery.group
+            ]
     for node in members:
         if plan.topology.nodes[node].kind == "cuda":
             by_node[node] += nccl_shared()
     return by_node
 
 
-def channel_bytes(location: ChannelLocation, item_bytes: int = 0, participants: int = LEAST_PARTICIPANTS) -> int:
+def channel_bytes(
+    location: ChannelLocation,
+    item_bytes: int = 0,
+    participants: int = LEAST_PARTICIPANTS,
+) -> int:
     """At most, of one location of a channel whose largest item has `item_bytes`."""
-    room = min(max(_ALL_ROOM // location.capacity_items, _LEAST_ROOM), _MOST_ROOM) // 64 * 64
+    room = (
+        min(max(_ALL_ROOM // location.capacity_items, _LEAST_ROOM), _MOST_ROOM)
+        // 64
+        * 64
+    )
     entries = (location.capacity_items + _SPARE_ENTRIES) * (room + _RECORD_BYTES)
-    segments = location.capacity_items * item_segment_bytes(item_bytes) if item_bytes > room else 0
+    segments = (
+        location.capacity_items * item_segment_bytes(item_bytes)
+        if item_bytes > room
+        else 0
+    )
     names = participants * _PARTICIPANT_BYTES
     return _FIXED_BYTES + names + len(location.keys) * _KEY_BYTES + entries + segments
 
@@ -436,35 +593,48 @@ def item_segment_bytes(item_bytes: int) -> int:
     return -(-item_bytes // step) * step
 
 
-def simulator_items(plan: Plan, spaces: PolicySpaces, rollout_steps: int) -> dict[str, int]:
+def simulator_items(
+    plan: Plan, spaces: PolicySpaces, rollout_steps: int
+) -> dict[str, int]:
     """Bytes of the largest items of a job with simulators, by channel, with every episode cut once in an iteration.
 
     Weights pass through no channel: ranks of a copy's node write there, others stream them to the one that does.
     """
     routes = plan.row_routes
     observation = observation_bytes(spaces)
-    decision = action_bytes(spaces.actions) + 2 * _FLOAT32  # with its log-probability and value
-    step = observation + decision + _FLOAT32 + 2  # with its reward, and two marks of an end
-    observed, gathered = routes.observations.most_rows, routes.trajectories.most_rows
+    decision = (
+        action_bytes(spaces.actions) + 2 * _FLOAT32
+    )  # with its log-probability and value
+    step = (
+        observation + decision + _FLOAT32 + 2
+    )  # with its reward, and two marks of an end
+    observed = routes.observations.most_rows
+    gathered = routes.trajectories.most_rows
     return {
         "observations": observed * observation + ITEM_BYTES,
         "actions": observed * (decision + _FLOAT32 * spaces.memory) + ITEM_BYTES,
-        "trajectories": gathered * (rollout_steps * step + 2 * observation) + ITEM_BYTES,
+        "trajectories": gathered * (rollout_steps * step + 2 * observation)
+        + ITEM_BYTES,
     }
 
 
 def _image_bytes(config: Config) -> int:
     """At most, of the images of a prompt; samples of a group have them together."""
     sees = config.model is not None and "vision_config" in config.model
-    return config.text_env.max_image_bytes if sees else 0
+    if sees:
+        return config.text_env.max_image_bytes
+    return 0
 
 
-def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image_bytes: int = 0) -> dict[str, int]:
+def text_items(
+    plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image_bytes: int = 0
+) -> dict[str, int]:
     """The same of a job with text.
 
     A token has an id; an answer's, a log-probability and a version too; a sample's, a mask besides.
     """
-    tokens, each = algorithm.longest, algorithm.samples_per_prompt
+    tokens = algorithm.longest
+    each = algorithm.samples_per_prompt
     items = {
         "requests": 4 * tokens + image_bytes + ITEM_BYTES,
         "completions": 12 * tokens + ITEM_BYTES,
@@ -473,7 +643,9 @@ def text_items(plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image
         "returns": each * (4 * tokens + ITEM_BYTES),
         "weights": 0,  # as above
     }
-    items |= {c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items}
+    items |= {
+        c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items
+    }
     return {**items, "weights.reference": min(BUCKET_BYTES, weights_bytes)}
 
 

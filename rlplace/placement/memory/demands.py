@@ -11,7 +11,13 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from rlplace.config.schema import ActorConfig, Dtype, FrozenConfig, TextRolloutConfig, TrainedConfig
+from rlplace.config.schema import (
+    ActorConfig,
+    Dtype,
+    FrozenConfig,
+    TextRolloutConfig,
+    TrainedConfig,
+)
 from rlplace.placement.flow import Delivery, DeviceDelivery
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.formulas import DTYPE_BYTES
@@ -20,7 +26,8 @@ from rlplace.placement.memory.passes import Moment, Pass
 from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
-_GRADIENTS, _OPTIMIZER = 2, 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
+_GRADIENTS = 2
+_OPTIMIZER = 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
 _FLOAT32 = 4
 _MOMENTS = 2  # of Adam
 
@@ -56,14 +63,18 @@ class HostPart(enum.Enum):
     AVERAGE = "averaged weights"
     RECEIVED = "weights as received"  # whole, of which a rank takes its part
     GRADIENTS = "gradients"  # on their way to an optimizer there
-    ACTIVATIONS = "activations"  # inputs of layers, from the forward to the backward pass
+    ACTIVATIONS = (
+        "activations"  # inputs of layers, from the forward to the backward pass
+    )
     CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
     SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
     BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
     STREAMED = "weights to other nodes"  # on their way there
     TAKEN = "weights from other nodes"  # on their way here, to one engine of a node
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
-    POOL = "pinned pool"  # what rounding adds, and blocks that wait for the next offload
+    POOL = (
+        "pinned pool"  # what rounding adds, and blocks that wait for the next offload
+    )
     SIMULATOR = "simulator"
     SAMPLES = "samples that may not be learned yet"
     SHARED = "in shared memory"
@@ -84,8 +95,12 @@ _PASSING = frozenset(  # not in what a worker reports
 ONCE = frozenset({HostPart.SAVED, HostPart.TAKEN})  # by one of the ranks on a host
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
-Tensors = Sequence[tuple[int, int]]  # size of a tensor on the fullest rank, and how many such there are
-_PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})  # not in what a worker reports
+Tensors = Sequence[
+    tuple[int, int]
+]  # size of a tensor on the fullest rank, and how many such there are
+_PROCESS = frozenset(
+    {Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP}
+)  # not in what a worker reports
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +110,9 @@ class Placed:
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
     tensor_parallel: int = 1  # accelerators that cut one copy of the model between them
-    context_parallel: int = 1  # copies that have the tokens of the same samples between them
+    context_parallel: int = (
+        1  # copies that have the tokens of the same samples between them
+    )
     memory_bytes: int  # of one accelerator; 0: not known
     kind: str  # "cuda", "emulated", ...
 
@@ -136,20 +153,34 @@ class Footprint:
     """
 
     held: Mapping[Residency, Bytes]
-    working: Mapping[str, Bytes] = dataclasses.field(default_factory=dict)  # stage -> beside what is held there
-    loading: Bytes = dataclasses.field(default_factory=dict)  # beside what is held, when it leaves OFF at the start
+    working: Mapping[str, Bytes] = dataclasses.field(
+        default_factory=dict
+    )  # stage -> beside what is held there
+    loading: Bytes = dataclasses.field(
+        default_factory=dict
+    )  # beside what is held, when it leaves OFF at the start
     host: Mapping[Residency, HostBytes] = dataclasses.field(default_factory=dict)
-    lacking: str | None = None  # why it cannot work at all, such as a KV cache without room
+    lacking: str | None = (
+        None  # why it cannot work at all, such as a KV cache without room
+    )
 
     def reported_bytes(self, residency: Residency) -> int:
         """What the worker itself reports after a move: all but what belongs to its process."""
-        return sum(size for part, size in self.held[residency].items() if part not in _PROCESS)
+        return sum(
+            size for part, size in self.held[residency].items() if part not in _PROCESS
+        )
 
     def host_bytes(self, residency: Residency) -> int:
         """What the worker itself reports: copies that stay, neither the pool they are taken from nor what passes."""
-        return sum(size for part, size in self.host.get(residency, {}).items() if part not in _PASSING)
+        return sum(
+            size
+            for part, size in self.host.get(residency, {}).items()
+            if part not in _PASSING
+        )
 
-    def corrected(self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]) -> Footprint:
+    def corrected(
+        self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]
+    ) -> Footprint:
         """The same with measured bytes in place of formulas, residency by residency, and unforeseen ones beside them.
 
         With unforeseen bytes the formulas stay, so that a change of what they count still has an effect.
@@ -157,10 +188,15 @@ class Footprint:
         held = dict(self.held)
         for residency, parts in self.held.items():
             if residency in measured:
-                process = {part: size for part, size in parts.items() if part in _PROCESS}
+                process = {
+                    part: size for part, size in parts.items() if part in _PROCESS
+                }
                 held[residency] = {Part.MEASURED: measured[residency]} | process
             if unforeseen.get(residency):
-                held[residency] = {**held[residency], Part.UNFORESEEN: unforeseen[residency]}
+                held[residency] = {
+                    **held[residency],
+                    Part.UNFORESEEN: unforeseen[residency],
+                }
         return dataclasses.replace(self, held=held)
 
 
@@ -168,19 +204,34 @@ def total(tensors: Tensors) -> int:
     return sum(size * times for size, times in tensors)
 
 
-def host_copies(placed: Placed, part: HostPart, *, off: Tensors, weights: Tensors = ()) -> dict[Residency, HostBytes]:
+def host_copies(
+    placed: Placed, part: HostPart, *, off: Tensors, weights: Tensors = ()
+) -> dict[Residency, HostBytes]:
     """What a rank keeps on its host in each residency: copies of what is not on the accelerators.
 
     Copies of GPU tensors are pinned, and the pool they come from never shrinks. Setup ends with every component off, so
     the pool has its full size from the first stage on, also where nothing moves later.
     """
-    pool = 0 if placed.emulated else sum(formulas.pinned(size) * times for size, times in off)
-    sizes = {Residency.OFF: total(off), Residency.WEIGHTS: total(weights), Residency.FULL: 0}
-    return {residency: {part: size, HostPart.POOL: max(0, pool - size)} for residency, size in sizes.items()}
+    pool = (
+        0
+        if placed.emulated
+        else sum(formulas.pinned(size) * times for size, times in off)
+    )
+    sizes = {
+        Residency.OFF: total(off),
+        Residency.WEIGHTS: total(weights),
+        Residency.FULL: 0,
+    }
+    return {
+        residency: {part: size, HostPart.POOL: max(0, pool - size)}
+        for residency, size in sizes.items()
+    }
 
 
 def saved_copy(tensors: Tensors, copied: bool) -> int:
-    return formulas.checkpoint_copy(total(tensors), max((size for size, _ in tensors), default=0), copied)
+    return formulas.checkpoint_copy(
+        total(tensors), max((size for size, _ in tensors), default=0), copied
+    )
 
 
 class Demand(Protocol):
@@ -195,8 +246,12 @@ class DeviceSync:
 
     buckets: bool = False  # two of them
     copy: bool = False  # of the weights, whole before it replaces those in use
-    windows: bool = False  # whole weights, of which an engine that cuts them loads its part
-    group: bool = False  # a communicator with the others who broadcast, from the first sync on
+    windows: bool = (
+        False  # whole weights, of which an engine that cuts them loads its part
+    )
+    group: bool = (
+        False  # a communicator with the others who broadcast, from the first sync on
+    )
     number: int = _FLOAT32  # bytes of a number on its way
 
     @classmethod
@@ -205,17 +260,28 @@ class DeviceSync:
         return cls(buckets=bool(found), group=any(len(d.group) > 1 for d in found))
 
     @classmethod
-    def receiving(cls, deliveries: Iterable[Delivery], dtype: Dtype = "fp32") -> DeviceSync:
+    def receiving(
+        cls, deliveries: Iterable[Delivery], dtype: Dtype = "fp32"
+    ) -> DeviceSync:
         """As the fullest taker does: one without an owner has buckets of its own, a consumer uses its owner's."""
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(owner is None for d in found for owner in d.owners)
         whole = any(taker.part is None for d in found for taker in d.takers)
         cut = any(d.cut for d in found)
-        return cls(buckets=free, copy=whole, windows=cut, group=free, number=DTYPE_BYTES[dtype])
+        return cls(
+            buckets=free, copy=whole, windows=cut, group=free, number=DTYPE_BYTES[dtype]
+        )
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:
         """What a process costs by being there, with the communicator of the sync."""
-        group = {Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0) + formulas.communicator(1)} if self.group else {}
+        group = (
+            {
+                Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0)
+                + formulas.communicator(1)
+            }
+            if self.group
+            else {}
+        )
         return {**process, **group}
 
     def working(self, weights_bytes: int, loading: int = 0, windows: int = 0) -> int:
@@ -227,7 +293,9 @@ class DeviceSync:
     def stages(self, weights_bytes: int) -> dict[str, Bytes]:
         """What works in which stage, where that is anything."""
         size = self.working(weights_bytes)
-        return {"sync": {Part.SYNC: size}} if size else {}
+        if size:
+            return {"sync": {Part.SYNC: size}}
+        return {}
 
 
 def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
@@ -255,107 +323,175 @@ class TrainingDemand:
     model: ModelShape
     block: TrainedConfig
     sequence_length: int
-    packed: bool = False  # passes have the block's token_budget, instead of micro_batch sequences
+    packed: bool = (
+        False  # passes have the block's token_budget, instead of micro_batch sequences
+    )
     sync: DeviceSync = DeviceSync()
     samples: int = 0  # of one optimizer step over all ranks; 0: not known
     streams: bool = False  # weights to other nodes, by way of its host
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
-    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
+    copied: bool | None = (
+        None  # whether checkpoints are made by way of a copy; None: it is in none
+    )
     refreshes: bool = False  # a reference, by its weights
     early: bool = False  # it begins to learn in rollout
 
     def footprint(self, placed: Placed) -> Footprint:
-        block, number, parallel = self.block, DTYPE_BYTES[self.block.compute], placed.tensor_parallel
+        block, number, parallel = (
+            self.block,
+            DTYPE_BYTES[self.block.compute],
+            placed.tensor_parallel,
+        )
         trained = self._trained(placed, _GRADIENTS)
         # With LoRA, the model itself is kept as it is computed with, and never changes.
         shards = placed.copies if block.zero_stage >= _GRADIENTS else 1
-        frozen = [] if block.lora_rank is None else _sized(self.model.parts(parallel, shards), number)
+        frozen = (
+            []
+            if block.lora_rank is None
+            else _sized(self.model.parts(parallel, shards), number)
+        )
         weights = _sized(trained, DTYPE_BYTES[block.weights]) + frozen
         masters, moments, unpacked = self._optimizer(placed)
         state = masters + moments
         here, there = ([], state) if block.optimizer.on_host else (state, [])
         process = self.sync.beside(placed.process(placed.groups))
         resident = {**process, Part.PARAMETERS: total(weights)}
-        work, whole = self._pass(placed), formulas.parameters(self.model, number, parallel)
+        work = self._pass(placed)
+        whole = formulas.parameters(self.model, number, parallel)
         forward = _parts(work.forward())
         syncing = {Part.SYNC: self.sync.working(whole)}
-        kept, average = {HostPart.OPTIMIZER: total(there)}, list[tuple[int, int]]()
-        refreshing = {Part.SYNC: 0 if block.lora_rank is None else self._merged(placed, shards, number)}
+        kept = {HostPart.OPTIMIZER: total(there)}
+        average = list[tuple[int, int]]()
+        refreshing = {
+            Part.SYNC: 0
+            if block.lora_rank is None
+            else self._merged(placed, shards, number)
+        }
         exchanged = self._exchanged(placed, shards)
         if isinstance(block, ActorConfig):
             if block.sync.mode != "lora":
                 syncing[Part.SYNC] += refreshing[Part.SYNC]
             if block.sync.mode == "lora" or block.lora_rank is None:
                 syncing[Part.SYNC] += exchanged
-            if block.sync.verify == "logprobs" and block.sync.verify_every > 0:  # by a pass over some tokens
+            if (
+                block.sync.verify == "logprobs" and block.sync.verify_every > 0
+            ):  # by a pass over some tokens
                 syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
                 average = _sized(trained, _FLOAT32)
                 kept[HostPart.AVERAGE] = total(average)
         if self.sent:
-            kept[HostPart.SENT] = self.sent * formulas.parameters(self.model, number, parallel, placed.copies)
+            kept[HostPart.SENT] = self.sent * formulas.parameters(
+                self.model, number, parallel, placed.copies
+            )
         if self.streams:
             kept[HostPart.STREAMED] = formulas.stream_buckets(whole, sent=True)
-        if self.copied is not None:  # of the weights, the copies that the optimizer steps
+        if (
+            self.copied is not None
+        ):  # of the weights, the copies that the optimizer steps
             stepped = masters or _sized(trained, DTYPE_BYTES[block.weights])
-            kept[HostPart.CHECKPOINT] = saved_copy(stepped + (unpacked or moments) + average, self.copied)
+            kept[HostPart.CHECKPOINT] = saved_copy(
+                stepped + (unpacked or moments) + average, self.copied
+            )
             kept[HostPart.CHECKPOINT] += 0 if self.copied else total(unpacked)
-        copies = host_copies(placed, HostPart.OFFLOADED, off=weights + here, weights=here)
+        copies = host_copies(
+            placed, HostPart.OFFLOADED, off=weights + here, weights=here
+        )
         host = {at: {**copied, **kept} for at, copied in copies.items()}
         saved = DTYPE_BYTES[block.weights if block.lora_rank is None else block.compute]
         moved = _FLOAT32 * total(trained) if block.optimizer.on_host else 0
-        passing = {HostPart.SAVED: formulas.saved_file(self.model, saved), HostPart.GRADIENTS: moved}
-        passing[HostPart.ACTIVATIONS] = self._inputs(placed, work) if block.activation_offload else 0
+        passing = {
+            HostPart.SAVED: formulas.saved_file(self.model, saved),
+            HostPart.GRADIENTS: moved,
+        }
+        passing[HostPart.ACTIVATIONS] = (
+            self._inputs(placed, work) if block.activation_offload else 0
+        )
         host[_FULL] = {**host[_FULL], **passing}
         saving = {Part.GATHERED: self._saving(shards * parallel, saved)}
         working = {
             "sync": larger(syncing, refreshing) if self.refreshes else syncing,
             "infer": forward,
-            "learn": larger(_parts(self._learning(placed, work)), saving),  # after the last of which it is saved
+            "learn": larger(
+                _parts(self._learning(placed, work)), saving
+            ),  # after the last of which it is saved
             **dict.fromkeys(("save_model", "digest"), saving),
         }
         working |= {"refresh": refreshing} if self.refreshes else {}
         working |= {"rollout": working["learn"]} if self.early else {}
         return Footprint(
-            held={_OFF: process, _WEIGHTS: resident, _FULL: {**resident, Part.OPTIMIZER: total(here)}},
+            held={
+                _OFF: process,
+                _WEIGHTS: resident,
+                _FULL: {**resident, Part.OPTIMIZER: total(here)},
+            },
             working=working,
-            loading={Part.LOADING: self.model.largest_weight_elements * DTYPE_BYTES[block.weights]},
+            loading={
+                Part.LOADING: self.model.largest_weight_elements
+                * DTYPE_BYTES[block.weights]
+            },
             host=host,
         )
 
-    def _optimizer(self, placed: Placed) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+    def _optimizer(
+        self, placed: Placed
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
         """Float32 copies of the weights, Adam's moments, and the moments that checkpoints unpack."""
-        trained, packed = self._trained(placed, _OPTIMIZER), self.block.optimizer.kind == "adamw_8bit"
+        trained = self._trained(placed, _OPTIMIZER)
+        packed = self.block.optimizer.kind == "adamw_8bit"
         masters = _sized(trained, _FLOAT32) if self._masters else []
-        each = _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]  # moments are of the type of what is stepped
-        moments = [(size, _MOMENTS * times) for n, times in trained for size in formulas.moments(n, each, packed)]
-        return masters, moments, [(n * _FLOAT32, _MOMENTS * times) for n, times in trained] if packed else []
+        each = (
+            _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]
+        )  # moments are of the type of what is stepped
+        moments = [
+            (size, _MOMENTS * times)
+            for n, times in trained
+            for size in formulas.moments(n, each, packed)
+        ]
+        return (
+            masters,
+            moments,
+            [(n * _FLOAT32, _MOMENTS * times) for n, times in trained]
+            if packed
+            else [],
+        )
 
     @property
     def _masters(self) -> bool:
         """Whether the optimizer steps float32 copies of the weights."""
-        return self.block.optimizer.on_host or self.block.optimizer.kind == "adamw_master"
+        return (
+            self.block.optimizer.on_host or self.block.optimizer.kind == "adamw_master"
+        )
 
     def _pass(self, placed: Placed) -> Pass:
-        block, shared = self.block, self.block.zero_stage >= _GRADIENTS and placed.copies > 1
+        block, shared = (
+            self.block,
+            self.block.zero_stage >= _GRADIENTS and placed.copies > 1,
+        )
         return Pass(
             model=self.model,
-            tokens=placed.tokens(formulas.pass_tokens(block, self.sequence_length, self.packed)),
+            tokens=placed.tokens(
+                formulas.pass_tokens(block, self.sequence_length, self.packed)
+            ),
             number=DTYPE_BYTES[block.compute],
             parallel=placed.tensor_parallel,
             exchanged=placed.context_parallel,
             shared=shared,
             kept_gathered=block.zero_stage < 3,
-            by_sequence=placed.kind != "cuda" or block.compute == "fp32",  # else by one kernel
+            by_sequence=placed.kind != "cuda"
+            or block.compute == "fp32",  # else by one kernel
             repeated=placed.kind == "cuda" and block.compute == "fp32",
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
         """Of an optimizer step of one or several micro-batches."""
-        block, parallel, shards = self.block, placed.tensor_parallel, placed.copies
+        block = self.block
+        parallel = placed.tensor_parallel
+        shards = placed.copies
         if block.zero_stage < _GRADIENTS:
             shards = 1
-        elements, outside = total(self._trained(placed, _GRADIENTS)), 0
+        elements = total(self._trained(placed, _GRADIENTS))
+        outside = 0
         if block.lora_rank is None:
             outside = sum(w.part(parallel, shards) for w in self.model.root)
         rounded = block.weights != "fp32" and not self._masters
@@ -364,41 +500,64 @@ class TrainingDemand:
             trained=(elements - outside, outside),
             checkpointing=block.checkpointing,
             offload=block.activation_offload,
-            earlier=not self.samples or placed.tokens(each * self.sequence_length) > work.tokens,
+            earlier=not self.samples
+            or placed.tokens(each * self.sequence_length) > work.tokens,
             master=DTYPE_BYTES[block.weights] if rounded else 0,
         )
 
     def _inputs(self, placed: Placed, work: Pass) -> int:
         """Of all layers, as they wait on the host."""
-        each = formulas.checkpoints(self.model, work.tokens, work.number, work.parallel) // self.model.layers
+        each = (
+            formulas.checkpoints(self.model, work.tokens, work.number, work.parallel)
+            // self.model.layers
+        )
         return self.model.layers * (each if placed.emulated else formulas.pinned(each))
 
     def _saving(self, shards: int, each: int) -> int:
         """One whole weight after the other, as it is trained; with factors merged, as it is computed with."""
         factors = self.block.lora_rank is not None
-        projection = max((w.elements for w, _ in self.model.weights() if factors and w.projection), default=0)
-        return formulas.whole_weight(self.model.largest_weight_elements, projection, each, shared=shards > 1)
+        projection = max(
+            (w.elements for w, _ in self.model.weights() if factors and w.projection),
+            default=0,
+        )
+        return formulas.whole_weight(
+            self.model.largest_weight_elements, projection, each, shared=shards > 1
+        )
 
     def _exchanged(self, placed: Placed, shards: int) -> int:
         """Weights that are cut by columns, in whole rows until they are sent; the last by way of its pieces."""
         if placed.tensor_parallel == 1:
             return 0
-        each = DTYPE_BYTES[self.block.weights if self.block.lora_rank is None else self.block.compute]
-        cut = [(w.part(placed.tensor_parallel, shards), n) for w, n in self.model.weights() if w.by_columns]
+        each = DTYPE_BYTES[
+            self.block.weights if self.block.lora_rank is None else self.block.compute
+        ]
+        cut = [
+            (w.part(placed.tensor_parallel, shards), n)
+            for w, n in self.model.weights()
+            if w.by_columns
+        ]
         return each * (total(cut) + max((size for size, _ in cut), default=0))
 
     def _merged(self, placed: Placed, shards: int, number: int) -> int:
         """Weights with their factors, in memory of their own until they are sent; made by way of float32."""
         cut = placed.tensor_parallel
-        parts = [(w.part(cut, shards), layers) for w, layers in self.model.weights() if w.projection]
-        return total(parts) * number + (2 * _FLOAT32 * max(n for n, _ in parts) if number < _FLOAT32 else 0)
+        parts = [
+            (w.part(cut, shards), layers)
+            for w, layers in self.model.weights()
+            if w.projection
+        ]
+        return total(parts) * number + (
+            2 * _FLOAT32 * max(n for n, _ in parts) if number < _FLOAT32 else 0
+        )
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
         """Elements of what is trained, shared from a ZeRO stage on."""
         shards = placed.copies if self.block.zero_stage >= shared_from else 1
         if self.block.lora_rank is None:
             return self.model.parts(placed.tensor_parallel, shards)
-        return self.model.lora_parts(self.block.lora_rank, placed.tensor_parallel, shards)
+        return self.model.lora_parts(
+            self.block.lora_rank, placed.tensor_parallel, shards
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,19 +571,33 @@ class ScoringDemand:
     block: FrozenConfig
     sequence_length: int
     packed: bool = False  # as of a model that learns
-    refreshed: Dtype | None = None  # by weights that come to each rank's host, whole and in this type; None: never
-    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
+    refreshed: Dtype | None = (
+        None  # by weights that come to each rank's host, whole and in this type; None: never
+    )
+    copied: bool | None = (
+        None  # whether checkpoints are made by way of a copy; None: it is in none
+    )
 
     def footprint(self, placed: Placed) -> Footprint:
-        block, number, parallel = self.block, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
+        block, number, parallel = (
+            self.block,
+            DTYPE_BYTES[self.block.dtype],
+            placed.tensor_parallel,
+        )
         process = placed.process(placed.groups)
         on_host = block.on_host or not placed.accelerators_per_rank
-        shards = (placed.copies if placed.accelerators_per_rank else placed.ranks) if block.sharded else 1
+        shards = (
+            (placed.copies if placed.accelerators_per_rank else placed.ranks)
+            if block.sharded
+            else 1
+        )
         tensors = self.model.stored(number, parallel, shards)
         there = process if on_host else process | {Part.PARAMETERS: total(tensors)}
         work = Pass(
             model=self.model,
-            tokens=placed.tokens(formulas.pass_tokens(block, self.sequence_length, self.packed)),
+            tokens=placed.tokens(
+                formulas.pass_tokens(block, self.sequence_length, self.packed)
+            ),
             number=number,
             parallel=parallel,
             exchanged=placed.context_parallel,
@@ -435,20 +608,33 @@ class ScoringDemand:
         forward = _parts(work.forward())
         host: dict[Residency, HostBytes]
         if on_host:
-            host = dict.fromkeys(Residency, host_copies(placed, HostPart.WEIGHTS, off=tensors)[_OFF])
+            host = dict.fromkeys(
+                Residency, host_copies(placed, HostPart.WEIGHTS, off=tensors)[_OFF]
+            )
         else:
             host = host_copies(placed, HostPart.OFFLOADED, off=tensors)
         if self.refreshed is not None:
             whole = formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])
-            coming = formulas.stream_buckets(whole, sent=False, encrypted=True)  # as most of it, if it is streamed
+            coming = formulas.stream_buckets(
+                whole, sent=False, encrypted=True
+            )  # as most of it, if it is streamed
             received = {HostPart.RECEIVED: whole, HostPart.BUCKETS: coming}
-            host = {at: kept if at is _OFF else {**kept, **received} for at, kept in host.items()}
-            copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy(tensors, self.copied)}
+            host = {
+                at: kept if at is _OFF else {**kept, **received}
+                for at, kept in host.items()
+            }
+            copy = (
+                {}
+                if self.copied is None
+                else {HostPart.CHECKPOINT: saved_copy(tensors, self.copied)}
+            )
             host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there},
             working={"infer": forward, "rollout": forward},  # whichever it works in
-            loading={} if on_host else {Part.LOADING: self.model.largest_weight_elements * number},
+            loading={}
+            if on_host
+            else {Part.LOADING: self.model.largest_weight_elements * number},
             host=host,
         )
 
@@ -462,30 +648,54 @@ class EngineDemand:
     sequence_length: int  # the longest; the cache must hold at least one such
     sync: DeviceSync = DeviceSync()
     taken: int = 0  # bytes on a node's host, of weights that come from other nodes
-    answers: int | None = None  # of an iteration, on the rank with the most; a vLLM engine prepares for any number
-    cut: bool = False  # answers of an evaluation are drawn from the likeliest tokens alone
+    answers: int | None = (
+        None  # of an iteration, on the rank with the most; a vLLM engine prepares for any number
+    )
+    cut: bool = (
+        False  # answers of an evaluation are drawn from the likeliest tokens alone
+    )
 
     def footprint(self, placed: Placed) -> Footprint:
-        block, model, number, parallel = self.block, self.model, DTYPE_BYTES[self.block.dtype], placed.tensor_parallel
+        block, model, number, parallel = (
+            self.block,
+            self.model,
+            DTYPE_BYTES[self.block.dtype],
+            placed.tensor_parallel,
+        )
         # Engines exchange nothing with each other, and one of a single accelerator has no group.
-        process = self.sync.beside(placed.process(placed.groups if placed.tensor_parallel > 1 else 0))
+        process = self.sync.beside(
+            placed.process(placed.groups if placed.tensor_parallel > 1 else 0)
+        )
         if not placed.emulated:
             process[Part.ASLEEP] = formulas.GRAPHS_BYTES
-        weights, sent = (formulas.parameters(model, each, parallel) for each in (number, self.sync.number))
+        weights, sent = (
+            formulas.parameters(model, each, parallel)
+            for each in (number, self.sync.number)
+        )
         simple = block.engine == "transformers"
-        workspace = formulas.engine_workspace(model, block.step_tokens, block.step_sequences, number, parallel)
+        workspace = formulas.engine_workspace(
+            model, block.step_tokens, block.step_sequences, number, parallel
+        )
         if simple:
-            cut, most = bool(block.top_k or block.penalties) or block.top_p < 1 or self.cut, block.step_sequences
+            cut = bool(block.top_k or block.penalties) or block.top_p < 1 or self.cut
+            most = block.step_sequences
             answers = min(most, self.answers or most)
-            workspace = formulas.generation(model, answers, self.sequence_length, number, cut)
+            workspace = formulas.generation(
+                model, answers, self.sequence_length, number, cut
+            )
         if block.own and block.workspace_memory is not None:
             workspace = block.workspace_memory
         cache = block.kv_cache_memory
         if cache is None:
-            assert not isinstance(block.gpu_memory_utilization, str), "a case begins with all of it"
+            assert not isinstance(block.gpu_memory_utilization, str), (
+                "a case begins with all of it"
+            )
             taken = sum(process.values()) + weights + workspace
-            cache = formulas.kv_share(placed.memory_bytes, block.gpu_memory_utilization, taken)
-        longest, each = self.sequence_length, DTYPE_BYTES[block.cache]
+            cache = formulas.kv_share(
+                placed.memory_bytes, block.gpu_memory_utilization, taken
+            )
+        longest = self.sequence_length
+        each = DTYPE_BYTES[block.cache]
         row = formulas.kv_sequence(model, longest, block.step_tokens, each, parallel)
         if simple:  # rows of full length
             cache -= cache % row
@@ -499,16 +709,29 @@ class EngineDemand:
         awake = process | {Part.PARAMETERS: weights}
         # Every accelerator of the rank has its part; the host has them all. Asleep at level 2 there is no copy.
         parts = model.parts(parallel) if block.sleep_level == 1 else []
-        copies = [(part * number, layers * placed.accelerators_per_rank) for part, layers in parts]
+        copies = [
+            (part * number, layers * placed.accelerators_per_rank)
+            for part, layers in parts
+        ]
         host = host_copies(placed, HostPart.SLEEP, off=copies)
         way = {HostPart.TAKEN: self.taken}
         if placed.accelerators_per_rank > 1 and not self.sync.windows:
             way[HostPart.BUCKETS] = formulas.cut_buckets(model)
-        host = {at: kept if at is _OFF else {**kept, **way} for at, kept in host.items()}
+        host = {
+            at: kept if at is _OFF else {**kept, **way} for at, kept in host.items()
+        }
         return Footprint(
-            held={_OFF: process, _WEIGHTS: awake, _FULL: awake | {Part.KV_CACHE: cache}},
+            held={
+                _OFF: process,
+                _WEIGHTS: awake,
+                _FULL: awake | {Part.KV_CACHE: cache},
+            },
             working={
-                "sync": {Part.SYNC: self.sync.working(sent, anew, formulas.sync_windows(model, self.sync.number))},
+                "sync": {
+                    Part.SYNC: self.sync.working(
+                        sent, anew, formulas.sync_windows(model, self.sync.number)
+                    )
+                },
                 "rollout": {Part.WORKSPACE: workspace},
             },
             host=host,
@@ -528,6 +751,10 @@ class SimulatorDemand:
         host = {HostPart.SIMULATOR: self.host_bytes}
         host |= {HostPart.SAMPLES: self.samples_bytes} if self.samples_bytes else {}
         return Footprint(
-            held={_OFF: {}, _WEIGHTS: {}, _FULL: {Part.SIMULATOR: self.accelerator_bytes}},
+            held={
+                _OFF: {},
+                _WEIGHTS: {},
+                _FULL: {Part.SIMULATOR: self.accelerator_bytes},
+            },
             host=dict.fromkeys(Residency, host),
         )

@@ -25,10 +25,14 @@ from rlplace.extras import install_command
 _VERSION = 4  # of descriptions: those of another are made anew
 _LIMIT_S = 300.0
 _OWN_KEYS = ("path", "kind")  # of this project, in no config.json
-_MEASURED = "--measured <folder of a run>/memory.json, where one has measured its components"
+_MEASURED = (
+    "--measured <folder of a run>/memory.json, where one has measured its components"
+)
 
 
-def described(config: Mapping[str, object], counted: Sequence[str], key: str) -> Mapping[str, Any]:
+def described(
+    config: Mapping[str, object], counted: Sequence[str], key: str
+) -> Mapping[str, Any]:
     """Return what transformers describes a model by. `counted`: families that need no transformers.
 
     Raises ConfigError where transformers is not there or does not know the family. No other name is proposed: a
@@ -37,24 +41,34 @@ def described(config: Mapping[str, object], counted: Sequence[str], key: str) ->
     family = config.get("model_type")
     keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
     if family is None:
-        why, fix = "it says which weights a model has", "copy model_type from the model's config.json"
-        raise ConfigError.of("unknown-model-family", f"{key}.model_type", "is required", None, why, fix)
+        why = "it says which weights a model has"
+        fix = "copy model_type from the model's config.json"
+        raise ConfigError.of(
+            "unknown-model-family", f"{key}.model_type", "is required", None, why, fix
+        )
     listed = "counted without transformers are " + ", ".join(counted)
     if importlib.util.find_spec("transformers") is None:
         what = f"the weights of a {family} are counted by transformers, which is not installed"
         fix = f"{install_command('llm')}        (or {_MEASURED})"
-        raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, show(family), listed, fix)
+        raise ConfigError.of(
+            "unknown-model-family", f"{key}.model_type", what, show(family), listed, fix
+        )
     answer = _kept(json.dumps(keys, sort_keys=True, default=str))
     if "error" in answer:
         version = importlib.metadata.version("transformers")
         what = f"transformers {version} cannot build a {family}"
         fix = f"the model_type and keys of the model's config.json        (or {_MEASURED})"
         why = f"{answer['error']}\n{listed}"
-        raise ConfigError.of("unknown-model-family", f"{key}.model_type", what, show(family), why, fix)
+        raise ConfigError.of(
+            "unknown-model-family", f"{key}.model_type", what, show(family), why, fix
+        )
     if len(keys) == 1:
-        what, why = "says nothing of the model's size", "its number of weights follows from the keys of its config.json"
+        what = "says nothing of the model's size"
+        why = "its number of weights follows from the keys of its config.json"
         fix = "path: <the folder of the model>        (or all keys of its config.json)"
-        raise ConfigError.of("missing-key", key, what, f"model_type: {show(family)}", why, fix)
+        raise ConfigError.of(
+            "missing-key", key, what, f"model_type: {show(family)}", why, fix
+        )
     return answer
 
 
@@ -62,7 +76,11 @@ def described(config: Mapping[str, object], counted: Sequence[str], key: str) ->
 def _kept(keys: str) -> Mapping[str, Any]:
     """Return the description from its file, else make it; errors are not kept in files."""
     name = f"{_VERSION} {importlib.metadata.version('transformers')} {keys}"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplace" / "models"
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "rlplace"
+        / "models"
+    )
     file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     try:
         found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -82,22 +100,38 @@ def _kept(keys: str) -> Mapping[str, Any]:
 
 def _ask(keys: str) -> Mapping[str, Any]:
     family = json.loads(keys)["model_type"]
-    sys.stderr.write(f"counting a {show(family)[:40]} by transformers, once; this takes some seconds ...\n")
+    sys.stderr.write(
+        f"counting a {show(family)[:40]} by transformers, once; this takes some seconds ...\n"
+    )
     return ask("rlplace.models.describe", keys)
 
 
 def ask(module: str, keys: str) -> Mapping[str, Any]:
     """Return what a module answers as JSON, run in a process of its own with `keys`; else an "error"."""
     command = [sys.executable, "-m", module]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # nothing is downloaded, and no code of a model runs
+    offline = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+    }  # nothing is downloaded, and no code of a model runs
     try:
         done = subprocess.run(
-            command, input=keys, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=offline
+            command,
+            input=keys,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+            env=offline,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     last = done.stdout.strip().rpartition("\n")[2]
     if done.returncode or not last.startswith("{"):
-        return {"error": (done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")[:300]}
+        return {
+            "error": (
+                done.stderr.strip().rpartition("\n")[2]
+                or f"exit code {done.returncode}"
+            )[:300]
+        }
     answer: Mapping[str, Any] = json.loads(last)
     return answer

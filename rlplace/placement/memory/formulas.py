@@ -22,7 +22,8 @@ from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 # Models score their tokens in tiles of so many scores: large enough for fast products, small beside the model.
-_TILE_ELEMENTS, _TILE_TOKENS = 1 << 22, 1 << 11
+_TILE_ELEMENTS = 1 << 22
+_TILE_TOKENS = 1 << 11
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
 CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
 GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
@@ -49,9 +50,13 @@ def parameters(model: ModelShape, each: int, parallel: int = 1, shards: int = 1)
     return sum(part * copies for part, copies in model.parts(parallel, shards)) * each
 
 
-def pass_tokens(block: TrainedConfig | FrozenConfig, sequence_length: int, packed: bool) -> int:
+def pass_tokens(
+    block: TrainedConfig | FrozenConfig, sequence_length: int, packed: bool
+) -> int:
     """Of one pass, by sequences or packed; the longest sequence is never cut."""
-    return max(block.token_budget, sequence_length) if packed else block.micro_batch * sequence_length
+    if packed:
+        return max(block.token_budget, sequence_length)
+    return block.micro_batch * sequence_length
 
 
 def activations(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -61,7 +66,10 @@ def activations(model: ModelShape, tokens: int, compute: int, parallel: int = 1)
     Accuracy: within 0.1 % of what autograd saves in transformers 5.19 (CPU, sdpa) for 13 models; fused kernels save
         less.
     """
-    kept = sum(b.layers * b.saved.bytes_per_token(compute, parallel, 2 * model.hidden) for b in model.blocks)
+    kept = sum(
+        b.layers * b.saved.bytes_per_token(compute, parallel, 2 * model.hidden)
+        for b in model.blocks
+    )
     return tokens * kept
 
 
@@ -78,7 +86,10 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
     Source: as activations.
     Accuracy: as activations; without gradients it is less, so an upper bound.
     """
-    return tokens * max(b.saved.bytes_per_token(compute, parallel, 2 * model.hidden) for b in model.blocks)
+    return tokens * max(
+        b.saved.bytes_per_token(compute, parallel, 2 * model.hidden)
+        for b in model.blocks
+    )
 
 
 def copied_keys(model: ModelShape, tokens: int, compute: int, ranks: int) -> int:
@@ -87,7 +98,14 @@ def copied_keys(model: ModelShape, tokens: int, compute: int, ranks: int) -> int
     Accuracy: exact.
     """
     attention = model.attention
-    return tokens * 2 * attention.head_dim * max(0, ranks - attention.kv_heads) * compute // ranks
+    return (
+        tokens
+        * 2
+        * attention.head_dim
+        * max(0, ranks - attention.kv_heads)
+        * compute
+        // ranks
+    )
 
 
 def attended(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -104,7 +122,10 @@ def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) 
     Accuracy: within 5 % of what torch allocates for dense models (CPU, sdpa); of experts an upper bound.
     """
     kept = 2 * model.hidden
-    return tokens * max((b.passing or b.saved).bytes_per_token(compute, parallel, kept) for b in model.blocks)
+    return tokens * max(
+        (b.passing or b.saved).bytes_per_token(compute, parallel, kept)
+        for b in model.blocks
+    )
 
 
 def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -117,7 +138,9 @@ def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> 
     attention = 2 * (model.attention.query + model.attention.keys)
     known = attention if model.attention.query != model.hidden else 0
     wide = [max(0, b.saved.compute_cut - known) for b in model.blocks]
-    return tokens * max(-(-max(w // 2, attention - w) // parallel) for w in wide) * compute
+    return (
+        tokens * max(-(-max(w // 2, attention - w) // parallel) for w in wide) * compute
+    )
 
 
 def score_tile(tokens: int, vocabulary: int, hidden: int) -> tuple[int, int]:
@@ -132,7 +155,9 @@ def tile_scores(model: ModelShape, tokens: int, parallel: int = 1) -> int:
     Accuracy: exact; backward below float32 a rounded copy stands beside them.
     """
     rows, entries = score_tile(tokens, -(-model.vocabulary // parallel), model.hidden)
-    return rows * entries * 8 if model.vocabulary else 0
+    if model.vocabulary:
+        return rows * entries * 8
+    return 0
 
 
 def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int:
@@ -143,7 +168,9 @@ def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int
     return tokens * -(-vocabulary // parallel) * (compute + 8)
 
 
-def kv_sequence(model: ModelShape, tokens: int, step: int, each: int, parallel: int = 1) -> int:
+def kv_sequence(
+    model: ModelShape, tokens: int, step: int, each: int, parallel: int = 1
+) -> int:
     """Sum over layers of max(1, key heads / t) x 2 x head width x tokens x bytes, of a sequence of so many tokens.
     A layer with a window keeps window - 1 + the tokens of a step; of a latent (MLA) its width, whatever t is; of a
     linear layer one state.
@@ -161,12 +188,16 @@ def kv_share(memory: int, share: float, taken: int) -> int:
     return max(0, int(memory * share) - taken)
 
 
-def engine_workspace(model: ModelShape, tokens: int, sequences: int, compute: int, parallel: int = 1) -> int:
+def engine_workspace(
+    model: ModelShape, tokens: int, sequences: int, compute: int, parallel: int = 1
+) -> int:
     """One layer over the most tokens of a step + logits of the most sequences.
     Source: vLLM 0.32 measures it in a dummy step of max_num_batched_tokens and max_num_seqs.
     Accuracy: upper bound; with a share it only moves the border to the KV cache.
     """
-    layer = tokens * max(b.saved.bytes_per_token(compute, parallel) for b in model.blocks)
+    layer = tokens * max(
+        b.saved.bytes_per_token(compute, parallel) for b in model.blocks
+    )
     layer += copied_keys(model, tokens, compute, parallel)
     return layer + logits(model.vocabulary, sequences, compute, parallel)
 
@@ -176,7 +207,10 @@ def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:
     Source: vLLM 0.32, model_loader/reload/layerwise.py, one module after the other; fused ones have several weights.
     Accuracy: exact where the embedding is the largest; of layers of experts near, of dense ones an upper bound.
     """
-    return -(-max(model.largest_weight_elements, model.largest_layer_elements) // parallel) * each
+    return (
+        -(-max(model.largest_weight_elements, model.largest_layer_elements) // parallel)
+        * each
+    )
 
 
 def checkpoint_copy(whole: int, largest: int, copied: bool) -> int:
@@ -191,10 +225,14 @@ def saved_file(model: ModelShape, each: int) -> int:
     Source: rlplace.models.checkpoint.
     Accuracy: exact for a model of one file, else within the largest weight.
     """
-    return min(model.parameters * each, MODEL_FILE_BYTES + model.largest_weight_elements * each)
+    return min(
+        model.parameters * each, MODEL_FILE_BYTES + model.largest_weight_elements * each
+    )
 
 
-def generation(model: ModelShape, answers: int, length: int, compute: int, cut: bool) -> int:
+def generation(
+    model: ModelShape, answers: int, length: int, compute: int, cut: bool
+) -> int:
     """The larger of a step, 2 x answers x length x q x c: keys and values for every query head; and of a draw, answers
     x V x (c + 24), in float64; 8 more where top_k or top_p cut it. Or a pass over one sequence: a layer, and its own
     cache of all layers.
@@ -203,7 +241,9 @@ def generation(model: ModelShape, answers: int, length: int, compute: int, cut: 
     """
     step = answers * (2 * length * model.attention.query + 8 * model.hidden) * compute
     draw = answers * model.vocabulary * (compute + (32 if cut else 24))
-    prompt = layer_pass(model, length, compute) + kv_sequence(model, length, length, compute)
+    prompt = layer_pass(model, length, compute) + kv_sequence(
+        model, length, length, compute
+    )
     if model.tower is not None:
         prompt += model.tower.given(length) + model.tower.layer(length, compute)
     return max(step, draw, prompt)
@@ -273,7 +313,9 @@ def pinned(size: int) -> int:
     Source: torch's caching host allocator (pytorch issue 95823).
     Accuracy: upper bound: newer versions can be told not to round large blocks.
     """
-    return 1 << (size - 1).bit_length() if size else 0
+    if size:
+        return 1 << (size - 1).bit_length()
+    return 0
 
 
 # ── policies of simulators: two trunks of widths O (observation), hidden ones, A (outputs); the value trunk ends in 1
@@ -284,7 +326,9 @@ def policy_samples(widths: Sequence[int], samples: int) -> int:
     Source: rlplace.workers.training.policy_learner.
     Accuracy: exact.
     """
-    return samples * (widths[0] + widths[-1] + 4) * 4 if widths else 0
+    if widths:
+        return samples * (widths[0] + widths[-1] + 4) * 4
+    return 0
 
 
 def policy_order(samples: int, ranks: int) -> int:
@@ -306,7 +350,9 @@ def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> 
     return (samples * 2 + 8) * counted * 8 + samples * 16
 
 
-def policy_pass(widths: Sequence[int], samples: int, compute: int, kept_each: int = 1) -> int:
+def policy_pass(
+    widths: Sequence[int], samples: int, compute: int, kept_each: int = 1
+) -> int:
     """n x (all outputs of hidden layers, and three tensors of a layer that goes backward; 4 A + 10 of the loss).
 
     `kept_each`: tensors that each hidden layer keeps: 2 where the slope of its activation needs the input as well.
@@ -317,8 +363,11 @@ def policy_pass(widths: Sequence[int], samples: int, compute: int, kept_each: in
         return 0
     terms = samples * 4 * (4 * widths[-1] + 10)
     inputs = widths[0] * (compute != 4)
-    kept, most = 2 * kept_each * sum(widths[1:-1]), 0
-    for width, following in zip(reversed(widths[1:-1]), reversed(widths[2:]), strict=True):
+    kept = 2 * kept_each * sum(widths[1:-1])
+    most = 0
+    for width, following in zip(
+        reversed(widths[1:-1]), reversed(widths[2:]), strict=True
+    ):
         most = max(most, kept + following + 2 * width)
         kept -= kept_each * width
     return terms + samples * compute * (inputs + most)
@@ -333,7 +382,9 @@ def summed(size: int, ranks: int, *, on_host: bool) -> int:
         return 0
     if not on_host:
         return size
-    return 2 * size * ranks if size * ranks <= SUMMED_AT_ONCE_BYTES else 2 * size + -(-size // ranks)
+    if size * ranks <= SUMMED_AT_ONCE_BYTES:
+        return 2 * size * ranks
+    return 2 * size + -(-size // ranks)
 
 
 def policy_answer(widths: Sequence[int], rows: int, normalized: bool) -> int:
@@ -344,4 +395,12 @@ def policy_answer(widths: Sequence[int], rows: int, normalized: bool) -> int:
     if not widths:
         return 0
     pairs = [sum(pair) for pair in itertools.pairwise(widths[1:])]
-    return rows * 4 * (normalized * widths[0] + max([*pairs, 4 * widths[-1], normalized * widths[0]]) + 2 * widths[-1])
+    return (
+        rows
+        * 4
+        * (
+            normalized * widths[0]
+            + max([*pairs, 4 * widths[-1], normalized * widths[0]])
+            + 2 * widths[-1]
+        )
+    )

@@ -32,7 +32,10 @@ class Weight:
         As FSDP2 does it: dimension 0 in equal chunks, the last padded to the size of the others.
         """
         rows = self.shape[0] if self.shape else 1
-        return -(-(-(-rows // shards) * (self.elements // max(1, rows))) // min(tensor_parallel, self.ways))
+        return -(
+            -(-(-rows // shards) * (self.elements // max(1, rows)))
+            // min(tensor_parallel, self.ways)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +47,15 @@ class Saved:
     float32: int = 0
     float32_cut: int = 0
 
-    def bytes_per_token(self, compute_bytes: int, tensor_parallel: int, gathered: int | None = None) -> int:
+    def bytes_per_token(
+        self, compute_bytes: int, tensor_parallel: int, gathered: int | None = None
+    ) -> int:
         """`gathered`: numbers that a rank has of all tokens, the rest of its own ones (sequence parallelism)."""
         kept = self.compute if gathered is None else min(self.compute, gathered)
         whole = kept * compute_bytes + self.float32 * 4 * (gathered is None)
-        every = (self.compute + self.compute_cut) * compute_bytes + (self.float32 + self.float32_cut) * 4
+        every = (self.compute + self.compute_cut) * compute_bytes + (
+            self.float32 + self.float32_cut
+        ) * 4
         return whole + -(-(every - whole) // tensor_parallel)
 
 
@@ -59,7 +66,9 @@ class Block:
     layers: int
     weights: tuple[Weight, ...]  # of one layer
     saved: Saved
-    passing: Saved | None = None  # what a pass without gradients holds at once; None: what is saved bounds it
+    passing: Saved | None = (
+        None  # what a pass without gradients holds at once; None: what is saved bounds it
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +92,9 @@ class Tower:
     def kept(self, tokens: int, compute: int, checkpointing: bool) -> int:
         """Bytes from the forward to the backward pass: inputs of layers, or all; of what merges patches, its states."""
         inputs = tokens * self.patches * self.hidden * compute
-        layers = self.block.layers * (inputs if checkpointing else self.layer(tokens, compute))
+        layers = self.block.layers * (
+            inputs if checkpointing else self.layer(tokens, compute)
+        )
         return layers + 4 * self.mergers * inputs
 
     def flowing(self, tokens: int, compute: int) -> int:
@@ -104,4 +115,8 @@ class KvLayers:
     def of(self, tokens: int, step: int, parallel: int) -> int:
         """Numbers that a rank keeps of a sequence, of which `step` tokens are computed at once."""
         kept = min(tokens, self.window - 1 + step) if self.window else tokens
-        return self.layers * max(1, self.heads // parallel) * (self.numbers * kept + self.state)
+        return (
+            self.layers
+            * max(1, self.heads // parallel)
+            * (self.numbers * kept + self.state)
+        )

@@ -20,12 +20,33 @@ from typing import Any, Literal
 
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Ranges
-from rlplace.placement.memory.demands import ONCE, Bytes, Demand, Footprint, HostBytes, HostPart, Part, Placed
-from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage, schedule_of
+from rlplace.placement.memory.demands import (
+    ONCE,
+    Bytes,
+    Demand,
+    Footprint,
+    HostBytes,
+    HostPart,
+    Part,
+    Placed,
+)
+from rlplace.placement.schedule import (
+    Needs,
+    Residency,
+    Schedule,
+    base_stage,
+    schedule_of,
+)
 
-Reserve = int | float | Literal["auto"]  # of `memory.reserve`: bytes, a share of each accelerator, or by its kind
-Measurements = Mapping[str, Mapping[Residency, int]]  # component -> residency -> bytes of a rank on each accelerator
-SharedMemory = Mapping[str, Mapping[int, int]]  # "channels" and "weights" -> node rank -> bytes; others have none
+Reserve = (
+    int | float | Literal["auto"]
+)  # of `memory.reserve`: bytes, a share of each accelerator, or by its kind
+Measurements = Mapping[
+    str, Mapping[Residency, int]
+]  # component -> residency -> bytes of a rank on each accelerator
+SharedMemory = Mapping[
+    str, Mapping[int, int]
+]  # "channels" and "weights" -> node rank -> bytes; others have none
 Holds = Counter[tuple[str, Part | HostPart]]  # bytes by component and what they are for
 USUAL_RESERVE = 0.05  # of a GPU
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
@@ -40,7 +61,11 @@ class Moment:
     start: bool = False
 
     def __str__(self) -> str:
-        return "start" if self.start else f"enter {self.stage}" if self.entering else self.stage
+        if self.start:
+            return "start"
+        if self.entering:
+            return f"enter {self.stage}"
+        return self.stage
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +89,9 @@ class Load:
         return sum(hold.size_bytes for hold in self.holds)
 
     def of(self, component: str) -> int:
-        return sum(hold.size_bytes for hold in self.holds if hold.component == component)
+        return sum(
+            hold.size_bytes for hold in self.holds if hold.component == component
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +107,9 @@ class Account:
     @property
     def worst(self) -> Load:
         """The first of the fullest moments; of a stage and its entry, the stage."""
-        return max(self.loads, key=lambda load: (load.total_bytes, not load.moment.entering))
+        return max(
+            self.loads, key=lambda load: (load.total_bytes, not load.moment.entering)
+        )
 
     @property
     def room_bytes(self) -> int:
@@ -90,12 +119,16 @@ class Account:
     @property
     def margin_bytes(self) -> int | None:
         """What is free at the worst moment beside the reserve, below 0 where it does not fit; None: not known."""
-        return self.room_bytes - self.worst.total_bytes if self.capacity_bytes else None
+        if self.capacity_bytes:
+            return self.room_bytes - self.worst.total_bytes
+        return None
 
     @property
     def shared_bytes(self) -> int:
         """Of a host: what lies in its shared memory, the same at all moments."""
-        return sum(hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED)
+        return sum(
+            hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED
+        )
 
     @property
     def fits(self) -> bool:
@@ -106,11 +139,15 @@ class Account:
 class MemoryLedger:
     """Bytes by accelerator, moment, component and purpose; never changes."""
 
-    footprints: Mapping[str, tuple[Footprint, ...]]  # component -> of one rank, for each occupancy of its ranks
+    footprints: Mapping[
+        str, tuple[Footprint, ...]
+    ]  # component -> of one rank, for each occupancy of its ranks
     accelerators: tuple[Account, ...]
     hosts: tuple[Account, ...]
     measured: tuple[str, ...] = ()  # components whose numbers an earlier run measured
-    uncounted: tuple[str, ...] = ()  # components of which nothing is known, counted as 0 bytes
+    uncounted: tuple[
+        str, ...
+    ] = ()  # components of which nothing is known, counted as 0 bytes
     notes: tuple[str, ...] = ()
 
     @property
@@ -121,7 +158,11 @@ class MemoryLedger:
     @property
     def known(self) -> bool:
         """Whether it can be said that everything fits: no component is left out, and what there is, is known."""
-        return not self.empty and not self.uncounted and all(a.capacity_bytes for a in self.accelerators)
+        return (
+            not self.empty
+            and not self.uncounted
+            and all(a.capacity_bytes for a in self.accelerators)
+        )
 
     @property
     def accounts(self) -> tuple[Account, ...]:
@@ -129,16 +170,25 @@ class MemoryLedger:
 
     def bytes(self, component: str, residency: Residency) -> int:
         """What the fullest rank holds on each of its accelerators, as the worker itself reports it after a move."""
-        return max((f.reported_bytes(residency) for f in self.footprints[component]), default=0)
+        return max(
+            (f.reported_bytes(residency) for f in self.footprints[component]), default=0
+        )
 
     def host_bytes(self, component: str, residency: Residency) -> int:
         """What the fullest rank keeps on its host."""
-        return max((f.host_bytes(residency) for f in self.footprints[component]), default=0)
+        return max(
+            (f.host_bytes(residency) for f in self.footprints[component]), default=0
+        )
 
     def working(self, component: str) -> dict[str, int]:
         """What the fullest rank at work holds by stage, on each of its accelerators, beside its residency."""
-        stages = [working for f in self.footprints[component] for working in f.working.items()]
-        return {stage: max(sum(parts.values()) for s, parts in stages if s == stage) for stage, _ in stages}
+        stages = [
+            working for f in self.footprints[component] for working in f.working.items()
+        ]
+        return {
+            stage: max(sum(parts.values()) for s, parts in stages if s == stage)
+            for stage, _ in stages
+        }
 
     def account(self, accelerator: int) -> Account:
         """The account of a global accelerator number. Raises KeyError where no component uses it."""
@@ -149,22 +199,37 @@ class MemoryLedger:
 
     def shared_bytes(self, node: int) -> int:
         """What the run takes of the shared memory of a node, at most: of its /dev/shm, or `cluster.comm.shm_folder`."""
-        return next((account.shared_bytes for account in self.hosts if node in account.numbers), 0)
+        return next(
+            (account.shared_bytes for account in self.hosts if node in account.numbers),
+            0,
+        )
 
     @property
     def tightest(self) -> Account | None:
         """The accelerators with the smallest margin, or the fullest where no capacity is known; None without any."""
         return min(
             self.accelerators,
-            key=lambda a: (a.margin_bytes is None, a.margin_bytes or 0, -a.worst.total_bytes),
+            key=lambda a: (
+                a.margin_bytes is None,
+                a.margin_bytes or 0,
+                -a.worst.total_bytes,
+            ),
             default=None,
         )
 
     @property
     def lacking(self) -> tuple[tuple[str, str], ...]:
         """(component, why) of those that cannot work with what they are given."""
-        found = ((c, f.lacking) for c, footprints in self.footprints.items() for f in footprints)
-        return tuple(dict.fromkeys((component, why) for component, why in found if why is not None))
+        found = (
+            (c, f.lacking)
+            for c, footprints in self.footprints.items()
+            for f in footprints
+        )
+        return tuple(
+            dict.fromkeys(
+                (component, why) for component, why in found if why is not None
+            )
+        )
 
     @property
     def within_capacity(self) -> bool:
@@ -202,39 +267,59 @@ def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
     """Bytes of one accelerator that stay free. An emulated one holds what is accounted and nothing else."""
     if reserve == "auto":
         reserve = 0.0 if kind == "emulated" else USUAL_RESERVE
-    return min(memory_bytes, round(reserve * memory_bytes) if isinstance(reserve, float) else reserve)
+    return min(
+        memory_bytes,
+        round(reserve * memory_bytes) if isinstance(reserve, float) else reserve,
+    )
 
 
 @functools.lru_cache(maxsize=8)
-def accelerator_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
+def accelerator_classes(
+    placement: HybridComponentPlacement,
+) -> tuple[OccupancyClass, ...]:
     """Those that a component uses, lowest number first. Linear in nodes and segments.
 
     Sweeps over the accelerators from one change to the next: of hardware, or of the ranks there.
     """
-    hardware: dict[int, tuple[str, int]] = {}  # kind and memory, from this accelerator on
+    hardware: dict[
+        int, tuple[str, int]
+    ] = {}  # kind and memory, from this accelerator on
     for node in placement.topology.nodes:
         first = node.first
         for run in node.alike:
             hardware[first] = (node.kind, run.memory_bytes)
             first += run.count
-    changes: dict[int, list[tuple[Occupancy, int]]] = {}  # accelerator -> how many ranks more share each from there on
+    changes: dict[
+        int, list[tuple[Occupancy, int]]
+    ] = {}  # accelerator -> how many ranks more share each from there on
     for component in placement.components:
         for segment in placement.spec(component).segments:
-            occupancy = Occupancy(component=component, accelerators_per_rank=segment.accelerators_per_rank)
-            ranks, numbers = segment.ranks_per_accelerator, segment.accelerators
+            occupancy = Occupancy(
+                component=component, accelerators_per_rank=segment.accelerators_per_rank
+            )
+            ranks = segment.ranks_per_accelerator
+            numbers = segment.accelerators
             changes.setdefault(numbers.start, []).append((occupancy, ranks))
             changes.setdefault(numbers.stop, []).append((occupancy, -ranks))
-    present: dict[str, Counter[Occupancy]] = {component: Counter() for component in placement.components}
-    found: dict[tuple[tuple[str, int], tuple[tuple[Occupancy, int], ...]], list[range]] = {}
+    present: dict[str, Counter[Occupancy]] = {
+        component: Counter() for component in placement.components
+    }
+    found: dict[
+        tuple[tuple[str, int], tuple[tuple[Occupancy, int], ...]], list[range]
+    ] = {}
     here = ("", 0)
     for start, stop in itertools.pairwise(sorted({*hardware, *changes})):
         here = hardware.get(start, here)
         for occupancy, ranks in changes.get(start, ()):
             present[occupancy.component][occupancy] += ranks
-        if there := tuple((o, ranks) for row in present.values() for o, ranks in row.items() if ranks):
+        if there := tuple(
+            (o, ranks) for row in present.values() for o, ranks in row.items() if ranks
+        ):
             found.setdefault((here, there), []).append(range(start, stop))
     return tuple(
-        OccupancyClass(numbers=Ranges.of(places), kind=kind, memory_bytes=memory, ranks=dict(there))
+        OccupancyClass(
+            numbers=Ranges.of(places), kind=kind, memory_bytes=memory, ranks=dict(there)
+        )
         for ((kind, memory), there), places in found.items()
     )
 
@@ -246,14 +331,29 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
     for component in placement.components:
         at = placement.locations(component)
         for (node, each), ranks in Counter(zip(at.node, at.count, strict=True)).items():
-            hosted[node][Occupancy(component=component, accelerators_per_rank=each)] = ranks
-    found: dict[tuple[str, int, int, tuple[tuple[Occupancy, int], ...]], list[range]] = {}
+            hosted[node][Occupancy(component=component, accelerators_per_rank=each)] = (
+                ranks
+            )
+    found: dict[
+        tuple[str, int, int, tuple[tuple[Occupancy, int], ...]], list[range]
+    ] = {}
     for here, there in zip(placement.topology.nodes, hosted, strict=True):
         if there:
-            key = (here.kind, here.memory_bytes, here.host_memory_bytes, tuple(there.items()))
+            key = (
+                here.kind,
+                here.memory_bytes,
+                here.host_memory_bytes,
+                tuple(there.items()),
+            )
             found.setdefault(key, []).append(range(here.rank, here.rank + 1))
     return tuple(
-        OccupancyClass(numbers=Ranges.of(nodes), kind=kind, memory_bytes=memory, ranks=dict(ranks), host_bytes=host)
+        OccupancyClass(
+            numbers=Ranges.of(nodes),
+            kind=kind,
+            memory_bytes=memory,
+            ranks=dict(ranks),
+            host_bytes=host,
+        )
         for (kind, memory, host, ranks), nodes in found.items()
     )
 
@@ -264,7 +364,9 @@ class MemoryCase:
 
     placement: HybridComponentPlacement
     needs: Needs
-    offload: Mapping[str, bool]  # component -> leaves the accelerators where others need them
+    offload: Mapping[
+        str, bool
+    ]  # component -> leaves the accelerators where others need them
     demands: Mapping[str, Demand]
     # component -> key of its block, where that is not its name: rewards may share one
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -272,21 +374,27 @@ class MemoryCase:
     # what a run was found to hold beside what is computed here
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    shared: SharedMemory = dataclasses.field(default_factory=dict)  # on the hosts, beside what components hold
+    shared: SharedMemory = dataclasses.field(
+        default_factory=dict
+    )  # on the hosts, beside what components hold
     reserve: Reserve = 0
     # component -> sequences that each of its copies takes in one optimizer step: micro-batches divide them
     batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
     copies_checkpoints: bool = True  # on the hosts, until they are written
     # The case of the same job with more lines in its config, None where the plan refuses one; of a job alone.
     job: Callable[[Mapping[str, object]], MemoryCase | None] | None = None
-    lines: Mapping[str, object] = dataclasses.field(default_factory=dict)  # that it has more than the config
+    lines: Mapping[str, object] = dataclasses.field(
+        default_factory=dict
+    )  # that it has more than the config
 
     def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
         """Return the case with these lines as well, as a config with them would be planned; None where it is not."""
         assert self.job is not None, "asked of a case without a config"
         lines = {**self.lines, **lines}
         found = self.job(lines)
-        return found and dataclasses.replace(found, job=self.job, lines=lines, unforeseen=self.unforeseen)
+        return found and dataclasses.replace(
+            found, job=self.job, lines=lines, unforeseen=self.unforeseen
+        )
 
     def schedule(self) -> Schedule:
         """As in the plan. Components that would clash may stay: here memory decides, not the rule."""
@@ -294,15 +402,19 @@ class MemoryCase:
         return schedule_of(self.placement, self.needs, leaving)
 
     def ledger(self) -> MemoryLedger:
-        components, schedule = self.placement.components, self.schedule()
+        components = self.placement.components
+        schedule = self.schedule()
         footprints: dict[str, dict[Placed, Footprint]] = {c: {} for c in components}
 
         def rank_in(used: OccupancyClass) -> dict[Occupancy, Footprint]:
             """The footprint of one rank of each occupancy; each is worked out once."""
             found = {}
             for occupancy in used.ranks:
-                placed, known = self._placed(occupancy, used), footprints[occupancy.component]
-                found[occupancy] = known.get(placed) or self._footprint(occupancy.component, placed)
+                placed = self._placed(occupancy, used)
+                known = footprints[occupancy.component]
+                found[occupancy] = known.get(placed) or self._footprint(
+                    occupancy.component, placed
+                )
                 known[placed] = found[occupancy]
             return found
 
@@ -313,9 +425,18 @@ class MemoryCase:
             )
             for a in accelerator_classes(self.placement)
         ]
-        hosts = [_count_hosts(h, rank_in(h), schedule, self.shared) for h in host_classes(self.placement)]
-        unknown = [c for c in components if c not in self.demands and c not in self.measured]
-        note = (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",) if unknown else ()
+        hosts = [
+            _count_hosts(h, rank_in(h), schedule, self.shared)
+            for h in host_classes(self.placement)
+        ]
+        unknown = [
+            c for c in components if c not in self.demands and c not in self.measured
+        ]
+        note = (
+            (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",)
+            if unknown
+            else ()
+        )
         return MemoryLedger(
             footprints={c: tuple(found.values()) for c, found in footprints.items()},
             accelerators=tuple(accelerators),
@@ -326,7 +447,8 @@ class MemoryCase:
         )
 
     def _placed(self, occupancy: Occupancy, used: OccupancyClass) -> Placed:
-        component, each = occupancy.component, occupancy.accelerators_per_rank
+        component = occupancy.component
+        each = occupancy.accelerators_per_rank
         parallel = self.placement.spec(component).parallel
         declared = parallel.tensor_parallel_size
         return Placed(
@@ -341,19 +463,27 @@ class MemoryCase:
     def _footprint(self, component: str, placed: Placed) -> Footprint:
         demand = self.demands.get(component)
         formula = demand.footprint(placed) if demand is not None else _NO_DEMAND
-        return formula.corrected(self.measured.get(component, {}), self.unforeseen.get(component, {}))
+        return formula.corrected(
+            self.measured.get(component, {}), self.unforeseen.get(component, {})
+        )
 
     def block(self, component: str) -> str:
         return self.blocks.get(component, component)
 
     def sharers(self, component: str) -> list[str]:
         """The components that have one block in common."""
-        return [c for c in self.placement.components if self.block(c) == self.block(component)]
+        return [
+            c
+            for c in self.placement.components
+            if self.block(c) == self.block(component)
+        ]
 
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
         """The case with other values in the demands of `components`, or at these keys of their blocks."""
         demands = dict(self.demands)
-        for component in {c for name in components for c in self.sharers(name) if c in demands}:
+        for component in {
+            c for name in components for c in self.sharers(name) if c in demands
+        }:
             for key, value in values.items():
                 path = key if hasattr(demands[component], key) else f"block.{key}"
                 demands[component] = _with(demands[component], path, value)
@@ -376,26 +506,49 @@ def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residenc
         yield Moment(stage=stage), schedule.residency[stage]
 
 
-def _count_accelerators(used: OccupancyClass, footprints: Mapping[Occupancy, Footprint], schedule: Schedule) -> Account:
+def _count_accelerators(
+    used: OccupancyClass, footprints: Mapping[Occupancy, Footprint], schedule: Schedule
+) -> Account:
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
         holds = Holds()
         loading: list[tuple[str, Bytes]] = []
         for occupancy, ranks in used.ranks.items():
-            component, footprint = occupancy.component, footprints[occupancy]
+            component = occupancy.component
+            footprint = footprints[occupancy]
             _add(holds, component, footprint.held[residency[component]], ranks)
-            for stage in () if moment.entering else schedule.needs.active_stages(moment.stage, component):
-                _add(holds, component, footprint.working.get(base_stage(stage), {}), ranks)
+            for stage in (
+                ()
+                if moment.entering
+                else schedule.needs.active_stages(moment.stage, component)
+            ):
+                _add(
+                    holds,
+                    component,
+                    footprint.working.get(base_stage(stage), {}),
+                    ranks,
+                )
             if moment.start and residency[component] > Residency.OFF:
                 loading.append((component, footprint.loading))
         # They load one after another, so the largest counts.
-        _add(holds, *max(loading, key=lambda found: sum(found[1].values()), default=("", {})))
+        _add(
+            holds,
+            *max(loading, key=lambda found: sum(found[1].values()), default=("", {})),
+        )
         loads.append(_load(moment, holds))
-    return Account(numbers=used.numbers, kind=used.kind, capacity_bytes=used.memory_bytes, loads=tuple(loads))
+    return Account(
+        numbers=used.numbers,
+        kind=used.kind,
+        capacity_bytes=used.memory_bytes,
+        loads=tuple(loads),
+    )
 
 
 def _count_hosts(
-    used: OccupancyClass, footprints: Mapping[Occupancy, Footprint], schedule: Schedule, shared: SharedMemory
+    used: OccupancyClass,
+    footprints: Mapping[Occupancy, Footprint],
+    schedule: Schedule,
+    shared: SharedMemory,
 ) -> Account:
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
@@ -403,19 +556,40 @@ def _count_hosts(
             continue  # copies are made and dropped one by one
         holds = Holds()
         for purpose, sizes in shared.items():  # of the node that has most of it
-            holds[purpose, HostPart.SHARED] = max(sizes.get(node, 0) for node in used.numbers)
+            holds[purpose, HostPart.SHARED] = max(
+                sizes.get(node, 0) for node in used.numbers
+            )
         for occupancy, ranks in used.ranks.items():
             component = occupancy.component
-            _add(holds, component, footprints[occupancy].host.get(residency[component], {}), ranks)
+            _add(
+                holds,
+                component,
+                footprints[occupancy].host.get(residency[component], {}),
+                ranks,
+            )
         loads.append(_load(moment, holds))
-    return Account(numbers=used.numbers, kind="host", capacity_bytes=used.host_bytes, loads=tuple(loads))
+    return Account(
+        numbers=used.numbers,
+        kind="host",
+        capacity_bytes=used.host_bytes,
+        loads=tuple(loads),
+    )
 
 
-def _add(holds: Holds, component: str, parts: Bytes | HostBytes, ranks: int = 1) -> None:
+def _add(
+    holds: Holds, component: str, parts: Bytes | HostBytes, ranks: int = 1
+) -> None:
     for part, size in parts.items():
         holds[component, part] += size if part in ONCE else size * ranks
 
 
 def _load(moment: Moment, holds: Holds) -> Load:
-    ordered = sorted(holds.items(), key=lambda item: (-item[1], item[0][0], item[0][1].value))
-    return Load(moment=moment, holds=tuple(Hold(component=c, part=p, size_bytes=n) for (c, p), n in ordered if n))
+    ordered = sorted(
+        holds.items(), key=lambda item: (-item[1], item[0][0], item[0][1].value)
+    )
+    return Load(
+        moment=moment,
+        holds=tuple(
+            Hold(component=c, part=p, size_bytes=n) for (c, p), n in ordered if n
+        ),
+    )

@@ -25,7 +25,9 @@ class Head(enum.Enum):
 
     LANGUAGE = "language model"  # logits over the vocabulary
     SCORE = "score"  # one bias-free linear layer to the labels, no language model head: rewards, critics
-    LANGUAGE_AND_VALUE = "language model and value"  # a language model with a scalar value beside it
+    LANGUAGE_AND_VALUE = (
+        "language model and value"  # a language model with a scalar value beside it
+    )
 
 
 Weights = tuple[Weight, ...]
@@ -40,7 +42,9 @@ class ModelShape:
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
     kv: tuple[KvLayers, ...]
-    root: tuple[Weight, ...]  # all that is in no layer: embeddings, last norm, heads; tied weights once
+    root: tuple[
+        Weight, ...
+    ]  # all that is in no layer: embeddings, last norm, heads; tied weights once
     blocks: tuple[Block, ...]
     attention: Attention  # of the layers that have it
     notes: tuple[str, ...] = ()  # what is not counted of it
@@ -67,31 +71,49 @@ class ModelShape:
 
     def parts(self, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
         """Elements that the fullest rank holds of each weight, and how many layers have it."""
-        return [(w.part(tensor_parallel, shards), copies) for w, copies in self.weights()]
+        return [
+            (w.part(tensor_parallel, shards), copies) for w, copies in self.weights()
+        ]
 
-    def stored(self, each: int, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
+    def stored(
+        self, each: int, tensor_parallel: int = 1, shards: int = 1
+    ) -> list[tuple[int, int]]:
         """Bytes of the same of a frozen model: quantised as in its files, the rest in numbers of `each` bytes."""
         return [
             (math.ceil(part * w.bits / 8) if w.bits else part * each, copies)
-            for (part, copies), (w, _) in zip(self.parts(tensor_parallel, shards), self.weights(), strict=True)
+            for (part, copies), (w, _) in zip(
+                self.parts(tensor_parallel, shards), self.weights(), strict=True
+            )
         ]
 
-    def lora_parts(self, rank: int, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
+    def lora_parts(
+        self, rank: int, tensor_parallel: int = 1, shards: int = 1
+    ) -> list[tuple[int, int]]:
         """The same of the low-rank factors beside the projections: [rank, in] and [out, rank] for each.
 
         Hu et al. 2022, arXiv:2106.09685, section 4.1; exact for all linear layers but experts adapted. Tensor
         parallelism cuts the factor that has the weight's rows, or columns, where it cuts these; the other is whole.
         """
         return [
-            (Weight(name=w.name, shape=shape, ways=w.ways if cut else 1).part(tensor_parallel, shards), copies)
+            (
+                Weight(name=w.name, shape=shape, ways=w.ways if cut else 1).part(
+                    tensor_parallel, shards
+                ),
+                copies,
+            )
             for w, copies in self.weights()
             if w.projection
-            for shape, cut in (((rank, w.shape[1]), w.by_columns), ((w.shape[0], rank), not w.by_columns))
+            for shape, cut in (
+                ((rank, w.shape[1]), w.by_columns),
+                ((w.shape[0], rank), not w.by_columns),
+            )
         ]
 
     @property
     def _units(self) -> tuple[Block, ...]:
-        return self.blocks if self.tower is None else (*self.blocks, self.tower.block)
+        if self.tower is None:
+            return self.blocks
+        return (*self.blocks, self.tower.block)
 
     @property
     def root_elements(self) -> int:
@@ -112,10 +134,15 @@ class ModelShape:
         Queries, keys, values and what was attended, as if there were as many key heads as query heads: so it is where
         ranks exchange tokens for heads. A bound, since what is added on both sides only brings it nearer 1.
         """
-        attention, shares = self.attention, list[float]()
+        attention = self.attention
+        shares = list[float]()
         for compute in (2, _FLOAT32):
-            again, copied = 4 * attention.query, 2 * (attention.query - attention.keys)
-            kept = min(block.saved.bytes_per_token(compute, 1) for block in self.blocks) + compute * copied
+            again = 4 * attention.query
+            copied = 2 * (attention.query - attention.keys)
+            kept = (
+                min(block.saved.bytes_per_token(compute, 1) for block in self.blocks)
+                + compute * copied
+            )
             shares.append((compute * again + _FLOAT32 * attention.heads) / kept)
         return max(shares)
 
@@ -125,11 +152,19 @@ class Family:
     """How a family of decoders differs from Llama."""
 
     tied: bool = False  # where the config does not say
-    qkv_bias: bool = False  # biases on queries, keys and values only, whatever the config says
+    qkv_bias: bool = (
+        False  # biases on queries, keys and values only, whatever the config says
+    )
     qk_norms: bool = False  # a norm over each query and key head
-    norms_after: bool = False  # a second norm after attention and after the feed-forward layer
-    norms_in_float32: bool = False  # the scaled value is float32 too, not only the input
-    fused: bool = False  # queries, keys and values in one weight, gate and up in another
+    norms_after: bool = (
+        False  # a second norm after attention and after the feed-forward layer
+    )
+    norms_in_float32: bool = (
+        False  # the scaled value is float32 too, not only the input
+    )
+    fused: bool = (
+        False  # queries, keys and values in one weight, gate and up in another
+    )
     window: int = 0  # tokens that a layer with a sliding window sees, where the config does not say; 0: all
     # Of so many layers one after the other, the last sees all tokens; 1: no layer does.
     pattern: int = 1
@@ -143,11 +178,23 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(qk_norms=True),
     "gemma": Family(tied=True, norms_in_float32=True),
-    "gemma2": Family(tied=True, norms_in_float32=True, norms_after=True, window=4096, pattern=2),
-    "gemma3_text": Family(tied=True, norms_in_float32=True, norms_after=True, qk_norms=True, window=4096, pattern=6),
+    "gemma2": Family(
+        tied=True, norms_in_float32=True, norms_after=True, window=4096, pattern=2
+    ),
+    "gemma3_text": Family(
+        tied=True,
+        norms_in_float32=True,
+        norms_after=True,
+        qk_norms=True,
+        window=4096,
+        pattern=6,
+    ),
     "phi3": Family(fused=True),
     "mixtral": Family(experts=("intermediate_size", None)),
-    "qwen2_moe": Family(qkv_bias=True, experts=("moe_intermediate_size", "shared_expert_intermediate_size")),
+    "qwen2_moe": Family(
+        qkv_bias=True,
+        experts=("moe_intermediate_size", "shared_expert_intermediate_size"),
+    ),
     "qwen3_moe": Family(qk_norms=True, experts=("moe_intermediate_size", None)),
 }
 _MOST = 10**12  # of a number in a config.json
@@ -155,28 +202,40 @@ _GPT2 = "gpt2"
 _OPENVLA = "openvla"
 
 
-def read_model(config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model") -> ModelShape:
+def read_model(
+    config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model"
+) -> ModelShape:
     """The shape of the model that `config` describes. `key` is where the config stands, for errors.
 
     Families that are not counted here are described by transformers, in a process of its own. Raises ConfigError with
     all problems at once: a family that is known nowhere, keys that are missing or no numbers.
     """
-    family, numbers = config.get("model_type"), ModelKeys(config, key)
+    family = config.get("model_type")
+    numbers = ModelKeys(config, key)
     if family == _OPENVLA:
         shape = _openvla(config, head, key)
     elif family not in (*FAMILIES, _GPT2):
-        shape = _described(numbers, described(config, (*FAMILIES, _GPT2, _OPENVLA), key), head)
+        shape = _described(
+            numbers, described(config, (*FAMILIES, _GPT2, _OPENVLA), key), head
+        )
     else:
-        shape = _gpt2(numbers, head) if family == _GPT2 else _decoder(numbers, str(family), head)
+        shape = (
+            _gpt2(numbers, head)
+            if family == _GPT2
+            else _decoder(numbers, str(family), head)
+        )
     if numbers.problems:
         raise ConfigError(numbers.problems)
     quantised = config.get("quantization_config")
-    return with_bits(shape, quantised) if isinstance(quantised, Mapping) else shape
+    if isinstance(quantised, Mapping):
+        return with_bits(shape, quantised)
+    return shape
 
 
 def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
     """The model with the bits that its files have, by the `quantization_config` of its config.json."""
-    bits, method = bits_of(quantised), quantised.get("quant_method")
+    bits = bits_of(quantised)
+    method = quantised.get("quant_method")
     if not bits:
         note = f"weights quantised by {method} are counted as if they were not: how many bits it takes is not known"
         return dataclasses.replace(model, notes=(*model.notes, note))
@@ -185,9 +244,14 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 
     def stored(weight: Weight) -> Weight:
         linear = weight.projection or len(weight.shape) == 3  # of experts
-        return dataclasses.replace(weight, bits=bits) if linear and not excepted(weight.name, kept) else weight
+        if linear and not excepted(weight.name, kept):
+            return dataclasses.replace(weight, bits=bits)
+        return weight
 
-    blocks = (dataclasses.replace(block, weights=tuple(map(stored, block.weights))) for block in model.blocks)
+    blocks = (
+        dataclasses.replace(block, weights=tuple(map(stored, block.weights)))
+        for block in model.blocks
+    )
     return dataclasses.replace(model, blocks=tuple(blocks))
 
 
@@ -203,15 +267,22 @@ class ModelKeys:
         value = self._config.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
+        if (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and 0 < value <= _MOST
+        ):
             return value
-        missing, from_model = value is None, f"copy {name} from the model's config.json"
+        missing = value is None
+        from_model = f"copy {name} from the model's config.json"
         unquoted = isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,11}", value)
         self.problems.append(
             Problem(
                 code="missing-key" if missing else "wrong-type",
                 key=f"{self._key}.{name}",
-                what="is required" if missing else f"expected a whole number of 1 to {_MOST:,}",
+                what="is required"
+                if missing
+                else f"expected a whole number of 1 to {_MOST:,}",
                 got=None if missing else show(value),
                 why=f"the parameters of a {self._config['model_type']} model cannot be counted without it",
                 fix=f"{name}: {value}" if unquoted else from_model,
@@ -225,15 +296,23 @@ class ModelKeys:
 
     def either(self, *names: str) -> int:
         """Read the number under the first of these names that is there: libraries and their versions differ."""
-        return self.number(next((name for name in names if self._config.get(name) is not None), names[0]))
+        return self.number(
+            next(
+                (name for name in names if self._config.get(name) is not None), names[0]
+            )
+        )
 
     def window(self, default: int) -> int:
         """Read how many tokens a layer with a sliding window sees; 0 where no layer has one."""
-        if str(self.family).startswith("qwen") and not self.switch("use_sliding_window", False):
+        if str(self.family).startswith("qwen") and not self.switch(
+            "use_sliding_window", False
+        ):
             return 0
         if "sliding_window" in self._config and self._config["sliding_window"] is None:
             return 0
-        return self.number("sliding_window", default) if default or "sliding_window" in self._config else 0
+        if default or "sliding_window" in self._config:
+            return self.number("sliding_window", default)
+        return 0
 
     def sliding_layers(self, layers: int, pattern: int) -> int:
         """Count the layers with a sliding window: by their types, as Qwen from one layer on, or all but some."""
@@ -242,13 +321,17 @@ class ModelKeys:
             return sum(kind != "full_attention" for kind in kinds[:layers])
         if str(self.family).startswith("qwen"):
             first = self._config.get("max_window_layers", 28)
-            return max(0, layers - first) if isinstance(first, int) else layers
+            if isinstance(first, int):
+                return max(0, layers - first)
+            return layers
         step = self.number("sliding_window_pattern", pattern)
         return sum(step == 1 or (layer + 1) % step != 0 for layer in range(layers))
 
     def switch(self, name: str, default: bool) -> bool:
         value = self._config.get(name)
-        return default if value is None else bool(value)
+        if value is None:
+            return default
+        return bool(value)
 
     def listed(self, name: str) -> frozenset[int]:
         value = self._config.get(name)
@@ -256,20 +339,39 @@ class ModelKeys:
 
 
 def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
-    family, attention = FAMILIES[name], Attention.read(numbers)
-    hidden, vocabulary = attention.hidden, numbers.number("vocab_size")
-    layers, sparse = numbers.number("num_hidden_layers"), 0  # sparse: those with experts
+    family = FAMILIES[name]
+    attention = Attention.read(numbers)
+    hidden = attention.hidden
+    vocabulary = numbers.number("vocab_size")
+    layers = numbers.number("num_hidden_layers")
+    sparse = 0  # sparse: those with experts
     blocks: list[Block] = []
     if family.experts is not None:
-        step, dense_only = numbers.number("decoder_sparse_step", 1), numbers.listed("mlp_only_layers")
-        sparse = sum(1 for layer in range(layers) if layer not in dense_only and (layer + 1) % step == 0)
+        step = numbers.number("decoder_sparse_step", 1)
+        dense_only = numbers.listed("mlp_only_layers")
+        sparse = sum(
+            1
+            for layer in range(layers)
+            if layer not in dense_only and (layer + 1) % step == 0
+        )
     if layers > sparse:
         width = numbers.number("intermediate_size")
-        feed_forward = tuple(_gated(hidden, width, "mlp", numbers.switch("mlp_bias", False), family.fused))
-        kept = Saved(compute_cut=4 * width), Saved(compute_cut=(4 if family.fused else 3) * width)
+        feed_forward = tuple(
+            _gated(
+                hidden, width, "mlp", numbers.switch("mlp_bias", False), family.fused
+            )
+        )
+        kept = (
+            Saved(compute_cut=4 * width),
+            Saved(compute_cut=(4 if family.fused else 3) * width),
+        )
         blocks.append(_block(layers - sparse, attention, family, feed_forward, *kept))
     if sparse and family.experts is not None:
-        blocks.append(_block(sparse, attention, family, *_experts(numbers, family.experts, hidden)))
+        blocks.append(
+            _block(
+                sparse, attention, family, *_experts(numbers, family.experts, hidden)
+            )
+        )
     tied = numbers.switch("tie_word_embeddings", family.tied)
     return ModelShape(
         hidden=hidden,
@@ -277,7 +379,11 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
         kv=tuple(_kept(numbers, family, attention, layers)),
         attention=attention,
         root=(
-            Weight(name="model.embed_tokens.weight", shape=(vocabulary, hidden), ways=vocabulary),
+            Weight(
+                name="model.embed_tokens.weight",
+                shape=(vocabulary, hidden),
+                ways=vocabulary,
+            ),
             Weight(name="model.norm.weight", shape=(hidden,)),
             *_heads(head, hidden, vocabulary, tied, numbers),
         ),
@@ -297,7 +403,8 @@ class Attention:
 
     @classmethod
     def read(cls, numbers: ModelKeys) -> Attention:
-        hidden, heads = numbers.number("hidden_size"), numbers.number("num_attention_heads")
+        hidden = numbers.number("hidden_size")
+        heads = numbers.number("num_attention_heads")
         return cls(
             hidden=hidden,
             heads=heads,
@@ -315,29 +422,61 @@ class Attention:
         return self.kv_heads * self.head_dim
 
     def weights(self, family: Family) -> Iterator[Weight]:
-        at, bias = "model.layers.*.self_attn.", self.bias or family.qkv_bias
+        at = "model.layers.*.self_attn."
+        bias = self.bias or family.qkv_bias
         if family.fused:
-            yield from _linear(at + "qkv_proj", self.hidden, self.query + 2 * self.keys, bias, self.kv_heads)
+            yield from _linear(
+                at + "qkv_proj",
+                self.hidden,
+                self.query + 2 * self.keys,
+                bias,
+                self.kv_heads,
+            )
         else:
             yield from _linear(at + "q_proj", self.hidden, self.query, bias, self.heads)
-            yield from _linear(at + "k_proj", self.hidden, self.keys, bias, self.kv_heads)
-            yield from _linear(at + "v_proj", self.hidden, self.keys, bias, self.kv_heads)
+            yield from _linear(
+                at + "k_proj", self.hidden, self.keys, bias, self.kv_heads
+            )
+            yield from _linear(
+                at + "v_proj", self.hidden, self.keys, bias, self.kv_heads
+            )
         own_bias = self.bias and not family.qkv_bias
-        yield from _linear(at + "o_proj", self.query, self.hidden, own_bias, self.heads, cut_outputs=False)
+        yield from _linear(
+            at + "o_proj",
+            self.query,
+            self.hidden,
+            own_bias,
+            self.heads,
+            cut_outputs=False,
+        )
         if family.qk_norms:
             yield Weight(name=at + "q_norm.weight", shape=(self.head_dim,))
             yield Weight(name=at + "k_norm.weight", shape=(self.head_dim,))
 
 
 def _linear(
-    name: str, inputs: int, outputs: int, bias: bool, ways: int, *, cut_outputs: bool = True
+    name: str,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    ways: int,
+    *,
+    cut_outputs: bool = True,
 ) -> Iterator[Weight]:
-    yield Weight(name=name + ".weight", shape=(outputs, inputs), ways=ways, projection=True)
-    if bias:  # where the inputs are cut, parts are summed and every rank adds the whole bias
-        yield Weight(name=name + ".bias", shape=(outputs,), ways=ways if cut_outputs else 1)
+    yield Weight(
+        name=name + ".weight", shape=(outputs, inputs), ways=ways, projection=True
+    )
+    if (
+        bias
+    ):  # where the inputs are cut, parts are summed and every rank adds the whole bias
+        yield Weight(
+            name=name + ".bias", shape=(outputs,), ways=ways if cut_outputs else 1
+        )
 
 
-def _gated(hidden: int, width: int, name: str, bias: bool = False, fused: bool = False) -> Iterator[Weight]:
+def _gated(
+    hidden: int, width: int, name: str, bias: bool = False, fused: bool = False
+) -> Iterator[Weight]:
     at = f"model.layers.*.{name}."
     if fused:
         yield from _linear(at + "gate_up_proj", hidden, 2 * width, bias, width)
@@ -347,19 +486,39 @@ def _gated(hidden: int, width: int, name: str, bias: bool = False, fused: bool =
     yield from _linear(at + "down_proj", width, hidden, bias, width, cut_outputs=False)
 
 
-def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> tuple[Weights, Saved, Saved]:
+def _experts(
+    numbers: ModelKeys, keys: tuple[str, str | None], hidden: int
+) -> tuple[Weights, Saved, Saved]:
     width_key, shared_key = keys
-    count, width = numbers.either("num_local_experts", "num_experts"), numbers.number(width_key)
-    active, at = numbers.number("num_experts_per_tok"), "model.layers.*.mlp."
+    count = numbers.either("num_local_experts", "num_experts")
+    width = numbers.number(width_key)
+    active = numbers.number("num_experts_per_tok")
+    at = "model.layers.*.mlp."
     weights = [
         Weight(name=at + "gate.weight", shape=(count, hidden)),
-        Weight(name=at + "experts.gate_up_proj", shape=(count, 2 * width, hidden), ways=width, met=active / count),
-        Weight(name=at + "experts.down_proj", shape=(count, hidden, width), ways=width, met=active / count),
+        Weight(
+            name=at + "experts.gate_up_proj",
+            shape=(count, 2 * width, hidden),
+            ways=width,
+            met=active / count,
+        ),
+        Weight(
+            name=at + "experts.down_proj",
+            shape=(count, hidden, width),
+            ways=width,
+            met=active / count,
+        ),
     ]
     shared = 0 if shared_key is None else numbers.number(shared_key)
     if shared:
         weights += _gated(hidden, shared, "mlp.shared_expert")
-        weights.append(Weight(name=at + "shared_expert_gate.weight", shape=(1, hidden), projection=True))
+        weights.append(
+            Weight(
+                name=at + "shared_expert_gate.weight",
+                shape=(1, hidden),
+                projection=True,
+            )
+        )
     # Each active expert gets its own copy of the token and gives back a scaled output; the router scores all experts.
     saved = Saved(
         compute=2 * active * hidden + (hidden if shared else 0),
@@ -369,7 +528,14 @@ def _experts(numbers: ModelKeys, keys: tuple[str, str | None], hidden: int) -> t
     return tuple(weights), saved, saved
 
 
-def _block(layers: int, attention: Attention, family: Family, weights: Weights, saved: Saved, passing: Saved) -> Block:
+def _block(
+    layers: int,
+    attention: Attention,
+    family: Family,
+    weights: Weights,
+    saved: Saved,
+    passing: Saved,
+) -> Block:
     """One layer kind; what its norms and attention save is added to what its feed-forward layer saves."""
     hidden = attention.hidden
     norms = ["input_layernorm", "post_attention_layernorm"]
@@ -377,35 +543,48 @@ def _block(layers: int, attention: Attention, family: Family, weights: Weights, 
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     # A norm saves its input and one root in float32, then the scaled value; two of them also the output that goes into
     # projections, where the norms of query and key heads give what attention saves anyway.
-    normed, roots = len(norms) * hidden, len(norms)
+    normed = len(norms) * hidden
+    roots = len(norms)
     if family.qk_norms:
         normed += attention.query + attention.keys
         roots += attention.heads + attention.kv_heads
     scaled = 0 if family.norms_in_float32 else normed
     inputs = passing.compute + 4 * hidden + 2 * attention.head_dim
     # Rotated in three steps each, queries first: they are there twice when keys are.
-    turned = max(4 * attention.query + 2 * attention.keys, 2 * attention.query + 5 * attention.keys)
+    turned = max(
+        4 * attention.query + 2 * attention.keys,
+        2 * attention.query + 5 * attention.keys,
+    )
     widest = max(passing.compute_cut, turned)
     return Block(
         layers=layers,
         weights=(
             *attention.weights(family),
             *weights,
-            *(Weight(name=f"model.layers.*.{norm}.weight", shape=(hidden,)) for norm in norms),
+            *(
+                Weight(name=f"model.layers.*.{norm}.weight", shape=(hidden,))
+                for norm in norms
+            ),
         ),
         saved=Saved(
             compute=saved.compute + (3 if family.fused else 2) * hidden + scaled,
-            compute_cut=saved.compute_cut + 2 * (attention.query + attention.keys),  # queries, keys, values, output
+            compute_cut=saved.compute_cut
+            + 2 * (attention.query + attention.keys),  # queries, keys, values, output
             float32=saved.float32 + roots + 2 * normed - scaled,
-            float32_cut=saved.float32_cut + attention.heads,  # the logarithm of each softmax's sum
+            float32_cut=saved.float32_cut
+            + attention.heads,  # the logarithm of each softmax's sum
         ),
         passing=Saved(compute=inputs, compute_cut=widest, float32=passing.float32 + 8),
     )
 
 
-def _kept(numbers: ModelKeys, family: Family, attention: Attention, layers: int) -> Iterator[KvLayers]:
+def _kept(
+    numbers: ModelKeys, family: Family, attention: Attention, layers: int
+) -> Iterator[KvLayers]:
     """Those that see all tokens before, and those with a sliding window."""
-    window, heads, each = numbers.window(family.window), attention.kv_heads, 2 * attention.head_dim
+    window = numbers.window(family.window)
+    heads = attention.kv_heads
+    each = 2 * attention.head_dim
     sliding = numbers.sliding_layers(layers, family.pattern) if window else 0
     if sliding:
         yield KvLayers(layers=sliding, heads=heads, numbers=each, window=window)
@@ -415,9 +594,16 @@ def _kept(numbers: ModelKeys, family: Family, attention: Attention, layers: int)
 
 def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> ModelShape:
     """What transformers described, with the head of a role."""
-    vocabulary, hidden = int(record["vocabulary"]), int(record["hidden"])
-    root = [_weight(row) for row in record["root"] if head is not Head.SCORE or row[0] != record["head"]]
-    score = _heads(head, hidden, vocabulary, True, numbers)  # the head over the vocabulary is in the root already
+    vocabulary = int(record["vocabulary"])
+    hidden = int(record["hidden"])
+    root = [
+        _weight(row)
+        for row in record["root"]
+        if head is not Head.SCORE or row[0] != record["head"]
+    ]
+    score = _heads(
+        head, hidden, vocabulary, True, numbers
+    )  # the head over the vocabulary is in the root already
     return ModelShape(
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
@@ -440,7 +626,10 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
 def _seeing(record: Mapping[str, Any]) -> Tower:
     block = Block(
         layers=record["layers"],
-        weights=tuple(dataclasses.replace(_weight(row), projection=False, ways=1) for row in record["weights"]),
+        weights=tuple(
+            dataclasses.replace(_weight(row), projection=False, ways=1)
+            for row in record["weights"]
+        ),
         saved=Saved(**dict(zip(_SAVED, record["saved"], strict=True))),
     )
     return Tower(
@@ -457,19 +646,26 @@ def _weight(row: Sequence[Any]) -> Weight:
     return Weight(name=name, shape=tuple(shape), ways=ways, projection=projection)
 
 
-def _heads(head: Head, hidden: int, vocabulary: int, tied: bool, numbers: ModelKeys) -> Iterator[Weight]:
+def _heads(
+    head: Head, hidden: int, vocabulary: int, tied: bool, numbers: ModelKeys
+) -> Iterator[Weight]:
     if head is not Head.SCORE and not tied:
         yield Weight(name="lm_head.weight", shape=(vocabulary, hidden), ways=vocabulary)
     if head is Head.SCORE:
-        yield Weight(name="score.weight", shape=(numbers.number("num_labels", 1), hidden))
+        yield Weight(
+            name="score.weight", shape=(numbers.number("num_labels", 1), hidden)
+        )
     if head is Head.LANGUAGE_AND_VALUE:
         yield Weight(name="score.weight", shape=(1, hidden))
 
 
 def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
     """Radford et al. 2019; its linear layers keep their weights as [in, out]."""
-    hidden, heads, vocabulary = numbers.number("n_embd"), numbers.number("n_head"), numbers.number("vocab_size")
-    width, layers = numbers.number("n_inner", 4 * hidden), numbers.number("n_layer")
+    hidden = numbers.number("n_embd")
+    heads = numbers.number("n_head")
+    vocabulary = numbers.number("vocab_size")
+    width = numbers.number("n_inner", 4 * hidden)
+    layers = numbers.number("n_layer")
     at = "transformer.h.*."
     shapes = {
         "ln_1": (1, hidden),
@@ -484,17 +680,40 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
         norm = name.startswith("ln")
         shape = (outputs,) if norm else (inputs, outputs)
         ways = 1 if norm else width if name.startswith("mlp") else heads
-        weights.append(Weight(name=f"{at}{name}.weight", shape=shape, ways=ways, projection=not norm))
-        weights.append(Weight(name=f"{at}{name}.bias", shape=(outputs,), ways=1 if name.endswith("c_proj") else ways))
+        weights.append(
+            Weight(
+                name=f"{at}{name}.weight", shape=shape, ways=ways, projection=not norm
+            )
+        )
+        weights.append(
+            Weight(
+                name=f"{at}{name}.bias",
+                shape=(outputs,),
+                ways=1 if name.endswith("c_proj") else ways,
+            )
+        )
     tied = numbers.switch("tie_word_embeddings", True)
     return ModelShape(
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
         kv=(KvLayers(layers=layers, heads=heads, numbers=2 * max(1, hidden // heads)),),
-        attention=Attention(hidden=hidden, heads=heads, kv_heads=heads, head_dim=max(1, hidden // heads), bias=True),
+        attention=Attention(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=max(1, hidden // heads),
+            bias=True,
+        ),
         root=(
-            Weight(name="transformer.wte.weight", shape=(vocabulary, hidden), ways=vocabulary),
-            Weight(name="transformer.wpe.weight", shape=(numbers.number("n_positions"), hidden)),
+            Weight(
+                name="transformer.wte.weight",
+                shape=(vocabulary, hidden),
+                ways=vocabulary,
+            ),
+            Weight(
+                name="transformer.wpe.weight",
+                shape=(numbers.number("n_positions"), hidden),
+            ),
             Weight(name="transformer.ln_f.weight", shape=(hidden,)),
             Weight(name="transformer.ln_f.bias", shape=(hidden,)),
             *_heads(head, hidden, vocabulary, tied, numbers),
@@ -504,46 +723,102 @@ def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
                 layers=layers,
                 weights=tuple(weights),
                 # The approximated GELU is unfused: five tensors of the feed-forward width.
-                saved=Saved(compute=5 * hidden, compute_cut=5 * hidden + 5 * width, float32=4, float32_cut=heads),
-                passing=Saved(compute=4 * hidden, compute_cut=max(6 * hidden, 4 * width), float32=8),
+                saved=Saved(
+                    compute=5 * hidden,
+                    compute_cut=5 * hidden + 5 * width,
+                    float32=4,
+                    float32_cut=heads,
+                ),
+                passing=Saved(
+                    compute=4 * hidden,
+                    compute_cut=max(6 * hidden, 4 * width),
+                    float32=8,
+                ),
             ),
         ),
     )
 
 
 # OpenVLA, arXiv:2406.09246, is code of its own, of no release of transformers: two towers, a projector, Llama 2.
-_LLAMA_2_7B = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008} | dict.fromkeys(
-    ("num_hidden_layers", "num_attention_heads"), 32
+_LLAMA_2_7B = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+} | dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 32)
+_SIGHTLESS = (
+    "its vision towers save more the more they see: their activations are not counted"
 )
-_SIGHTLESS = "its vision towers save more the more they see: their activations are not counted"
 
 
 def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
     """Llama 2 reads what DINOv2-L and SigLIP-SO400M see in 224 x 224 pixels: 256 patches of 14 x 14."""
     own = config.get("text_config")
-    keys = {"model_type": "llama", **_LLAMA_2_7B, **(own if isinstance(own, Mapping) else {})}
+    keys = {
+        "model_type": "llama",
+        **_LLAMA_2_7B,
+        **(own if isinstance(own, Mapping) else {}),
+    }
     text = read_model(keys, head=head, key=f"{key}.text_config")
-    hidden, see = text.hidden, 1024 + 1152
-    large, so400m = _tower("featurizer", 24, 1024, 4096, 2), _tower("fused_featurizer", 27, 1152, 4304, 0)
-    pool = [("latent", (1152,)), ("q", (1152, 1152)), ("kv", (2304, 1152)), ("proj", (1152, 1152))]
+    hidden = text.hidden
+    see = 1024 + 1152
+    large = _tower("featurizer", 24, 1024, 4096, 2)
+    so400m = _tower("fused_featurizer", 27, 1152, 4304, 0)
+    pool = [
+        ("latent", (1152,)),
+        ("q", (1152, 1152)),
+        ("kv", (2304, 1152)),
+        ("proj", (1152, 1152)),
+    ]
     pool += [("fc1", (4304, 1152)), ("fc2", (1152, 4304)), ("norm", (1152,))]
-    rest: list[tuple[str, tuple[int, ...]]] = [("featurizer.tokens", (1 + 4 + 256, 1024)), ("fused.pos", (256, 1152))]
-    rest += [(f"{at}.patch", (width, 3 * 14 * 14)) for at, width in (("featurizer", 1024), ("fused", 1152))]
-    rest += [(f"{at}.biases", (3 * width,)) for at, width in (("featurizer", 1024), ("fused", 1152))]  # of patch, norm
+    rest: list[tuple[str, tuple[int, ...]]] = [
+        ("featurizer.tokens", (1 + 4 + 256, 1024)),
+        ("fused.pos", (256, 1152)),
+    ]
+    rest += [
+        (f"{at}.patch", (width, 3 * 14 * 14))
+        for at, width in (("featurizer", 1024), ("fused", 1152))
+    ]
+    rest += [
+        (f"{at}.biases", (3 * width,))
+        for at, width in (("featurizer", 1024), ("fused", 1152))
+    ]  # of patch, norm
     rest += [(f"pool.{name}", shape) for name, shape in pool] + [
         ("pool.biases", (1152 + 2304 + 1152 + 4304 + 2 * 1152,))
     ]
-    for at, (inputs, outputs) in enumerate(((see, 4 * see), (4 * see, hidden), (hidden, hidden)), 1):
-        rest += [(f"projector.fc{at}", (outputs, inputs)), (f"projector.fc{at}.bias", (outputs,))]
+    for at, (inputs, outputs) in enumerate(
+        ((see, 4 * see), (4 * see, hidden), (hidden, hidden)), 1
+    ):
+        rest += [
+            (f"projector.fc{at}", (outputs, inputs)),
+            (f"projector.fc{at}.bias", (outputs,)),
+        ]
     seen = tuple(Weight(name=name, shape=shape) for name, shape in rest)
     notes = (*text.notes, f"{_OPENVLA}: {_SIGHTLESS}")
-    return dataclasses.replace(text, root=(*text.root, *seen), blocks=(large, so400m, *text.blocks), notes=notes)
+    return dataclasses.replace(
+        text,
+        root=(*text.root, *seen),
+        blocks=(large, so400m, *text.blocks),
+        notes=notes,
+    )
 
 
 def _tower(at: str, layers: int, width: int, wide: int, scales: int) -> Block:
     """Layers of a vision transformer; `scales` of outputs (DINOv2)."""
-    linear = {"qkv": (3 * width, width), "proj": (width, width), "fc1": (wide, width), "fc2": (width, wide)}
-    weights = [Weight(name=f"{at}.*.{name}.weight", shape=shape, projection=True) for name, shape in linear.items()]
-    weights += [Weight(name=f"{at}.*.{name}.bias", shape=shape[:1]) for name, shape in linear.items()]
-    weights.append(Weight(name=f"{at}.*.norms_and_scales", shape=((4 + scales) * width,)))
+    linear = {
+        "qkv": (3 * width, width),
+        "proj": (width, width),
+        "fc1": (wide, width),
+        "fc2": (width, wide),
+    }
+    weights = [
+        Weight(name=f"{at}.*.{name}.weight", shape=shape, projection=True)
+        for name, shape in linear.items()
+    ]
+    weights += [
+        Weight(name=f"{at}.*.{name}.bias", shape=shape[:1])
+        for name, shape in linear.items()
+    ]
+    weights.append(
+        Weight(name=f"{at}.*.norms_and_scales", shape=((4 + scales) * width,))
+    )
     return Block(layers=layers, weights=tuple(weights), saved=Saved())

@@ -37,45 +37,85 @@ class Pass:
     tokens: int
     number: int
     parallel: int = 1
-    copied: bool = True  # weights are computed with in copies: gathered, or of another type
+    copied: bool = (
+        True  # weights are computed with in copies: gathered, or of another type
+    )
     shared: bool = True  # ranks have parts of them, so that the next layer is on its way while one computes
-    kept_gathered: bool = False  # layers stay gathered from the forward to the backward pass
+    kept_gathered: bool = (
+        False  # layers stay gathered from the forward to the backward pass
+    )
     exchanged: int = 1  # ranks that exchange tokens for heads around attention
-    by_sequence: bool = True  # attention goes one sequence after the other, and joins what comes out
+    by_sequence: bool = (
+        True  # attention goes one sequence after the other, and joins what comes out
+    )
     repeated: bool = False  # keys and values are repeated for it, for every query head
 
     def forward(self) -> Moment:
         """Without gradients: at the head, when all layers are over, or in the largest layer."""
-        gathered, states = self._gathered(), self._states(1) + self._beside
-        last = gathered if self.kept_gathered or not self.shared else gathered - self.number * self._layer
-        head = Moment(last, states, formulas.tile_scores(self.model, self.tokens, self.parallel))
-        layer = formulas.layer_pass(self.model, self.tokens, self.number, self.parallel) + self._repeats
-        moments = [self._arriving(), head, Moment(gathered, max(layer, self._exchange()) + self._beside)]
+        gathered = self._gathered()
+        states = self._states(1) + self._beside
+        last = (
+            gathered
+            if self.kept_gathered or not self.shared
+            else gathered - self.number * self._layer
+        )
+        head = Moment(
+            last, states, formulas.tile_scores(self.model, self.tokens, self.parallel)
+        )
+        layer = (
+            formulas.layer_pass(self.model, self.tokens, self.number, self.parallel)
+            + self._repeats
+        )
+        moments = [
+            self._arriving(),
+            head,
+            Moment(gathered, max(layer, self._exchange()) + self._beside),
+        ]
         if (tower := self.model.tower) is not None:
-            moments.append(Moment(gathered, tower.layer(self.tokens, self.number) + self._beside))
+            moments.append(
+                Moment(gathered, tower.layer(self.tokens, self.number) + self._beside)
+            )
         return _fullest(*moments)
 
     def learning(
-        self, *, trained: tuple[int, int], checkpointing: bool, offload: bool, earlier: bool, master: int
+        self,
+        *,
+        trained: tuple[int, int],
+        checkpointing: bool,
+        offload: bool,
+        earlier: bool,
+        master: int,
     ) -> Moment:
         """Forward and backward, and the step. `trained`: shards in elements, of all layers and of what is in none.
 
         `offload`: inputs of layers are on the host. `earlier`: gradients of micro-batches before are there. `master`:
         bytes a step needs for each trained number.
         """
-        return _fullest(*self._moments(trained, checkpointing, offload, earlier, master))
+        return _fullest(
+            *self._moments(trained, checkpointing, offload, earlier, master)
+        )
 
     def _moments(
-        self, trained: tuple[int, int], checkpointing: bool, offload: bool, earlier: bool, master: int
+        self,
+        trained: tuple[int, int],
+        checkpointing: bool,
+        offload: bool,
+        earlier: bool,
+        master: int,
     ) -> Iterator[Moment]:
-        model, number, beside = self.model, self.number, self._beside
+        model = self.model
+        number = self.number
+        beside = self._beside
         if (tower := model.tower) is not None:
             beside += tower.kept(self.tokens, number, checkpointing)
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
         # What attention has saved is another tensor than what comes out, and of each key head it may have several.
         joined = self.by_sequence or self.exchanged > 1
-        more = joined * formulas.attended(model, self.tokens, number, self.parallel) + self._copied_keys
+        more = (
+            joined * formulas.attended(model, self.tokens, number, self.parallel)
+            + self._copied_keys
+        )
         more += self._repeats
         one = formulas.one_layer(model, self.tokens, number, self.parallel) + more
         saved = formulas.checkpoints(model, self.tokens, number, self.parallel)
@@ -86,25 +126,43 @@ class Pass:
             saved //= model.layers
         gathered = self._gathered()
         # The head: its norm saves float32 and two states; each tile of scores is made again in the backward pass.
-        head = saved + self._cut(_FLOAT32 * self.tokens * model.hidden + self._states(3)) + beside
-        head += self._states(2) if self.parallel > 1 else 0  # gathered, and those of tokens that are scored
+        head = (
+            saved
+            + self._cut(_FLOAT32 * self.tokens * model.hidden + self._states(3))
+            + beside
+        )
+        head += (
+            self._states(2) if self.parallel > 1 else 0
+        )  # gathered, and those of tokens that are scored
         full = bool(outside)  # without factors instead: the head has a gradient
         tile = formulas.tile_scores(model, self.tokens, self.parallel)
         yield self._arriving()._replace(gradients=before)
         yield Moment(gathered, head, tile, before)
-        yield Moment(gathered, head + self._states(1), *self._head_backward(tile, before, full))
+        yield Moment(
+            gathered, head + self._states(1), *self._head_backward(tile, before, full)
+        )
         # A layer, recomputed: the first, the second or the last one. What is outside has its gradients until the end.
         flow = formulas.flowing(model, self.tokens, number, self.parallel) + beside
-        flow += self._states(1) * (self.parallel > 1)  # gradients, to be summed over the ranks of a copy
+        flow += self._states(1) * (
+            self.parallel > 1
+        )  # gradients, to be summed over the ranks of a copy
         of_head = number * self._head if full else 0
         again = one - self._states(1) if checkpointing else 0
         for done in (0, min(1, model.layers - 1), model.layers - 1):
-            left, made = saved - saved * done * (not offload) // model.layers, before or layers * done // model.layers
-            reduced = _FLOAT32 * self._layer if full and done else 0  # on its way to the shards of all ranks
+            left = saved - saved * done * (not offload) // model.layers
+            made = before or layers * done // model.layers
+            reduced = (
+                _FLOAT32 * self._layer if full and done else 0
+            )  # on its way to the shards of all ranks
             held = gathered + number * self._layer * self.copied
             yield Moment(held, left + again + flow, 0, made + of_head + reduced)
         if tower is not None:  # goes backward last
-            seen = beside + tower.layer(self.tokens, number) + tower.flowing(self.tokens, number) + self._states(1)
+            seen = (
+                beside
+                + tower.layer(self.tokens, number)
+                + tower.flowing(self.tokens, number)
+                + self._states(1)
+            )
             yield Moment(gathered, seen, 0, before or layers)
         # Outside the layers: copied to a buffer, from which the shards are reduced.
         root = self._cut(model.root_elements) if full else 0
@@ -121,7 +179,9 @@ class Pass:
 
     @property
     def _copied_keys(self) -> int:
-        return formulas.copied_keys(self.model, self.tokens * self.exchanged, self.number, self.exchanged)
+        return formulas.copied_keys(
+            self.model, self.tokens * self.exchanged, self.number, self.exchanged
+        )
 
     def _exchange(self) -> int:
         """Where tokens come for heads: queries, keys and values, what is sent, what comes, and that by heads."""
@@ -133,12 +193,17 @@ class Pass:
 
     def _head_backward(self, tile: int, before: int, full: bool) -> tuple[int, int]:
         """Scores and gradients; products of less than float32 are made beside the float32 sum they are added to."""
-        rows, entries = formulas.score_tile(self.tokens, self._cut(self.model.vocabulary), self.model.hidden)
-        sums, summed = _FLOAT32 * rows * self.model.hidden, _FLOAT32 * self._head if full else 0
+        rows, entries = formulas.score_tile(
+            self.tokens, self._cut(self.model.vocabulary), self.model.hidden
+        )
+        sums = _FLOAT32 * rows * self.model.hidden
+        summed = _FLOAT32 * self._head if full else 0
         if self.number == _FLOAT32:
             return tile, before + summed
         rounded = self.number * rows * entries
-        product = self.number * (max(rows, entries) if full else rows) * self.model.hidden
+        product = (
+            self.number * (max(rows, entries) if full else rows) * self.model.hidden
+        )
         return sums + rounded + max(tile, product), before + summed
 
     def _gathered(self) -> int:
@@ -148,7 +213,9 @@ class Pass:
         if self.kept_gathered:
             return self.number * self._cut(self.model.parameters)
         layers = 2 if self.shared else 1
-        return self.number * (self._cut(self.model.root_elements) + layers * self._layer)
+        return self.number * (
+            self._cut(self.model.root_elements) + layers * self._layer
+        )
 
     def _states(self, times: int) -> int:
         return times * self.tokens * self.model.hidden * self.number
@@ -158,12 +225,20 @@ class Pass:
         if not self.repeated:
             return 0
         attention = self.model.attention
-        return 2 * (attention.query - attention.keys) // self.parallel * self.tokens * self.number
+        return (
+            2
+            * (attention.query - attention.keys)
+            // self.parallel
+            * self.tokens
+            * self.number
+        )
 
     @property
     def _beside(self) -> int:
         """Also images, as if all tokens were theirs."""
-        return _TOKEN_BYTES * self.tokens + (self.model.tower.given(self.tokens) if self.model.tower else 0)
+        return _TOKEN_BYTES * self.tokens + (
+            self.model.tower.given(self.tokens) if self.model.tower else 0
+        )
 
     @property
     def _layer(self) -> int:

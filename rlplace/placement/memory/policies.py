@@ -18,7 +18,9 @@ from rlplace.placement.memory import formulas
 from rlplace.placement.memory.families import ask
 from rlplace.placement.memory.layers import Weight
 
-_FLOAT32, _FLOAT64, _INT64 = 4, 8, 8
+_FLOAT32 = 4
+_FLOAT64 = 8
+_INT64 = 8
 _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
 
 
@@ -79,7 +81,9 @@ def observation_bytes(spaces: PolicySpaces) -> int:
 def outputs_of(actions: Choices | Vector) -> int:
     """Return the outputs of a policy head."""
     if isinstance(actions, Choices):
-        return actions.n if isinstance(actions.n, int) else sum(actions.n)
+        if isinstance(actions.n, int):
+            return actions.n
+        return sum(actions.n)
     return math.prod(actions.shape)
 
 
@@ -95,7 +99,9 @@ class PolicyShape:
 
     weights: tuple[Weight, ...]
     buffer_bytes: int
-    widths: tuple[int, ...] = ()  # of the policy trunk: observation, hidden layers, outputs
+    widths: tuple[
+        int, ...
+    ] = ()  # of the policy trunk: observation, hidden layers, outputs
     kept_each: int = 1  # tensors that a hidden layer keeps for its backward pass
 
     @property
@@ -114,7 +120,9 @@ class PolicyShape:
     @property
     def normalizer_bytes(self) -> int:
         """Of mean and scale of observations in float32, and the variance that the scale is made of."""
-        return 3 * _FLOAT32 * self.widths[0] * self.normalized if self.widths else 0
+        if self.widths:
+            return 3 * _FLOAT32 * self.widths[0] * self.normalized
+        return 0
 
     def samples_bytes(self, samples: int) -> int:
         """Of an iteration's samples as they are learned from."""
@@ -151,18 +159,26 @@ class NetworkShape(PolicyShape):
         return samples * (self.observation_bytes + _FLOAT32 * (self.outputs + 4))
 
     def statistics_bytes(self, samples: int) -> int:
-        return formulas.policy_statistics((self.numbers, self.outputs), samples, self.normalized)
+        return formulas.policy_statistics(
+            (self.numbers, self.outputs), samples, self.normalized
+        )
 
     def pass_bytes(self, samples: int, compute: int) -> int:
         """Of what is saved, and of two slopes of the largest tensor beside its own."""
         terms = _FLOAT32 * (4 * self.outputs + 10)
-        return samples * (terms + compute * (self.saved + 2 * self.largest + 2 * self.numbers))
+        return samples * (
+            terms + compute * (self.saved + 2 * self.largest + 2 * self.numbers)
+        )
 
     def answer_bytes(self, rows: int) -> int:
-        return rows * _FLOAT32 * (3 * self.largest + 2 * self.numbers + 6 * self.outputs)
+        return (
+            rows * _FLOAT32 * (3 * self.largest + 2 * self.numbers + 6 * self.outputs)
+        )
 
 
-def policy_shape(model: PolicyConfig, spaces: PolicySpaces, *, normalize_observations: bool) -> PolicyShape:
+def policy_shape(
+    model: PolicyConfig, spaces: PolicySpaces, *, normalize_observations: bool
+) -> PolicyShape:
     """Return two trunks of an MLP, policy and value, with a log deviation per element of a continuous action; or a
     network as `models.describe_policy` traces it, in a process of its own.
 
@@ -170,32 +186,58 @@ def policy_shape(model: PolicyConfig, spaces: PolicySpaces, *, normalize_observa
     """
     if not isinstance(model, MlpConfig) or model.remembered:
         return _traced(model, spaces, normalize_observations)
-    actions, size = spaces.actions, math.prod(spaces.observation_shape)
+    actions = spaces.actions
+    size = math.prod(spaces.observation_shape)
     outputs = outputs_of(actions)
     weights: list[Weight] = []
     for name, end in (("policy", outputs), ("value", 1)):
-        for at, (inputs, width) in enumerate(itertools.pairwise((size, *model.hidden, end))):
-            weights.append(Weight(name=f"{name}.{2 * at}.weight", shape=(width, inputs)))  # odd numbers: activations
+        for at, (inputs, width) in enumerate(
+            itertools.pairwise((size, *model.hidden, end))
+        ):
+            weights.append(
+                Weight(name=f"{name}.{2 * at}.weight", shape=(width, inputs))
+            )  # odd numbers: activations
             weights.append(Weight(name=f"{name}.{2 * at}.bias", shape=(width,)))
     if not isinstance(actions, Choices):
         weights.append(Weight(name="log_std", shape=(outputs,)))
     buffers = _FLOAT64 * (1 + 2 * size) if normalize_observations else 0
-    widths, kept = (size, *model.hidden, outputs), 2 if model.activation == "silu" else 1
-    return PolicyShape(weights=tuple(weights), buffer_bytes=buffers, widths=widths, kept_each=kept)
+    widths = (size, *model.hidden, outputs)
+    kept = 2 if model.activation == "silu" else 1
+    return PolicyShape(
+        weights=tuple(weights), buffer_bytes=buffers, widths=widths, kept_each=kept
+    )
 
 
 def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> PolicyShape:
     if importlib.util.find_spec("torch") is None:
-        what, why = "the network is counted by torch, which is not installed", "only an MLP is counted without it"
-        raise ConfigError.of("missing-library", "actor.model.kind", what, model.kind, why, install_command("run"))
+        what = "the network is counted by torch, which is not installed"
+        why = "only an MLP is counted without it"
+        raise ConfigError.of(
+            "missing-library",
+            "actor.model.kind",
+            what,
+            model.kind,
+            why,
+            install_command("run"),
+        )
     asked = {"model": _plain(model), "spaces": _plain(spaces), "normalize": normalize}
     found = _found(json.dumps(asked, sort_keys=True, default=str))
     if "error" in found:
-        got, fix = getattr(model, "name", model.kind), "correct what it names"
-        other = ("bad-network", "actor.model", "cannot be built or called", got, found["error"], fix)
+        got = getattr(model, "name", model.kind)
+        fix = "correct what it names"
+        other = (
+            "bad-network",
+            "actor.model",
+            "cannot be built or called",
+            got,
+            found["error"],
+            fix,
+        )
         raise ConfigError.of(*(found.get("problem") or other))
     return NetworkShape(
-        weights=tuple(Weight(name=name, shape=tuple(shape)) for name, shape in found["weights"]),
+        weights=tuple(
+            Weight(name=name, shape=tuple(shape)) for name, shape in found["weights"]
+        ),
         buffer_bytes=found["buffers"],
         observation_bytes=observation_bytes(spaces),
         numbers=spaces.numbers,
@@ -208,13 +250,17 @@ def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> Polic
 def _plain(block: Any) -> Mapping[str, Any]:
     """Return the fields of a block, and of the blocks in it, with the name of its class."""
     kind = {"class": type(block).__name__}
-    return kind | {f.name: _value(getattr(block, f.name)) for f in dataclasses.fields(block)}
+    return kind | {
+        f.name: _value(getattr(block, f.name)) for f in dataclasses.fields(block)
+    }
 
 
 def _value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return _plain(value)
-    return [_value(each) for each in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_value(each) for each in value]
+    return value
 
 
 @functools.lru_cache(maxsize=64)

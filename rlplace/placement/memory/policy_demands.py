@@ -27,7 +27,8 @@ from rlplace.placement.memory.policies import PolicyShape
 from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
-_FLOAT32, _INT64 = 4, 8
+_FLOAT32 = 4
+_INT64 = 8
 _MOMENTS = 2  # of Adam
 
 
@@ -40,32 +41,61 @@ class PolicyTrainingDemand:
     compute: Dtype = "fp32"
     samples: int = 0  # of an iteration, on the rank with the most
     minibatch: int = 0  # of them at once
-    copied: bool | None = None  # whether checkpoints are made by way of a copy; None: it is in none
+    copied: bool | None = (
+        None  # whether checkpoints are made by way of a copy; None: it is in none
+    )
 
     def footprint(self, placed: Placed) -> Footprint:
         flat = self.policy.parameters_bytes
         weights: Tensors = [(flat, 1), (self.policy.buffer_bytes, 1)]
-        state: Tensors = [(flat, _MOMENTS), (_FLOAT32 if flat else 0, 1)]  # and a step count; without a size, nothing
+        state: Tensors = [
+            (flat, _MOMENTS),
+            (_FLOAT32 if flat else 0, 1),
+        ]  # and a step count; without a size, nothing
         process = self.sync.beside(placed.process(groups=1))
         there = process | {Part.PARAMETERS: total(weights)}
-        host = host_copies(placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state)
-        host[_FULL] = {**host[_FULL], HostPart.SAVED: 2 * self.policy.weights_bytes}  # and the content of the file
-        copy = {} if self.copied is None else {HostPart.CHECKPOINT: saved_copy([*weights, *state], self.copied)}
+        host = host_copies(
+            placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state
+        )
+        host[_FULL] = {
+            **host[_FULL],
+            HostPart.SAVED: 2 * self.policy.weights_bytes,
+        }  # and the content of the file
+        copy = (
+            {}
+            if self.copied is None
+            else {HostPart.CHECKPOINT: saved_copy([*weights, *state], self.copied)}
+        )
         host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
-            held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.OPTIMIZER: total(state)}},
-            working={**self.sync.stages(self.policy.weights_bytes), "learn": self._learning(placed)},
+            held={
+                _OFF: process,
+                _WEIGHTS: there,
+                _FULL: there | {Part.OPTIMIZER: total(state)},
+            },
+            working={
+                **self.sync.stages(self.policy.weights_bytes),
+                "learn": self._learning(placed),
+            },
             host=host,
         )
 
     def _learning(self, placed: Placed) -> Bytes:
         """At the worst of: statistics of all samples, their order, a pass over a minibatch, the sum of its gradient."""
-        whole, number = self.policy.parameters_bytes, DTYPE_BYTES[self.compute]
-        samples, statistics = self.policy.samples_bytes(self.samples), self.policy.statistics_bytes(self.samples)
+        whole = self.policy.parameters_bytes
+        number = DTYPE_BYTES[self.compute]
+        samples, statistics = (
+            self.policy.samples_bytes(self.samples),
+            self.policy.statistics_bytes(self.samples),
+        )
         order = formulas.policy_order(self.samples, placed.ranks)
-        rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32  # weights and gradient
+        rounded = (
+            0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32
+        )  # weights and gradient
         held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
-        epoch = 2 * samples + 2 * _INT64 * self.samples  # all, and those of an epoch in its order
+        epoch = (
+            2 * samples + 2 * _INT64 * self.samples
+        )  # all, and those of an epoch in its order
         epoch += self.policy.buffer_bytes  # the sums for the normaliser
         activations = self.policy.pass_bytes(self.minibatch, number)
         exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
@@ -89,12 +119,17 @@ class PolicyRolloutDemand:
     def footprint(self, placed: Placed) -> Footprint:
         process = self.sync.beside(placed.process(groups=0))
         there = process | {Part.PARAMETERS: self.policy.weights_bytes}
-        answering, normalizer = self.policy.answer_bytes(self.rows), self.policy.normalizer_bytes
+        answering = self.policy.answer_bytes(self.rows)
+        normalizer = self.policy.normalizer_bytes
         working = dict(self.sync.stages(self.policy.weights_bytes))
         if self.policy.weights:
             working["sync"] = {**working.get("sync", {}), Part.ACTIVATIONS: normalizer}
             working["rollout"] = {Part.ACTIVATIONS: answering + normalizer}
         return Footprint(
-            held={_OFF: process, _WEIGHTS: there, _FULL: there | {Part.WORKSPACE: self.workspace_bytes}},
+            held={
+                _OFF: process,
+                _WEIGHTS: there,
+                _FULL: there | {Part.WORKSPACE: self.workspace_bytes},
+            },
             working=working,
         )

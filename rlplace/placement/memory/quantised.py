@@ -10,9 +10,15 @@ from typing import Any
 
 def excepted(name: str, kept: Sequence[str]) -> bool:
     """Whether a weight is one of those listed: by the beginning of its name, a part of it, or a pattern."""
-    layers = (re.sub(r"\.\d+(?=\.|$)", ".*", entry) for entry in kept if not entry.startswith("re:"))
+    layers = (
+        re.sub(r"\.\d+(?=\.|$)", ".*", entry)
+        for entry in kept
+        if not entry.startswith("re:")
+    )
     patterns = (entry.removeprefix("re:") for entry in kept if entry.startswith("re:"))
-    return any(f".{layer}." in f".{name}" for layer in layers) or any(re.search(p, name) for p in patterns)
+    return any(f".{layer}." in f".{name}" for layer in layers) or any(
+        re.search(p, name) for p in patterns
+    )
 
 
 def bits_of(quantised: Mapping[str, Any]) -> float:
@@ -28,14 +34,22 @@ def bits_of(quantised: Mapping[str, Any]) -> float:
         case "mxfp4":
             return 4 + 8 / 32
         case "bitsandbytes" if quantised.get("load_in_4bit"):
-            return 4 + (8 / 64 + 32 / (64 * 256) if quantised.get("bnb_4bit_use_double_quant") else 32 / 64)
+            return 4 + (
+                8 / 64 + 32 / (64 * 256)
+                if quantised.get("bnb_4bit_use_double_quant")
+                else 32 / 64
+            )
         case "bitsandbytes":
             return 8
         case "gptq" | "awq" if isinstance(bits := quantised.get("bits"), int):
-            return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0)
+            return bits + (
+                (16 + bits) / group if isinstance(group, int) and group > 0 else 0
+            )
         case "compressed_tensors" if groups := quantised.get("config_groups"):
             weights = next(iter(groups.values())).get("weights") or {}
             size = weights.get("group_size")
-            return float(weights.get("num_bits") or 0) + (16 / size if isinstance(size, int) and size > 0 else 0)
+            return float(weights.get("num_bits") or 0) + (
+                16 / size if isinstance(size, int) and size > 0 else 0
+            )
         case _:
             return 0

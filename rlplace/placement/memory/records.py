@@ -18,7 +18,8 @@ from rlplace.placement.schedule import Residency
 from rlplace.units import byte_unit, clipped, show_bytes
 
 WIDTH = 100
-_VERSION_KEY, _VERSION = "rlplace_memory", 1
+_VERSION_KEY = "rlplace_memory"
+_VERSION = 1
 _WORDS = {residency.word: residency for residency in Residency}
 _MOST_ACCOUNTS = 8
 _MOST_HOLDS = 6
@@ -31,10 +32,17 @@ _ACCURACY = (
 
 def render_ledger(ledger: MemoryLedger) -> str:
     """A verdict, a table for each kind of accelerator and of host, how far to trust it; 100 columns, plain ASCII."""
-    sections = [verdict(ledger), *map(_accelerators, ledger.accelerators[:_MOST_ACCOUNTS])]
+    sections = [
+        verdict(ledger),
+        *map(_accelerators, ledger.accelerators[:_MOST_ACCOUNTS]),
+    ]
     if len(ledger.accelerators) > _MOST_ACCOUNTS:
-        sections.append(f"  ... and {len(ledger.accelerators) - _MOST_ACCOUNTS} more kinds of accelerator")
-    sections += [_hosts(ledger.hosts)] if any(a.worst.total_bytes for a in ledger.hosts) else []
+        sections.append(
+            f"  ... and {len(ledger.accelerators) - _MOST_ACCOUNTS} more kinds of accelerator"
+        )
+    sections += (
+        [_hosts(ledger.hosts)] if any(a.worst.total_bytes for a in ledger.hosts) else []
+    )
     sections.append(_trust(ledger))
     return "\n\n".join(sections)
 
@@ -44,7 +52,8 @@ def verdict(ledger: MemoryLedger) -> str:
     tightest = ledger.tightest
     if tightest is None:
         return "memory: no accelerator is used"
-    worst, numbers = tightest.worst, tightest.numbers
+    worst = tightest.worst
+    numbers = tightest.numbers
     used = show_bytes(worst.total_bytes)
     where = f"accelerator{'s' * (len(numbers) > 1)} {clipped(str(numbers), 30)} in {worst.moment}: {used}"
     if not tightest.capacity_bytes:
@@ -58,17 +67,28 @@ def verdict(ledger: MemoryLedger) -> str:
 
 def show_room(account: Account) -> str:
     """Write `80 GiB`, or `76 GiB (80 GiB less 4 GiB reserve)`."""
-    all_of_it, kept = show_bytes(account.capacity_bytes), show_bytes(account.reserve_bytes)
-    return f"{show_bytes(account.room_bytes)} ({all_of_it} less {kept} reserve)" if account.reserve_bytes else all_of_it
+    all_of_it = show_bytes(account.capacity_bytes)
+    kept = show_bytes(account.reserve_bytes)
+    if account.reserve_bytes:
+        return f"{show_bytes(account.room_bytes)} ({all_of_it} less {kept} reserve)"
+    return all_of_it
 
 
 def _accelerators(account: Account) -> str:
     many = len(account.numbers) > 1
-    has = f"{show_bytes(account.capacity_bytes)}{' each' * many}" if account.capacity_bytes else "memory not known"
+    has = (
+        f"{show_bytes(account.capacity_bytes)}{' each' * many}"
+        if account.capacity_bytes
+        else "memory not known"
+    )
     title = f"accelerator{'s' * many} {clipped(str(account.numbers), 60)} ({account.kind}, {has})"
     worst, more = account.worst, len(account.worst.holds) - _MOST_HOLDS
-    text = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (f", and {more} smaller" if more > 0 else "")
-    kept = [f"reserve: {show_bytes(account.reserve_bytes)} of each stays free (memory.reserve)"]
+    text = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (
+        f", and {more} smaller" if more > 0 else ""
+    )
+    kept = [
+        f"reserve: {show_bytes(account.reserve_bytes)} of each stays free (memory.reserve)"
+    ]
     lines = [
         *kept[: account.reserve_bytes > 0],
         *_table(account),
@@ -78,41 +98,67 @@ def _accelerators(account: Account) -> str:
 
 
 def _largest(load: Load) -> str:
-    return ", ".join(f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}" for h in load.holds[:_MOST_HOLDS])
+    return ", ".join(
+        f"{h.component} {h.part.value} {show_bytes(h.size_bytes)}"
+        for h in load.holds[:_MOST_HOLDS]
+    )
 
 
 def _table(account: Account) -> list[str]:
     """One row per moment that differs, one column per component; the worst moment is marked."""
     shown = _without_repeats(account.loads)
-    components = list(dict.fromkeys(hold.component for load in account.loads for hold in load.holds))
+    components = list(
+        dict.fromkeys(hold.component for load in account.loads for hold in load.holds)
+    )
     scale, unit = byte_unit(account.worst.total_bytes)
     rows: list[Sequence[str]] = [(unit, *components, "sum", "free")]
     for load in shown:
-        free = _number(account.room_bytes - load.total_bytes, scale) if account.capacity_bytes else "?"
+        free = (
+            _number(account.room_bytes - load.total_bytes, scale)
+            if account.capacity_bytes
+            else "?"
+        )
         cells = (_number(load.of(c), scale) if load.of(c) else "." for c in components)
         rows.append((str(load.moment), *cells, _number(load.total_bytes, scale), free))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     aligned = (
-        [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
+        [
+            f"{row[0]:<{widths[0]}}",
+            *(
+                f"{cell:>{width}}"
+                for cell, width in zip(row[1:], widths[1:], strict=True)
+            ),
+        ]
         for row in rows
     )
     worst = shown.index(account.worst) + 1
-    return [("> " if i == worst else "  ") + "   ".join(cells) for i, cells in enumerate(aligned)]
+    return [
+        ("> " if i == worst else "  ") + "   ".join(cells)
+        for i, cells in enumerate(aligned)
+    ]
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
     """Leave out the entries on which nothing moves, and those that end as full as the stage is."""
     entries = [load for load in loads if load.moment.entering and not load.moment.start]
-    stages = {load.moment.stage: load.holds for load in loads if not load.moment.entering}
+    stages = {
+        load.moment.stage: load.holds for load in loads if not load.moment.entering
+    }
     pairs = zip(entries, (entries[-1], *entries), strict=False)
-    quiet = {entry.moment for entry, before in pairs if entry.holds in (before.holds, stages[entry.moment.stage])}
+    quiet = {
+        entry.moment
+        for entry, before in pairs
+        if entry.holds in (before.holds, stages[entry.moment.stage])
+    }
     return [load for load in loads if load.moment not in quiet]
 
 
 def _number(size: int, scale: int) -> str:
     if scale == 1:
         return str(size)
-    return "<0.1" if 0 < size < 0.05 * scale else f"{size / scale:.1f}"
+    if 0 < size < 0.05 * scale:
+        return "<0.1"
+    return f"{size / scale:.1f}"
 
 
 def _hosts(hosts: Sequence[Account]) -> str:
@@ -120,21 +166,37 @@ def _hosts(hosts: Sequence[Account]) -> str:
     for account in hosts[:_MOST_ACCOUNTS]:
         worst = account.worst
         where = f"node{'s' * (len(account.numbers) > 1)} {clipped(str(account.numbers), 40)}"
-        of = f" of {show_bytes(account.capacity_bytes)}" if account.capacity_bytes else ""
+        of = (
+            f" of {show_bytes(account.capacity_bytes)}"
+            if account.capacity_bytes
+            else ""
+        )
         text = f"{where}: {show_bytes(worst.total_bytes)}{of}"
         text += f" in {worst.moment}: {_largest(worst)}" if worst.holds else ""
-        lines += textwrap.wrap(text, WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+        lines += textwrap.wrap(
+            text, WIDTH - 2, initial_indent="  ", subsequent_indent="    "
+        )
         if account.shared_bytes:
-            lines.append(f"    shared memory per node: {show_bytes(account.shared_bytes)}")
+            lines.append(
+                f"    shared memory per node: {show_bytes(account.shared_bytes)}"
+            )
     if len(hosts) > _MOST_ACCOUNTS:
         lines.append(f"  ... and {len(hosts) - _MOST_ACCOUNTS} more kinds of node")
     return "\n".join(lines)
 
 
 def _trust(ledger: MemoryLedger) -> str:
-    notes = [f"measured: {', '.join(ledger.measured)}; an earlier run's numbers win"] if ledger.measured else []
+    notes = (
+        [f"measured: {', '.join(ledger.measured)}; an earlier run's numbers win"]
+        if ledger.measured
+        else []
+    )
     notes += [*(f"note: {note}" for note in ledger.notes), "accuracy: " + _ACCURACY]
-    return "\n".join(line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="  "))
+    return "\n".join(
+        line
+        for note in notes
+        for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")
+    )
 
 
 def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
@@ -142,11 +204,18 @@ def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
     return {
         "fits": ledger.fits,
         "known": ledger.known,
-        "accelerators": [_account(account, "accelerators") for account in ledger.accelerators],
-        "hosts": [_account(a, "nodes") | {"shared_bytes": a.shared_bytes} for a in ledger.hosts],
+        "accelerators": [
+            _account(account, "accelerators") for account in ledger.accelerators
+        ],
+        "hosts": [
+            _account(a, "nodes") | {"shared_bytes": a.shared_bytes}
+            for a in ledger.hosts
+        ],
         "measured": list(ledger.measured),
         "uncounted": list(ledger.uncounted),
-        "lacking": [{"component": component, "why": why} for component, why in ledger.lacking],
+        "lacking": [
+            {"component": component, "why": why} for component, why in ledger.lacking
+        ],
         "notes": list(ledger.notes),
     }
 
@@ -167,27 +236,46 @@ def _load(load: Load) -> dict[str, Any]:
     return {
         "moment": str(load.moment),
         "total_bytes": load.total_bytes,
-        "holds": [{"component": h.component, "part": h.part.value, "size_bytes": h.size_bytes} for h in load.holds],
+        "holds": [
+            {"component": h.component, "part": h.part.value, "size_bytes": h.size_bytes}
+            for h in load.holds
+        ],
     }
 
 
 def record_measurements(measured: Measurements) -> dict[str, object]:
     """What to write as JSON; `read_measurements` gives it back."""
-    components = {c: {r.word: size for r, size in sorted(found.items())} for c, found in measured.items()}
+    components = {
+        c: {r.word: size for r, size in sorted(found.items())}
+        for c, found in measured.items()
+    }
     return {_VERSION_KEY: _VERSION, "components": components}
 
 
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
     """Raises ConfigError with all problems at once. `key` names in errors where the record comes from."""
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
-        why, fix = f"such a record has {_VERSION_KEY}: {_VERSION}", "use the memory.json of an earlier run's folder"
-        raise ConfigError.of("not-measurements", key, "is no record of measured memory", show(record)[:60], why, fix)
+        why = f"such a record has {_VERSION_KEY}: {_VERSION}"
+        fix = "use the memory.json of an earlier run's folder"
+        raise ConfigError.of(
+            "not-measurements",
+            key,
+            "is no record of measured memory",
+            show(record)[:60],
+            why,
+            fix,
+        )
     problems: list[Problem] = []
     found: dict[str, dict[Residency, int]] = {}
     for component, sizes in _block(record.get("components")).items():
         row = found.setdefault(str(component), {})
         for word, size in _block(sizes).items():
-            if word in _WORDS and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+            if (
+                word in _WORDS
+                and isinstance(size, int)
+                and not isinstance(size, bool)
+                and size >= 0
+            ):
                 row[_WORDS[str(word)]] = size
             else:
                 problems.append(_wrong(f"{key}.components.{component}", word, size))
@@ -219,4 +307,6 @@ def _wrong(key: str, word: object, size: object) -> Problem:
 
 def _block(value: object) -> Mapping[object, object]:
     """A value that should have been a block is one entry without a name, which is then rejected."""
-    return value if isinstance(value, Mapping) else {"": value}
+    if isinstance(value, Mapping):
+        return value
+    return {"": value}

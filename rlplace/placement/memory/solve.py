@@ -16,7 +16,12 @@ from rlplace.config.schema import ActorConfig
 from rlplace.config.yaml_text import show
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.memory.bound import LORA_RANK, too_small
-from rlplace.placement.memory.demands import Demand, EngineDemand, ScoringDemand, TrainingDemand
+from rlplace.placement.memory.demands import (
+    Demand,
+    EngineDemand,
+    ScoringDemand,
+    TrainingDemand,
+)
 from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
 from rlplace.placement.memory.records import show_room
@@ -34,12 +39,37 @@ _LESS_KEPT = (  # of what asks for memory: key of its block, the value that hold
         True,
         "one more forward pass per backward pass, about a third more computing",
     ),
-    (TrainingDemand, "activation_offload", True, "the input of each layer is copied to the host and back"),
+    (
+        TrainingDemand,
+        "activation_offload",
+        True,
+        "the input of each layer is copied to the host and back",
+    ),
     (TrainingDemand, "zero_stage", 3, "every pass gathers the weights from all ranks"),
-    (TrainingDemand, "optimizer.on_host", True, "the optimizer steps on the host, at its speed and in its memory"),
-    (ScoringDemand, "sharded", True, "every forward pass gathers the weights from all ranks"),
-    (ScoringDemand, "on_host", True, "every forward pass copies the weights from the host"),
-    (EngineDemand, "sleep_level", 2, "none: the sync before each rollout brings the weights anyway"),
+    (
+        TrainingDemand,
+        "optimizer.on_host",
+        True,
+        "the optimizer steps on the host, at its speed and in its memory",
+    ),
+    (
+        ScoringDemand,
+        "sharded",
+        True,
+        "every forward pass gathers the weights from all ranks",
+    ),
+    (
+        ScoringDemand,
+        "on_host",
+        True,
+        "every forward pass copies the weights from the host",
+    ),
+    (
+        EngineDemand,
+        "sleep_level",
+        2,
+        "none: the sync before each rollout brings the weights anyway",
+    ),
 )
 _NEEDED = "more or larger accelerators are needed"
 _NOT_FOUND = (
@@ -58,7 +88,11 @@ class Knob(enum.Enum):
     KV_SHARE = "gpu_memory_utilization"  # in steps of 0.01
 
 
-_MOST = {Knob.MICRO_BATCH: 1 << 16, Knob.TOKEN_BUDGET: 1 << 24, Knob.SEQUENCE_LENGTH: 1 << 24}
+_MOST = {
+    Knob.MICRO_BATCH: 1 << 16,
+    Knob.TOKEN_BUDGET: 1 << 24,
+    Knob.SEQUENCE_LENGTH: 1 << 24,
+}
 # A pass has a size in sequences or in tokens.
 _INSTEAD = {Knob.MICRO_BATCH: Knob.TOKEN_BUDGET, Knob.TOKEN_BUDGET: Knob.MICRO_BATCH}
 
@@ -73,18 +107,29 @@ class Solution(NamedTuple):
 def has_knob(demand: Demand | None, knob: Knob) -> bool:
     match demand:
         case TrainingDemand(packed=packed) | ScoringDemand(packed=packed):
-            return knob in (Knob.TOKEN_BUDGET if packed else Knob.MICRO_BATCH, Knob.SEQUENCE_LENGTH)
+            return knob in (
+                Knob.TOKEN_BUDGET if packed else Knob.MICRO_BATCH,
+                Knob.SEQUENCE_LENGTH,
+            )
         case EngineDemand(block=block):
-            return knob is Knob.SEQUENCE_LENGTH or (knob is Knob.KV_SHARE and block.kv_cache_memory is None)
+            return knob is Knob.SEQUENCE_LENGTH or (
+                knob is Knob.KV_SHARE and block.kv_cache_memory is None
+            )
         case _:
             return False
 
 
 def _having(case: MemoryCase, knob: Knob) -> list[str]:
-    return [component for component, demand in case.demands.items() if has_knob(demand, knob)]
+    return [
+        component
+        for component, demand in case.demands.items()
+        if has_knob(demand, knob)
+    ]
 
 
-def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solution | None:
+def solve(
+    case: MemoryCase, knob: Knob, component: str | None = None
+) -> Solution | None:
     """The largest value of `knob` for one component, or for all that have it, with which everything fits.
 
     None where not even the least does. Raises PlacementError where no memory is known, and where no such component has
@@ -95,23 +140,31 @@ def solve(case: MemoryCase, knob: Knob, component: str | None = None) -> Solutio
         raise PlacementError([_no_knob(case, knob, component)])
     if not any(account.capacity_bytes for account in case.ledger().accounts):
         why = f"the largest {knob.value} depends on how much memory an accelerator has"
-        key, fix = "cluster.accelerator.memory", "memory: 80GiB"
+        key = "cluster.accelerator.memory"
+        fix = "memory: 80GiB"
         raise PlacementError.of("unknown-memory", key, "is not known", None, why, fix)
     if knob is Knob.KV_SHARE:
         value = _share_left(case, names)
     else:
-        value = largest(lambda size: case.changed(names, **{knob.value: size}).ledger().fits, _MOST[knob])
+        value = largest(
+            lambda size: case.changed(names, **{knob.value: size}).ledger().fits,
+            _MOST[knob],
+        )
         if knob is Knob.MICRO_BATCH:
             value = _dividing(case, names, int(value))
     solved = case.changed(names, **{knob.value: value})
-    return Solution(value, solved) if value and solved.ledger().fits else None
+    if value and solved.ledger().fits:
+        return Solution(value, solved)
+    return None
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest of 1..most that fits, 0 for none; whatever is below a value that fits must fit too."""
-    low, high = 0, 1
+    low = 0
+    high = 1
     while high < most and fits(high):
-        low, high = high, min(most, 2 * high)
+        low = high
+        high = min(most, 2 * high)
     if high == most and fits(most):
         return most
     while high - low > 1:
@@ -123,7 +176,9 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
     """The largest micro-batch up to `most` that divides what each copy takes in a step, where that has to be."""
     whole = math.gcd(*(case.batches[name] for name in names if name in case.batches))
-    return next((size for size in range(min(most, whole), 0, -1) if whole % size == 0), most)
+    return next(
+        (size for size in range(min(most, whole), 0, -1) if whole % size == 0), most
+    )
 
 
 def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
@@ -133,16 +188,22 @@ def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
     """
 
     def fits(hundredths: int) -> bool:
-        return case.changed(names, gpu_memory_utilization=hundredths / 100).ledger().within_capacity
+        return (
+            case.changed(names, gpu_memory_utilization=hundredths / 100)
+            .ledger()
+            .within_capacity
+        )
 
     return largest(fits, 100) / 100
 
 
 def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
     instead = _INSTEAD.get(knob, knob)
-    why, fix = "no component of this job has it", "solve for another size"
+    why = "no component of this job has it"
+    fix = "solve for another size"
     if having := _having(case, knob):
-        why, fix = f"it is a size of {', '.join(having)}", f"solve {knob.value} {having[0]}"
+        why = f"it is a size of {', '.join(having)}"
+        fix = f"solve {knob.value} {having[0]}"
     elif others := _having(case, instead):
         why = f"a pass of {', '.join(others)} has its size by {instead.value}"
         fix = f"solve {instead.value} {others[0]}"
@@ -164,9 +225,17 @@ def fill_share(case: MemoryCase) -> MemoryCase:
     engines = _having(case, Knob.KV_SHARE)
     if not engines:
         return case
-    node = next((n for n in case.placement.topology.nodes if n.accelerators and not n.memory_bytes), None)
+    node = next(
+        (
+            n
+            for n in case.placement.topology.nodes
+            if n.accelerators and not n.memory_bytes
+        ),
+        None,
+    )
     if node is not None:
-        key, what = f"{engines[0]}.gpu_memory_utilization", "auto needs to know how much memory an accelerator has"
+        key = f"{engines[0]}.gpu_memory_utilization"
+        what = "auto needs to know how much memory an accelerator has"
         why = "it is the share that the others leave; neither cluster.nodes nor nvidia-smi states the memory"
         fix = f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)"
         raise PlacementError.of("unknown-memory", key, what, "auto", why, fix)
@@ -174,20 +243,30 @@ def fill_share(case: MemoryCase) -> MemoryCase:
     kept = any(account.reserve_bytes for account in case.ledger().accelerators)
     share = max(left if kept else round(left - SPARE, 2), _LEAST)
     names = ", ".join(f"{component}.gpu_memory_utilization" for component in engines)
-    spare = " and memory.reserve leave" if kept else f" leave, {SPARE:g} of it stays free"
+    spare = (
+        " and memory.reserve leave" if kept else f" leave, {SPARE:g} of it stays free"
+    )
     note = f"{names}: auto is {share:g}; {left:g} is what the others{spare}"
-    return dataclasses.replace(case.changed(engines, gpu_memory_utilization=share), notes=(*case.notes, note))
+    return dataclasses.replace(
+        case.changed(engines, gpu_memory_utilization=share), notes=(*case.notes, note)
+    )
 
 
-def render_solution(case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None) -> str:
+def render_solution(
+    case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None
+) -> str:
     """`component` None: all that have this size."""
     now = _tightest(case.ledger())
     if solution is None:
         least = "at any value" if knob is Knob.KV_SHARE else "not even with 1"
         return f"{knob.value}: does not fit, {least}\n\n  now: {now}"
-    names = [c for c, demand in solution.case.demands.items() if demand != case.demands[c]]
+    names = [
+        c for c, demand in solution.case.demands.items() if demand != case.demands[c]
+    ]
     whose = component or ", ".join(names) or "as it is"
-    value = f"{solution.value:g}" if knob is Knob.KV_SHARE else f"{int(solution.value):,}"
+    value = (
+        f"{solution.value:g}" if knob is Knob.KV_SHARE else f"{int(solution.value):,}"
+    )
     then = _tightest(solution.case.ledger())
     return f"{knob.value}: {value} is the most that fits ({whose})\n\n  now:  {now}\n  then: {then}"
 
@@ -211,10 +290,14 @@ class Remedy:
     fix: str
     cost: str
     case: MemoryCase
-    saves_bytes: int = 0  # at the worst moment of the accelerators, or hosts, that lack most
+    saves_bytes: int = (
+        0  # at the worst moment of the accelerators, or hosts, that lack most
+    )
     enough: bool = False
     also: bool = False
-    lines: Mapping[str, object] = dataclasses.field(default_factory=dict)  # key path -> value, as `fix` has them
+    lines: Mapping[str, object] = dataclasses.field(
+        default_factory=dict
+    )  # key path -> value, as `fix` has them
 
 
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
@@ -224,13 +307,19 @@ def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
     """
     if shortest(case.ledger()) is None:
         return ()
-    if single := tuple(remedy for remedy in _weighed(case, also=False) if remedy.enough):
+    if single := tuple(
+        remedy for remedy in _weighed(case, also=False) if remedy.enough
+    ):
         return single
     steps: list[Remedy] = []
     while len(steps) < _MOST_STEPS and not (steps and steps[-1].enough):
         best = next(_for_cache(case), None)
         if shortest(case.ledger()) is not None:
-            best = max(_weighed(case, also=True), key=lambda remedy: remedy.saves_bytes, default=None)
+            best = max(
+                _weighed(case, also=True),
+                key=lambda remedy: remedy.saves_bytes,
+                default=None,
+            )
         if best is None:
             break
         steps.append(best)
@@ -251,7 +340,9 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
     assert short is not None, "asked where something is short"
     for change in _changes(case, short):
         changed = change.case
-        if case.job is not None:  # planned and checked anew, as the config with these lines will be
+        if (
+            case.job is not None
+        ):  # planned and checked anew, as the config with these lines will be
             planned = case.with_lines(change.lines)
             if planned is None:
                 continue
@@ -260,13 +351,18 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
         saved = short.worst.total_bytes - _worst_bytes(after, short)
         if saved > 0:
             enough = shortest(after) is None if case.job is None else after.fits
-            yield dataclasses.replace(change, case=changed, saves_bytes=saved, enough=enough, also=also)
+            yield dataclasses.replace(
+                change, case=changed, saves_bytes=saved, enough=enough, also=also
+            )
 
 
 def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
     """Changes with which a cache that has too little room, and all else, has enough; of a job alone."""
     for component, _ in case.ledger().lacking if case.job is not None else ():
-        for change in (*_smaller_cache(case, component), *_other_engine(case, component)):
+        for change in (
+            *_smaller_cache(case, component),
+            *_other_engine(case, component),
+        ):
             planned = case.with_lines(change.lines)
             if planned is not None and planned.ledger().fits:
                 yield dataclasses.replace(change, case=planned, enough=True, also=True)
@@ -274,21 +370,29 @@ def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
 
 def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
     """What the fullest of the same accelerators or hosts holds; another placement groups them otherwise."""
-    same = [a for a in ledger.accounts if a.kind == short.kind and a.numbers & short.numbers]
+    same = [
+        a for a in ledger.accounts if a.kind == short.kind and a.numbers & short.numbers
+    ]
     return max((account.worst.total_bytes for account in same), default=0)
 
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
     """The gentlest first, over the blocks of what holds something there, the largest holder first."""
     held = dict.fromkeys(hold.component for hold in short.worst.holds)
-    present = [component for component in held if component in case.placement.components]
-    holders = list({case.block(component): component for component in reversed(present)}.values())[::-1]
+    present = [
+        component for component in held if component in case.placement.components
+    ]
+    holders = list(
+        {case.block(component): component for component in reversed(present)}.values()
+    )[::-1]
     for component in holders:
         yield from _offload(case, component)
     for component in holders:
         yield from _smaller_batch(case, component, short)
     for component in holders:
-        yield from _smaller_cache(case, component, short.worst.total_bytes - short.room_bytes)
+        yield from _smaller_cache(
+            case, component, short.worst.total_bytes - short.room_bytes
+        )
     for component in holders:
         demand = case.demands.get(component)
         for kind, key, value, cost in _LESS_KEPT:
@@ -312,13 +416,22 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
     demand = case.demands.get(component)
     if not isinstance(demand, TrainingDemand):
         return
-    if demand.block.optimizer.kind != "adamw_8bit" and not demand.block.optimizer.on_host:
+    if (
+        demand.block.optimizer.kind != "adamw_8bit"
+        and not demand.block.optimizer.on_host
+    ):
         values = {"optimizer.kind": "adamw_8bit"}
         if demand.block.weights != "fp32":  # whose steps were lost in rounding
             values = {"weights": "fp32"} | values
         yield _changed(case, component, values, "Adam's moments are rounded to 8 bits")
     if isinstance(demand.block, ActorConfig) and demand.block.lora_rank is None:
-        yield _change(case, component, "lora_rank", LORA_RANK, "low-rank factors are trained, not all weights")
+        yield _change(
+            case,
+            component,
+            "lora_rank",
+            LORA_RANK,
+            "low-rank factors are trained, not all weights",
+        )
 
 
 def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
@@ -326,15 +439,31 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
     demand = case.demands.get(component)
     if not isinstance(demand, EngineDemand):
         return
-    yield from _shared(case, component, _several(case), "compute each token of an engine together")
-    if demand.block.engine == "vllm" and demand.block.cache_dtype is None and demand.block.dtype != "fp16":
-        yield _change(case, component, "cache_dtype", "fp8", "keys and values of 8 bits: answers differ a little")
+    yield from _shared(
+        case, component, _several(case), "compute each token of an engine together"
+    )
+    if (
+        demand.block.engine == "vllm"
+        and demand.block.cache_dtype is None
+        and demand.block.dtype != "fp16"
+    ):
+        yield _change(
+            case,
+            component,
+            "cache_dtype",
+            "fp8",
+            "keys and values of 8 bits: answers differ a little",
+        )
 
 
 def _several(case: MemoryCase) -> str:
     """Return the key for several accelerators of an engine: in a run, one rank drives them all."""
-    runs = any(isinstance(d, TrainingDemand) and d.packed for d in case.demands.values())
-    return "accelerators_per_rank" if runs else "tensor_parallel_size"
+    runs = any(
+        isinstance(d, TrainingDemand) and d.packed for d in case.demands.values()
+    )
+    if runs:
+        return "accelerators_per_rank"
+    return "tensor_parallel_size"
 
 
 def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[Remedy]:
@@ -342,74 +471,116 @@ def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[R
     spec = case.placement.spec(component)
     written = spec.canonical()
     block = dict(written) if isinstance(written, dict) else {"placement": written}
-    now = max([getattr(spec.parallel, key, 1), *(s.accelerators_per_rank for s in spec.segments)])
+    now = max(
+        [
+            getattr(spec.parallel, key, 1),
+            *(s.accelerators_per_rank for s in spec.segments),
+        ]
+    )
     if now == 1 or key in block:
-        for slices in (n for n in _SLICES if n > now and spec.world_size * now % n == 0):
-            path, value = f"cluster.component_placement.{component}", {**block, key: slices}
+        for slices in (
+            n for n in _SLICES if n > now and spec.world_size * now % n == 0
+        ):
+            path = f"cluster.component_placement.{component}"
+            value = {**block, key: slices}
             cost = f"{slices} accelerators {what}"
-            yield Remedy(fix=f"{path}: {show(value)}", cost=cost, case=case, lines={path: value})
+            yield Remedy(
+                fix=f"{path}: {show(value)}", cost=cost, case=case, lines={path: value}
+            )
 
 
-def _change(case: MemoryCase, component: str, key: str, value: object, cost: str) -> Remedy:
+def _change(
+    case: MemoryCase, component: str, key: str, value: object, cost: str
+) -> Remedy:
     """Another value of one key of the component's block."""
     return _changed(case, component, {key: value}, cost)
 
 
-def _changed(case: MemoryCase, component: str, values: Mapping[str, object], cost: str) -> Remedy:
+def _changed(
+    case: MemoryCase, component: str, values: Mapping[str, object], cost: str
+) -> Remedy:
     """Other values of some of its keys."""
     lines = {f"{case.block(component)}.{key}": value for key, value in values.items()}
     fix = "\nand: ".join(f"{path}: {show(value)}" for path, value in lines.items())
-    return Remedy(fix=fix, cost=cost, case=case.changed([component], **values), lines=lines)
+    return Remedy(
+        fix=fix, cost=cost, case=case.changed([component], **values), lines=lines
+    )
 
 
 def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
     if case.offload.get(component, False):
         return
     copied = case.ledger().host_bytes(component, Residency.OFF)
-    known = [1e9 * n.pcie_gb_per_s for n in case.placement.topology.nodes if n.pcie_gb_per_s]
+    known = [
+        1e9 * n.pcie_gb_per_s for n in case.placement.topology.nodes if n.pcie_gb_per_s
+    ]
     seconds = 2 * copied / min(known, default=COPY_BYTES_PER_S)
     cost = f"a rank copies {show_bytes(copied)} each way per iteration, about {seconds:.1f} s"
     leaving = dict.fromkeys(case.sharers(component), True)
     yield Remedy(
         fix=f"{case.block(component)}.enable_offload: true",
-        cost=cost if copied else "little: nothing is copied, what it holds is made anew",
+        cost=cost
+        if copied
+        else "little: nothing is copied, what it holds is made anew",
         case=dataclasses.replace(case, offload={**case.offload, **leaving}),
         lines={f"{case.block(component)}.enable_offload": True},
     )
 
 
-def _smaller_batch(case: MemoryCase, component: str, short: Account) -> Iterator[Remedy]:
+def _smaller_batch(
+    case: MemoryCase, component: str, short: Account
+) -> Iterator[Remedy]:
     """In sequences or, where passes are packed, in tokens."""
     demand = case.demands.get(component)
     if not isinstance(demand, (TrainingDemand, ScoringDemand)):
         return
-    knob, now, least = Knob.MICRO_BATCH, demand.block.micro_batch, 1
+    knob = Knob.MICRO_BATCH
+    now = demand.block.micro_batch
+    least = 1
     if demand.packed:
-        knob, now, least = Knob.TOKEN_BUDGET, demand.block.token_budget, demand.sequence_length
+        knob = Knob.TOKEN_BUDGET
+        now = demand.block.token_budget
+        least = demand.sequence_length
     if now <= least:
         return
     solution = solve(case, knob, component)
-    size = int(solution.value) if solution is not None else _useful(case, component, knob, (least, now), short)
+    size = (
+        int(solution.value)
+        if solution is not None
+        else _useful(case, component, knob, (least, now), short)
+    )
     if knob is Knob.MICRO_BATCH:
         size = _dividing(case, [component], size)
     cost = f"{now / size:.3g} times as many passes, each less well filled"
     yield _change(case, component, knob.value, size, cost)
 
 
-def _useful(case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account) -> int:
+def _useful(
+    case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account
+) -> int:
     """The largest with which those moments fit that the least makes fit: others need a change of their own."""
     least, now = sizes
 
     def totals(size: int) -> list[int]:
         accounts = case.changed([component], **{knob.value: size}).ledger().accounts
-        (same,) = (a for a in accounts if (a.kind, a.numbers) == (short.kind, short.numbers))
+        (same,) = (
+            a for a in accounts if (a.kind, a.numbers) == (short.kind, short.numbers)
+        )
         return [load.total_bytes for load in same.loads]
 
     bounds = [max(short.room_bytes, total) for total in totals(least)]
-    return max(least, largest(lambda size: all(t <= b for t, b in zip(totals(size), bounds, strict=True)), now))
+    return max(
+        least,
+        largest(
+            lambda size: all(t <= b for t, b in zip(totals(size), bounds, strict=True)),
+            now,
+        ),
+    )
 
 
-def _smaller_cache(case: MemoryCase, component: str, lacking_bytes: int = 0) -> Iterator[Remedy]:
+def _smaller_cache(
+    case: MemoryCase, component: str, lacking_bytes: int = 0
+) -> Iterator[Remedy]:
     cost = "a smaller KV cache: fewer sequences are generated at once"
     demand = case.demands.get(component)
     if has_knob(demand, Knob.KV_SHARE):
@@ -425,13 +596,21 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
     """All accelerators of the cluster, for a component that has fewer, and whose ranks share none."""
     if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
         return
-    spec, everything = case.placement.spec(component), len(case.placement.topology.all)
+    spec = case.placement.spec(component)
+    everything = len(case.placement.topology.all)
     each, uneven = divmod(len(spec.accelerators), spec.world_size)
     if each and not uneven and len(spec.accelerators) < everything:
-        path, kept = f"cluster.component_placement.{component}", spec.canonical()
-        block = {**kept, "placement": "all"} if isinstance(kept, dict) and "node_group" not in kept else "all"
+        path = f"cluster.component_placement.{component}"
+        kept = spec.canonical()
+        block = (
+            {**kept, "placement": "all"}
+            if isinstance(kept, dict) and "node_group" not in kept
+            else "all"
+        )
         cost = f"{everything - len(spec.accelerators)} more accelerators, which others may use as well"
-        yield Remedy(fix=f"{path}: {show(block)}", cost=cost, case=case, lines={path: block})
+        yield Remedy(
+            fix=f"{path}: {show(block)}", cost=cost, case=case, lines={path: block}
+        )
 
 
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
@@ -442,26 +621,46 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     ledger = case.ledger()
     if ledger.fits:
         return ()
-    remedies, worst = find_remedies(case), shortest(ledger)
+    remedies = find_remedies(case)
+    worst = shortest(ledger)
     problems: list[Problem] = []
     for account in ledger.accounts:
         if not account.fits:  # remedies stand with the account that lacks most
             fix = proposals(remedies if account is worst else ())
             problems.append(_too_small(account, fix, bool(remedies)))
-    return (*problems, *(_no_cache(case, component, why) for component, why in ledger.lacking))
+    return (
+        *problems,
+        *(_no_cache(case, component, why) for component, why in ledger.lacking),
+    )
 
 
 def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
-    host, many, load = account.kind == "host", len(account.numbers) > 1, account.worst
-    has, needed = show_bytes(account.capacity_bytes), show_bytes(load.total_bytes)
-    what = f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small"
+    host = account.kind == "host"
+    many = len(account.numbers) > 1
+    load = account.worst
+    has = show_bytes(account.capacity_bytes)
+    needed = show_bytes(load.total_bytes)
+    what = (
+        f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small"
+    )
     if host:
         what = f"the host memory of node{'s' * many} {account.numbers} is too small"
     enough = show_bytes(load.total_bytes + account.reserve_bytes)
-    when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"  # no other entry is fuller
-    free = f", of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free" if account.reserve_bytes else ""
-    lines = [f"{'a node' if host else 'each' if many else 'it'} has {has}{free}; the largest holders are"]
-    lines += [f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}" for h in load.holds[:_MOST_HOLDERS]]
+    when = (
+        "at the start" if load.moment.start else f"in stage {load.moment.stage}"
+    )  # no other entry is fuller
+    free = (
+        f", of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free"
+        if account.reserve_bytes
+        else ""
+    )
+    lines = [
+        f"{'a node' if host else 'each' if many else 'it'} has {has}{free}; the largest holders are"
+    ]
+    lines += [
+        f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}"
+        for h in load.holds[:_MOST_HOLDERS]
+    ]
     if rest := sum(h.size_bytes for h in load.holds[_MOST_HOLDERS:]):
         lines.append(f"all others {show_bytes(rest)}")
     return Problem(
@@ -470,7 +669,9 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
         what=what,
         got=f"{needed} {when}, {show_bytes(load.total_bytes - account.room_bytes)} too much",
         why="\n".join(lines),
-        fix=fix if helped else f"{'hosts' if host else 'accelerators'} of {enough} or more, or less on each",
+        fix=fix
+        if helped
+        else f"{'hosts' if host else 'accelerators'} of {enough} or more, or less on each",
     )
 
 
@@ -479,12 +680,20 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
     if not remedies:
         return None
     joined = "and: " if remedies[0].also else "or: "
-    saves = [f"saves {show_bytes(r.saves_bytes)}; " if r.saves_bytes else "" for r in remedies]
-    lines = [f"{r.fix}        {saved}costs: {r.cost}" for r, saved in zip(remedies, saves, strict=True)]
+    saves = [
+        f"saves {show_bytes(r.saves_bytes)}; " if r.saves_bytes else ""
+        for r in remedies
+    ]
+    lines = [
+        f"{r.fix}        {saved}costs: {r.cost}"
+        for r, saved in zip(remedies, saves, strict=True)
+    ]
     text = "\n".join(f"{joined * (i > 0)}{line}" for i, line in enumerate(lines))
     if remedies[0].also and not remedies[-1].enough:
         proof = too_small(remedies[-1].case)
-        text += "\nand still it does not fit: " + (_NOT_FOUND if proof is None else f"{proof}: {_NEEDED}")
+        text += "\nand still it does not fit: " + (
+            _NOT_FOUND if proof is None else f"{proof}: {_NEEDED}"
+        )
     return text
 
 
@@ -492,11 +701,19 @@ def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
     """The only demand that can lack something is an engine's, for its KV cache."""
     shorter = f"a shorter algorithm.sequence_length, or a larger {_several(case)} of {component}"
     if not has_knob(case.demands[component], Knob.KV_SHARE):
-        knob, fix = "kv_cache_memory", f"a larger {component}.kv_cache_memory, or {shorter}"
+        knob = "kv_cache_memory"
+        fix = f"a larger {component}.kv_cache_memory, or {shorter}"
     else:
-        knob, found = Knob.KV_SHARE.value, solve(case, Knob.KV_SHARE, component)
-        fix = shorter if found is None else f"{component}.{knob}: {found.value}        (the largest that fits)"
-    if remedies := tuple(dataclasses.replace(remedy, also=False) for remedy in _for_cache(case)):
+        knob = Knob.KV_SHARE.value
+        found = solve(case, Knob.KV_SHARE, component)
+        fix = (
+            shorter
+            if found is None
+            else f"{component}.{knob}: {found.value}        (the largest that fits)"
+        )
+    if remedies := tuple(
+        dataclasses.replace(remedy, also=False) for remedy in _for_cache(case)
+    ):
         fix = proposals(remedies) or fix
     return Problem(
         code="kv-cache-too-small",

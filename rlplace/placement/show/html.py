@@ -19,14 +19,19 @@ _BAR = 1000  # units of a bar's width
 _CLIP = (40, ELLIPSIS)  # most characters of numbers, and the mark of those cut
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WHOLE = 24  # most characters of a cell that is not broken into lines
-_STYLE = Path(__file__).with_name("page.css")  # colours follow the light or dark setting of the browser
+_STYLE = Path(__file__).with_name(
+    "page.css"
+)  # colours follow the light or dark setting of the browser
 
 
 def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
     """Return the page. `seconds`: parts in HTML about the time of an iteration."""
-    look, verdict = ("fits", "fits") if view.ledger.known else ("unknown", "memory not known")
+    look, verdict = (
+        ("fits", "fits") if view.ledger.known else ("unknown", "memory not known")
+    )
     if not view.fits:
-        look, verdict = "tight", "does not fit"
+        look = "tight"
+        verdict = "does not fit"
     return document(
         f"{view.name}: plan",
         [
@@ -60,26 +65,39 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> str:
     """Write boxes side by side, each with a large text and a small one."""
-    cells = (f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in pairs)
+    cells = (
+        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
+        for big, small in pairs
+    )
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
-    traffic, tightest = view.traffic, view.ledger.tightest
+    traffic = view.traffic
+    tightest = view.ledger.tightest
     if view.comparison is not None:
         savings = view.comparison.savings
         without = f"each component on its own would use {savings.dedicated}"
-        yield f"{savings.used} accelerators", without if savings.saved else "no component shares any"
+        yield (
+            f"{savings.used} accelerators",
+            without if savings.saved else "no component shares any",
+        )
     if tightest is not None and not view.ledger.empty:
-        worst, numbers = tightest.worst, clipped(str(tightest.numbers), *_CLIP)
+        worst = tightest.worst
+        numbers = clipped(str(tightest.numbers), *_CLIP)
         of = f" of {show_room(tightest)}" if tightest.capacity_bytes else ""
         where = f"on accelerator{'s' * (len(tightest.numbers) > 1)} {numbers} in {worst.moment}"
         yield f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"
     copied = traffic.to_host_bytes + traffic.from_host_bytes
     moved = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
-    yield f"{view.moves} move{'s' * (view.moves != 1)}", moved if view.moves else "every component stays where it is"
+    yield (
+        f"{view.moves} move{'s' * (view.moves != 1)}",
+        moved if view.moves else "every component stays where it is",
+    )
     if weights := sum(traffic.weights_bytes.values()):
-        transports = " and ".join(transport.value.replace("_", " ") for transport in traffic.weights_bytes)
+        transports = " and ".join(
+            transport.value.replace("_", " ") for transport in traffic.weights_bytes
+        )
         yield show_bytes(weights), f"of weights in each sync, {transports}"
 
 
@@ -97,14 +115,24 @@ def _memory(view: PlanView) -> Iterator[str]:
         return
     yield "<h2>Memory of one accelerator</h2>"
     for account in accounts[:_MOST_ACCOUNTS]:
-        capacity, numbers = account.capacity_bytes, clipped(str(account.numbers), *_CLIP)
+        capacity = account.capacity_bytes
+        numbers = clipped(str(account.numbers), *_CLIP)
         has = f"{show_room(account)} each" if capacity else "memory not known"
         yield f"<h3>accelerator{'s' * (len(account.numbers) > 1)} {escape(numbers)} ({account.kind}, {has})</h3>"
         rows = []
         for load in account.loads:
-            free = show_bytes(account.room_bytes - load.total_bytes) if capacity else "?"
+            free = (
+                show_bytes(account.room_bytes - load.total_bytes) if capacity else "?"
+            )
             mark = "!" if capacity and load.total_bytes > account.room_bytes else ""
-            rows.append((str(load.moment), _bar(view, account, load), show_bytes(load.total_bytes), mark + free))
+            rows.append(
+                (
+                    str(load.moment),
+                    _bar(view, account, load),
+                    show_bytes(load.total_bytes),
+                    mark + free,
+                )
+            )
         yield table(("", "", ">held", ">free"), rows)
     if len(accounts) > _MOST_ACCOUNTS:
         yield f"<p>and {len(accounts) - _MOST_ACCOUNTS} more kinds of accelerator</p>"
@@ -121,7 +149,9 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
         if not holds:
             continue
         width = load.of(component) * scale
-        lines = "\n".join(f"{hold.part.value} {show_bytes(hold.size_bytes)}" for hold in holds)
+        lines = "\n".join(
+            f"{hold.part.value} {show_bytes(hold.size_bytes)}" for hold in holds
+        )
         title = escape(f"{component} {show_bytes(load.of(component))}\n{lines}")
         parts.append(
             f'<rect class="f{colour(at)}" x="{x:.1f}" width="{width:.1f}" height="14"><title>{title}</title></rect>'
@@ -134,12 +164,18 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
 
 
 def _tables(view: PlanView) -> Iterator[str]:
-    placement, rows = view.plan.placement, list[tuple[str, ...]]()
+    placement = view.plan.placement
+    rows = list[tuple[str, ...]]()
     for at, c in enumerate(view.components):
-        shares = [f"{other} ({placement.relation(c.name, other)})" for other in placement.sharers(c.name)]
+        shares = [
+            f"{other} ({placement.relation(c.name, other)})"
+            for other in placement.sharers(c.name)
+        ]
         dot = f'<svg class="dot"><rect class="f{colour(at)}" width="12" height="12" rx="3"/></svg>{escape(c.name)}'
         rows.append((dot, c.render(), f"{c.world_size:,}", ", ".join(shares) or "none"))
-    yield "<h2>Where each component is</h2>\n" + table(("component", "placement", ">ranks", "shares with"), rows)
+    yield "<h2>Where each component is</h2>\n" + table(
+        ("component", "placement", ">ranks", "shares with"), rows
+    )
     rows = []
     for stage in view.stages:
         moved = [
@@ -147,17 +183,36 @@ def _tables(view: PlanView) -> Iterator[str]:
             for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires))
             if moves
         ]
-        rows.append((stage.name, *map(stage.word, stage.held), "; ".join(moved) or "nothing moves"))
+        rows.append(
+            (
+                stage.name,
+                *map(stage.word, stage.held),
+                "; ".join(moved) or "nothing moves",
+            )
+        )
     note = "<p>In brackets: resident without being needed in this stage. Releases come first, then all wait.</p>"
-    header: tuple[str, ...] = ("stage", *(c.name for c in view.components), "moves on entry")
+    header: tuple[str, ...] = (
+        "stage",
+        *(c.name for c in view.components),
+        "moves on entry",
+    )
     yield f"<h2>Residency by stage</h2>\n{note}\n" + table(header, rows)
-    if rows := [(t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport) for t in view.transfers]:
+    if rows := [
+        (t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport)
+        for t in view.transfers
+    ]:
         header = ("what", "from \u2192 to", "how much", "pairs of ranks by transport")
         yield "<h2>Routes</h2>\n" + table(header, rows)
-    if rows := [(name, t.because, t.items, t.tensors) for name, t in view.transports.items()]:
+    if rows := [
+        (name, t.because, t.items, t.tensors) for name, t in view.transports.items()
+    ]:
         yield table(("transport", "because", "items go by", "device tensors by"), rows)
-    if rows := [(c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels]:
-        yield "<h2>Channels</h2>\n" + table(("name", ">capacity", "on", "because"), rows)
+    if rows := [
+        (c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels
+    ]:
+        yield "<h2>Channels</h2>\n" + table(
+            ("name", ">capacity", "on", "because"), rows
+        )
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -169,11 +224,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         looks = ["number"] * heading.startswith(">") + ["short"] * text.startswith("!")
         looks += ["whole"] * (len(text) <= _WHOLE and not looks)
         look = f' class="{" ".join(looks)}"' if looks else ""
-        return f"<{tag}{look}>{escape(text.removeprefix('>').removeprefix('!'))}</{tag}>"
+        return (
+            f"<{tag}{look}>{escape(text.removeprefix('>').removeprefix('!'))}</{tag}>"
+        )
 
     head = "".join(cell("th", name, name) for name in header)
     body = "".join(
-        "<tr>" + "".join(cell("td", text, name) for text, name in zip(row, header, strict=True)) + "</tr>\n"
+        "<tr>"
+        + "".join(
+            cell("td", text, name) for text, name in zip(row, header, strict=True)
+        )
+        + "</tr>\n"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'

@@ -14,25 +14,43 @@ from typing import NamedTuple
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import Residency
-from rlplace.placement.show.view import ELLIPSIS, NodeFold, PlanView, StageView, show_move
+from rlplace.placement.show.view import (
+    ELLIPSIS,
+    NodeFold,
+    PlanView,
+    StageView,
+    show_move,
+)
 from rlplace.units import clipped, show_bytes
 
-WIDTH, _MARGIN, _GAP = 960, 28, 30
+WIDTH = 960
+_MARGIN = 28
+_GAP = 30
 _LEAST_LEFT = 122  # pixels for the numbers of accelerators
 _LEAST_COLUMN = 128  # pixels of a stage: one move fits on a line
 _HEAD = 128  # pixels above the grid, without the lines about moves
 _LINE = 17
 _LOW_ROW = 26  # pixels of a component that has no accelerators
-_TALL_ROW, _MOST_TALL = 66, 12  # pixels of a band with a line for the state too, and how many are as tall
+_TALL_ROW = 66
+_MOST_TALL = (
+    12  # pixels of a band with a line for the state too, and how many are as tall
+)
 _GRID_HEIGHT = 288  # shared by all accelerators drawn
 _BETWEEN_NODES = 16
 _MOST_FOLDS = 24
 _BLOCK_GAP = 6  # pixels between blocks of one column
-_USUAL_FONT, _LEAST_FONT, _LEAST_BYTES = 12, 10, 8
-_AT_END, _MIDDLE = ' text-anchor="end"', ' text-anchor="middle"'
+_USUAL_FONT = 12
+_LEAST_FONT = 10
+_LEAST_BYTES = 8
+_AT_END = ' text-anchor="end"'
+_MIDDLE = ' text-anchor="middle"'
 _NO_BREAK = "\u00a0"
-_NARROW, _USUAL, _WIDE = 0.38, 0.63, 0.88  # widths of letters, in heights
-_TWO_LINES = 38  # pixels of height from which name and bytes, or state, have a line each
+_NARROW = 0.38
+_USUAL = 0.63
+_WIDE = 0.88  # widths of letters, in heights
+_TWO_LINES = (
+    38  # pixels of height from which name and bytes, or state, have a line each
+)
 _LEAST_ROW = _TWO_LINES + 4  # pixels of a band
 # (fill, ink on a light page, ink on a dark page); the fills carry white text and differ for the colour-blind.
 PALETTE = (
@@ -58,16 +76,28 @@ def colour(number: int) -> int:
 
 def style(components: int) -> str:
     """Write the style sheet: `f0` fills, `s0` fills and strokes, `t0` writes in the first component's colour."""
-    light, at, dark = "".join(_STYLE.read_text(encoding="utf-8").splitlines()).partition("@media")
+    light, at, dark = "".join(
+        _STYLE.read_text(encoding="utf-8").splitlines()
+    ).partition("@media")
     used = list(enumerate(PALETTE[:components]))
-    looks = (f".f{i}{{fill:{fill}}}.s{i}{{fill:{fill};stroke:{fill}}}.t{i}{{fill:{ink}}}" for i, (fill, ink, _) in used)
+    looks = (
+        f".f{i}{{fill:{fill}}}.s{i}{{fill:{fill};stroke:{fill}}}.t{i}{{fill:{ink}}}"
+        for i, (fill, ink, _) in used
+    )
     inks = "".join(f".t{i}{{fill:{pale}}}" for i, (_, _, pale) in used)
     return f"<style>{light}{''.join(looks)}{at}{dark.removesuffix('}')}{inks}}}</style>"
 
 
 def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:
     """Estimate how wide a text is, in pixels: in DejaVu Sans, the widest of the fonts."""
-    ems = sum(_NARROW if c in "iljft.,:;|()-\u2013 " else _WIDE if c in "mwMWGB%\u2192" else _USUAL for c in text)
+    ems = sum(
+        _NARROW
+        if c in "iljft.,:;|()-\u2013 "
+        else _WIDE
+        if c in "mwMWGB%\u2192"
+        else _USUAL
+        for c in text
+    )
     return ems * size * (1.12 if bold else 1)
 
 
@@ -85,8 +115,11 @@ class Row:
     def label(self) -> str:
         """Their numbers over the cluster, within the node where several nodes are alike."""
         base = self.fold.first if len(self.fold.nodes) == 1 else 0
-        first, last = base + self.accelerators.start, base + self.accelerators.stop - 1
-        return str(first) if first == last else f"{first}\u2013{last}"
+        first = base + self.accelerators.start
+        last = base + self.accelerators.stop - 1
+        if first == last:
+            return str(first)
+        return f"{first}\u2013{last}"
 
     @property
     def starts_fold(self) -> bool:
@@ -117,9 +150,14 @@ class Box:
 
 def render_svg(view: PlanView) -> str:
     """Draw a self-contained SVG, 960 wide or more. With known memory, blocks show bytes and misfits are marked."""
-    plan, stages = view.plan, view.stages
+    plan = view.plan
+    stages = view.stages
     folds = [f for f in view.folds if f.accelerators]
-    rows = [Row(fold, *band, y=0.0, height=0.0) for fold in folds[:_MOST_FOLDS] for band in fold.bands()]
+    rows = [
+        Row(fold, *band, y=0.0, height=0.0)
+        for fold in folds[:_MOST_FOLDS]
+        for band in fold.bands()
+    ]
     several = len(folds) > 1 or any(len(f.nodes) > 1 for f in folds)
     left = _left(rows) if several else _LEAST_LEFT
     beside = _MARGIN + left + _GAP * (len(stages) - 1)
@@ -130,16 +168,29 @@ def render_svg(view: PlanView) -> str:
     top = _HEAD + extra + _LINE * max(map(len, notes))
     rows = _placed(view, rows, width, top)
     bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
-    elsewhere = [(c.name, bottom + 8 + (_LOW_ROW + 4) * at) for at, c in enumerate(_without_accelerators(view))]
-    grid_bottom, bottom = bottom, bottom + (_LOW_ROW + 4) * len(elsewhere) + 8 * bool(elsewhere)
-    below = [f"and {len(folds) - _MOST_FOLDS} more kinds of node"] if len(folds) > _MOST_FOLDS else []
-    below += [f"{c.name} is on {c.pool.noun}s: {c.render()}" for c in _without_accelerators(view)]
+    elsewhere = [
+        (c.name, bottom + 8 + (_LOW_ROW + 4) * at)
+        for at, c in enumerate(_without_accelerators(view))
+    ]
+    grid_bottom = bottom
+    bottom = bottom + (_LOW_ROW + 4) * len(elsewhere) + 8 * bool(elsewhere)
+    below = (
+        [f"and {len(folds) - _MOST_FOLDS} more kinds of node"]
+        if len(folds) > _MOST_FOLDS
+        else []
+    )
+    below += [
+        f"{c.name} is on {c.pool.noun}s: {c.render()}"
+        for c in _without_accelerators(view)
+    ]
     height = bottom + 40 + _LINE * len(below)
     legend, legend_height = _legend(view, left, height, page)
     height += legend_height
     ahead = f"; rollout \u2016 learn, {view.ahead}" if view.ahead else ""
     placed = ", ".join(f"{c.name}: {c.render()}" for c in view.components)
-    summary = escape(f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}")
+    summary = escape(
+        f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}"
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page} {height}" width="{page}" height="{height}" '
         f'role="img" aria-label="{summary}" font-family="{FONT}">',
@@ -149,24 +200,41 @@ def render_svg(view: PlanView) -> str:
         _text(_MARGIN, 66, escape(plan.topology.describe() + ahead)),
         *names,
         *(_scale(rows, left, several) if rows else ()),
-        *(_text(_MARGIN, y + 17, _place_of(view, component)) for component, y in elsewhere),
+        *(
+            _text(_MARGIN, y + 17, _place_of(view, component))
+            for component, y in elsewhere
+        ),
     ]
     for at, stage in enumerate(stages):
         x = left + at * (width + _GAP)
-        parts.append(_text(x, 102 + extra, f'<tspan class="soft">{at + 1}</tspan> {escape(stage.name)}', "stage ink"))
+        parts.append(
+            _text(
+                x,
+                102 + extra,
+                f'<tspan class="soft">{at + 1}</tspan> {escape(stage.name)}',
+                "stage ink",
+            )
+        )
         for line, (arrow, note) in enumerate(notes[at]):
             y = 122 + extra + _LINE * line
             if arrow.strip():
                 parts.append(_text(x, y, arrow))
             parts.append(_text(x + 14 if arrow else x, y, escape(note)))
-        for cell, run in itertools.groupby(rows, key=lambda row: _cell(view, stage, row)):
+        for cell, run in itertools.groupby(
+            rows, key=lambda row: _cell(view, stage, row)
+        ):
             parts += _draw_run(view, stage, cell, list(run), x, width)
         for component, y in elsewhere:
             parts += _draw_elsewhere(view, component, stage, Box(x, y, width, _LOW_ROW))
         if at and rows:
             middle = (rows[0].y + grid_bottom) / 2
-            parts.append(f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>')
-    parts += [_text(left, bottom + 18 + _LINE * at, escape(clipped(line, 110))) for at, line in enumerate(below)]
+            parts.append(
+                f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>'
+            )
+    parts += [
+        _text(left, bottom + 18 + _LINE * at, escape(clipped(line, 110)))
+        for at, line in enumerate(below)
+    ]
     return "\n".join([*parts, *legend, "</svg>", ""])
 
 
@@ -194,10 +262,13 @@ def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> li
     """Place the rows of the grid from its top down, as high as their accelerators and their texts ask for."""
     unit = _GRID_HEIGHT / max(8, sum(len(row.accelerators) for row in rows))
     least = _TALL_ROW if len(rows) <= _MOST_TALL else _LEAST_ROW
-    placed, y = list[Row](), top
+    placed = list[Row]()
+    y = top
     for at, row in enumerate(rows):
         y += _BETWEEN_NODES if at and row.starts_fold else 0
-        height = max(least, unit * len(row.accelerators), _turned_height(view, row, width))
+        height = max(
+            least, unit * len(row.accelerators), _turned_height(view, row, width)
+        )
         placed.append(dataclasses.replace(row, y=y, height=height))
         y += height
     return placed
@@ -219,35 +290,56 @@ def _turned_height(view: PlanView, row: Row, width: float) -> float:
 
 def _share(cell: Cell, width: float) -> float:
     """Return the width of each block of a column of `width`."""
-    return (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(1, len(cell.residents))
+    return (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(
+        1, len(cell.residents)
+    )
 
 
 def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
     """Whether the name or the bytes of a block would be too small to read across."""
-    longest = max(width_of(word, _LEAST_FONT, bold=True) for word in component.split("."))
+    longest = max(
+        width_of(word, _LEAST_FONT, bold=True) for word in component.split(".")
+    )
     return longest > width - 8 or width_of(bytes_held, _LEAST_BYTES) > width - 4
 
 
 def _left(rows: Sequence[Row]) -> int:
     """Return the room for the labels of nodes, beside the numbers of accelerators where both are on one line."""
-    widths = [width_of(row.fold.label, bold=True) if row.starts_fold else 10 + width_of(row.label) for row in rows]
+    widths = [
+        width_of(row.fold.label, bold=True)
+        if row.starts_fold
+        else 10 + width_of(row.label)
+        for row in rows
+    ]
     return max(_LEAST_LEFT, int(_MARGIN + max(widths, default=0) + 14))
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
     """Draw each component's colour and place; also return how many pixels all else moves down for them."""
-    texts = [f"{c.name}: {clipped(str(c.accelerators) or c.render(), 24, ELLIPSIS)}" for c in view.components]
+    texts = [
+        f"{c.name}: {clipped(str(c.accelerators) or c.render(), 24, ELLIPSIS)}"
+        for c in view.components
+    ]
     widths = [38 + width_of(text, 13.3) for text in texts]
-    x, y, extra = page - _MARGIN - sum(widths) + 18, 43, 0
+    x = page - _MARGIN - sum(widths) + 18
+    y = 43
+    extra = 0
     if x < 330:
-        x, y, extra = float(_MARGIN), 94, 28
+        x = float(_MARGIN)
+        y = 94
+        extra = 28
     parts: list[str] = []
     for at, (text, width) in enumerate(zip(texts, widths, strict=True)):
         if x + width > page and x > _MARGIN:
-            x, y, extra = float(_MARGIN), y + 22, extra + 22
+            x = float(_MARGIN)
+            y = y + 22
+            extra = extra + 22
         component, _, place = escape(text).partition(":")
         shown = f'<tspan class="name">{component}</tspan>:{place}'
-        parts += [_swatch(x, y - 12, 14, f"f{colour(at)}"), _text(x + 20, y, shown, "ink", ' style="font-size:13px"')]
+        parts += [
+            _swatch(x, y - 12, 14, f"f{colour(at)}"),
+            _text(x + 20, y, shown, "ink", ' style="font-size:13px"'),
+        ]
         x += width
     return parts, extra
 
@@ -265,7 +357,12 @@ def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
             yield _text(left - 10, row.y + 17, row.label, more=_AT_END)
         else:
             for at, number in enumerate(row.accelerators):
-                yield _text(left - 14, row.y + (at + 0.5) * each + 4, str(row.fold.first + number), more=_AT_END)
+                yield _text(
+                    left - 14,
+                    row.y + (at + 0.5) * each + 4,
+                    str(row.fold.first + number),
+                    more=_AT_END,
+                )
 
 
 def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
@@ -273,8 +370,13 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
         words = ", ".join(show_move(move).replace(" ", _NO_BREAK) for move in moves)
-        wrapped = textwrap.wrap(words, int((width + _GAP - 22) / width_of("x")), break_long_words=False)
-        lines += [(" " if at else arrow, line.replace(_NO_BREAK, " ")) for at, line in enumerate(wrapped)]
+        wrapped = textwrap.wrap(
+            words, int((width + _GAP - 22) / width_of("x")), break_long_words=False
+        )
+        lines += [
+            (" " if at else arrow, line.replace(_NO_BREAK, " "))
+            for at, line in enumerate(wrapped)
+        ]
     return lines or [("", "nothing moves")]
 
 
@@ -302,7 +404,9 @@ def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
     """Return what the fullest accelerator of a row holds in a stage."""
     residents = tuple(c for c in row.components if stage.held[c] > Residency.OFF)
     first = row.fold.first
-    window = Ranges.of([range(first + row.accelerators.start, first + row.accelerators.stop)])
+    window = Ranges.of(
+        [range(first + row.accelerators.start, first + row.accelerators.stop)]
+    )
     found = [
         (load.total_bytes, account.room_bytes, tuple(load.of(c) for c in residents))
         for account in view.ledger.accelerators
@@ -310,12 +414,19 @@ def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
         for load in account.loads
         if load.moment.stage == stage.name and not load.moment.entering
     ]
-    total, capacity, sizes = max(found, key=itemgetter(0), default=(0, 0, (0,) * len(residents)))
+    total, capacity, sizes = max(
+        found, key=itemgetter(0), default=(0, 0, (0,) * len(residents))
+    )
     return Cell(row.fold.nodes, residents, sizes, total, capacity)
 
 
 def _draw_run(
-    view: PlanView, stage: StageView, cell: Cell, run: Sequence[Row], x: float, width: float
+    view: PlanView,
+    stage: StageView,
+    cell: Cell,
+    run: Sequence[Row],
+    x: float,
+    width: float,
 ) -> Iterator[str]:
     """Draw one block for each resident component, side by side."""
     over = 0 < cell.capacity < cell.total
@@ -323,23 +434,55 @@ def _draw_run(
     box = Box(x, top, width, run[-1].y + run[-1].height - top - 2)
     if not cell.residents:
         yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box}/>'
-        yield _text(box.x + box.width / 2, box.y + box.height / 2 + 4, "free", more=_MIDDLE) + "</g>"
+        yield (
+            _text(
+                box.x + box.width / 2, box.y + box.height / 2 + 4, "free", more=_MIDDLE
+            )
+            + "</g>"
+        )
     each = _share(cell, width)
-    for at, (component, size) in enumerate(zip(cell.residents, cell.sizes, strict=True)):
-        yield from _block(view, stage, component, run, Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height), size)
+    for at, (component, size) in enumerate(
+        zip(cell.residents, cell.sizes, strict=True)
+    ):
+        yield from _block(
+            view,
+            stage,
+            component,
+            run,
+            Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height),
+            size,
+        )
     if over:
         short = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}"
         text = f"{short}: does not fit"
         yield f'<g><title>{text}</title><rect class="over" {box}/>'
-        yield _text(box.x, box.y - 5, text if width_of(text, bold=True) <= width else short, "alarm") + "</g>"
+        yield (
+            _text(
+                box.x,
+                box.y - 5,
+                text if width_of(text, bold=True) <= width else short,
+                "alarm",
+            )
+            + "</g>"
+        )
 
 
-def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row], box: Box, size: int) -> Iterator[str]:
-    look, number = stage.look(component), colour(view.plan.placement.components.index(component))
+def _block(
+    view: PlanView,
+    stage: StageView,
+    component: str,
+    run: Sequence[Row],
+    box: Box,
+    size: int,
+) -> Iterator[str]:
+    look = stage.look(component)
+    number = colour(view.plan.placement.components.index(component))
     rows = run[0].label if len(run) == 1 else f"{run[0].label} to {run[-1].label}"
     bytes_held = f": {show_bytes(size)} on each accelerator" if size else ""
     solid = look == Residency.FULL.word
-    shown = escape(f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}{bytes_held}")
+    shown = escape(
+        f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}{bytes_held}"
+    )
     yield f"<g><title>{shown}</title>"
     yield _filled(number, look, box)
     count = sum(len(row.accelerators) for row in run)
@@ -347,7 +490,13 @@ def _block(view: PlanView, stage: StageView, component: str, run: Sequence[Row],
         for cut in range(1, count):
             y = box.y + cut * box.height / count
             yield f'<path class="cut" d="M{box.x:.1f} {y:.1f}h14m{box.width - 28:.1f} 0h14"/>'
-    yield from _label(component, look, show_bytes(size) if size else "", "on" if solid else f"t{number}", box)
+    yield from _label(
+        component,
+        look,
+        show_bytes(size) if size else "",
+        "on" if solid else f"t{number}",
+        box,
+    )
     yield "</g>"
 
 
@@ -355,37 +504,64 @@ def _filled(number: int, look: str, box: Box) -> str:
     return f'<rect class="{f"f{number}" if look == Residency.FULL.word else f"s{number} {look}"}" {box}/>'
 
 
-def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> Iterator[str]:
+def _draw_elsewhere(
+    view: PlanView, component: str, stage: StageView, box: Box
+) -> Iterator[str]:
     """Draw a component that has no accelerators."""
-    look, number = stage.look(component), colour(view.plan.placement.components.index(component))
+    look = stage.look(component)
+    number = colour(view.plan.placement.components.index(component))
     yield f"<g><title>{escape(f'{component} on {_place_of(view, component)}, {look} in {stage.name}')}</title>"
     if look == Residency.OFF.word:
         yield f'<rect class="free" {box}/></g>'
         return
     yield _filled(number, look, box)
-    yield from _label(component, look, "", "on" if look == Residency.FULL.word else f"t{number}", box)
+    yield from _label(
+        component, look, "", "on" if look == Residency.FULL.word else f"t{number}", box
+    )
     yield "</g>"
 
 
-def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> Iterator[str]:
+def _label(
+    component: str, state: str, bytes_held: str, look: str, box: Box
+) -> Iterator[str]:
     """Write name, state and bytes below each other; on one line where the block is low, turned where it is narrow."""
     words = component.split(".")  # reward.math on two lines
     fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
-    whole, named = f"{component} {state}", f'<tspan class="name">{escape(component)}</tspan>'
-    x, y = box.x + box.width / 2, box.y + box.height / 2
+    whole = f"{component} {state}"
+    named = f'<tspan class="name">{escape(component)}</tspan>'
+    x = box.x + box.width / 2
+    y = box.y + box.height / 2
     if box.height < _TWO_LINES:
         room = box.width - 8
-        size, shown = min(12.0, room / width_of(whole, 1, bold=True)), f"{named} {state}"
+        size = min(12.0, room / width_of(whole, 1, bold=True))
+        shown = f"{named} {state}"
         if size < _LEAST_FONT:
-            size, shown = max(7.0, min(12.0, room / width_of(component, 1, bold=True))), named
-        elif bytes_held and width_of(component, bold=True) + width_of(f" {state} {bytes_held}") <= room:
+            size = max(7.0, min(12.0, room / width_of(component, 1, bold=True)))
+            shown = named
+        elif (
+            bytes_held
+            and width_of(component, bold=True) + width_of(f" {state} {bytes_held}")
+            <= room
+        ):
             shown += f" {bytes_held}"
         yield _text(x, y + 4, shown, look, _sized(size))
     elif _is_narrow(component, bytes_held, box.width) and box.height > box.width:
-        if bytes_held and width_of(f"{whole} {bytes_held}", _LEAST_FONT, bold=True) <= box.height - 12:
+        if (
+            bytes_held
+            and width_of(f"{whole} {bytes_held}", _LEAST_FONT, bold=True)
+            <= box.height - 12
+        ):
             state = f"{state} {bytes_held}"
-        size = min(14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True))
-        yield _text(x, y + 4, f"{named} {state}", look, f' transform="rotate(-90 {x:.1f} {y:.1f})"{_sized(size)}')
+        size = min(
+            14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True)
+        )
+        yield _text(
+            x,
+            y + 4,
+            f"{named} {state}",
+            look,
+            f' transform="rotate(-90 {x:.1f} {y:.1f})"{_sized(size)}',
+        )
     else:
         if width_of(component, 15, bold=True) <= box.width - 8:
             words = [component]
@@ -396,10 +572,16 @@ def _label(component: str, state: str, bytes_held: str, look: str, box: Box) -> 
             lines.append((bytes_held, small, ""))
         else:
             lines.append((state, 12.0, ""))
-            lines += [(bytes_held, small, "")] if bytes_held and small >= _LEAST_BYTES and room > 1 else []
+            lines += (
+                [(bytes_held, small, "")]
+                if bytes_held and small >= _LEAST_BYTES and room > 1
+                else []
+            )
         top = y - 3 - 8 * (len(lines) - 2)
         for at, (line, size, weight) in enumerate(lines):
-            yield _text(x, top + 17 * at + (at > 0), escape(line), look + weight, _sized(size))
+            yield _text(
+                x, top + 17 * at + (at > 0), escape(line), look + weight, _sized(size)
+            )
 
 
 def _sized(size: float) -> str:

@@ -20,7 +20,14 @@ from rlplace.placement.memory.records import ledger_record
 from rlplace.placement.memory.solve import find_shortages
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Residency, apart
-from rlplace.placement.transfers import Traffic, Transfer, TransportDetails, count_traffic, transfers, transports_of
+from rlplace.placement.transfers import (
+    Traffic,
+    Transfer,
+    TransportDetails,
+    count_traffic,
+    transfers,
+    transports_of,
+)
 from rlplace.units import clipped, show_bytes
 
 ELLIPSIS = " \u2026"
@@ -39,11 +46,15 @@ class StageView:
     def word(self, component: str) -> str:
         """Write `full`, or `(full)` for a component that waits."""
         word = self.held[component].word
-        return f"({word})" if component in self.waiting else word
+        if component in self.waiting:
+            return f"({word})"
+        return word
 
     def look(self, component: str) -> str:
         """Return how pictures show it: off, weights, full or waits."""
-        return "waits" if component in self.waiting else self.held[component].word
+        if component in self.waiting:
+            return "waits"
+        return self.held[component].word
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,17 +65,29 @@ class NodeFold:
     accelerators: int  # of one node
     first: int  # global number of the first node's first accelerator
     first_rank: Mapping[str, int]  # component -> its lowest rank on the first node
-    local: Mapping[str, tuple[Segment, ...]]  # component -> segments, numbered within the node and from its lowest rank
+    local: Mapping[
+        str, tuple[Segment, ...]
+    ]  # component -> segments, numbered within the node and from its lowest rank
 
     @property
     def label(self) -> str:
-        return f"node {self.nodes.start}" if len(self.nodes) == 1 else f"nodes {self.nodes.start}-{self.nodes.stop - 1}"
+        if len(self.nodes) == 1:
+            return f"node {self.nodes.start}"
+        return f"nodes {self.nodes.start}-{self.nodes.stop - 1}"
 
     def bands(self) -> list[tuple[range, tuple[str, ...]]]:
         """Return neighbouring accelerators, numbered within the node, with the components that use them."""
-        used = {c: Ranges.of(s.accelerators for s in segments) for c, segments in self.local.items()}
-        edges = {0, self.accelerators} | {e for r in used.values() for p in r.pieces for e in (p.start, p.stop)}
-        return [(range(a, b), tuple(c for c in used if a in used[c])) for a, b in itertools.pairwise(sorted(edges))]
+        used = {
+            c: Ranges.of(s.accelerators for s in segments)
+            for c, segments in self.local.items()
+        }
+        edges = {0, self.accelerators} | {
+            e for r in used.values() for p in r.pieces for e in (p.start, p.stop)
+        }
+        return [
+            (range(a, b), tuple(c for c in used if a in used[c]))
+            for a, b in itertools.pairwise(sorted(edges))
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +142,27 @@ class PlanView:
         return f'<div style="max-width: 72em">{render_svg(self)}</div>'
 
 
-def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()) -> PlanView:
+def view_plan(
+    plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()
+) -> PlanView:
     """Collect what is shown of a plan. `case` has the same placement, needs and offloads."""
-    placement, schedule, ledger = plan.placement, plan.schedule, case.ledger()
+    placement = plan.placement
+    schedule = plan.schedule
+    ledger = case.ledger()
     stages = []
     for stage in schedule.stages:
-        held, entry = schedule.residency[stage], schedule.entries[stage]
+        held = schedule.residency[stage]
+        entry = schedule.entries[stage]
         needless = (c for c in held if schedule.needs.of(stage, c) is Residency.OFF)
         waiting = frozenset(c for c in needless if held[c] > Residency.OFF)
         stages.append(
-            StageView(name=stage, held=held, waiting=waiting, releases=entry.releases, acquires=entry.acquires)
+            StageView(
+                name=stage,
+                held=held,
+                waiting=waiting,
+                releases=entry.releases,
+                acquires=entry.acquires,
+            )
         )
     return PlanView(
         name=name,
@@ -139,7 +173,10 @@ def view_plan(plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Cou
         components=tuple(placement.spec(c) for c in placement.components),
         stages=tuple(stages),
         transfers=transfers(plan),
-        transports={transport.value: details for transport, details in transports_of(plan).items()},
+        transports={
+            transport.value: details
+            for transport, details in transports_of(plan).items()
+        },
         channels=tuple((c, locate(c)) for c in plan.channels),
         folds=fold_nodes(placement),
         counts=counts,
@@ -170,8 +207,15 @@ def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison |
 
 def _products(topology: Topology) -> str:
     """Write `H100, 80 GiB each`; every product where there are several."""
-    kinds = dict.fromkeys((run.product or node.kind, run.memory_bytes) for node in topology.nodes for run in node.alike)
-    each = [f"{name}, {show_bytes(memory)} each" if memory else name for name, memory in kinds]
+    kinds = dict.fromkeys(
+        (run.product or node.kind, run.memory_bytes)
+        for node in topology.nodes
+        for run in node.alike
+    )
+    each = [
+        f"{name}, {show_bytes(memory)} each" if memory else name
+        for name, memory in kinds
+    ]
     return " + ".join(each) or "no accelerators"
 
 
@@ -180,11 +224,19 @@ def locate(channel: ChannelPlan) -> str:
     locations = channel.locations()
     nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
     processes = [h.process for h in locations if h.process]
-    places = [f"{len(processes)} processes" if len(processes) > 1 else f"process {p}" for p in processes[:1]]
-    places += [f"node{'s' * (len(nodes) > 1)} {clipped(str(nodes), 20)}"] if nodes else []
+    places = [
+        f"{len(processes)} processes" if len(processes) > 1 else f"process {p}"
+        for p in processes[:1]
+    ]
+    places += (
+        [f"node{'s' * (len(nodes) > 1)} {clipped(str(nodes), 20)}"] if nodes else []
+    )
     sizes = {h.capacity_items for h in locations}
-    least, most = min(sizes), max(sizes)
-    each = f", {least} items each" if least == most else f", {least} to {most} items each"
+    least = min(sizes)
+    most = max(sizes)
+    each = (
+        f", {least} items each" if least == most else f", {least} to {most} items each"
+    )
     return " and ".join(places) + (each if len(locations) > 1 else "")
 
 
@@ -195,22 +247,38 @@ def show_move(move: Move) -> str:
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
     """Fold all nodes, in order. Linear in nodes x components and in segments."""
-    topology, held = placement.topology, defaultdict[tuple[str, int], list[Segment]](list)
+    topology = placement.topology
+    held = defaultdict[tuple[str, int], list[Segment]](list)
     for component in placement.components:
         for segment in placement.spec(component).segments:
             for node, part in topology.parts(segment.accelerators):
-                held[component, node.rank].append(segment.cut_to(part))  # nodes never cut a rank
+                held[component, node.rank].append(
+                    segment.cut_to(part)
+                )  # nodes never cut a rank
     folds: list[NodeFold] = []
     for node in topology.nodes:
         here = {c: held[c, node.rank] for c in placement.components}
-        first_rank = {c: min((s.ranks.start for s in found), default=0) for c, found in here.items()}
-        local = {c: tuple(s.moved(-node.first, -first_rank[c]) for s in found) for c, found in here.items()}
+        first_rank = {
+            c: min((s.ranks.start for s in found), default=0)
+            for c, found in here.items()
+        }
+        local = {
+            c: tuple(s.moved(-node.first, -first_rank[c]) for s in found)
+            for c, found in here.items()
+        }
         last = folds[-1] if folds else None
-        if last is not None and (last.accelerators, last.local) == (node.accelerators, local):
-            folds[-1] = dataclasses.replace(last, nodes=range(last.nodes.start, node.rank + 1))
+        if last is not None and (last.accelerators, last.local) == (
+            node.accelerators,
+            local,
+        ):
+            folds[-1] = dataclasses.replace(
+                last, nodes=range(last.nodes.start, node.rank + 1)
+            )
         else:
             nodes = range(node.rank, node.rank + 1)
-            folds.append(NodeFold(nodes, node.accelerators, node.first, first_rank, local))
+            folds.append(
+                NodeFold(nodes, node.accelerators, node.first, first_rank, local)
+            )
     return tuple(folds)
 
 
@@ -221,11 +289,22 @@ _ROUTE = ("source", "target", "rows", "shares")
 
 def render_json(view: PlanView) -> dict[str, Any]:
     """Return the plan as plain values; linear in ranks and shares."""
-    plan, placement, topology, schedule = view.plan, view.plan.placement, view.plan.topology, view.plan.schedule
-    nodes = [_fields(n, "rank", "accelerators", "first", "kind", "memory_bytes") for n in topology.nodes]
-    comparison, savings = view.comparison, None
+    plan, placement, topology, schedule = (
+        view.plan,
+        view.plan.placement,
+        view.plan.topology,
+        view.plan.schedule,
+    )
+    nodes = [
+        _fields(n, "rank", "accelerators", "first", "kind", "memory_bytes")
+        for n in topology.nodes
+    ]
+    comparison = view.comparison
+    savings = None
     if comparison is not None:
-        savings = _fields(comparison.savings, "used", "dedicated", "saved", "by_component") | {
+        savings = _fields(
+            comparison.savings, "used", "dedicated", "saved", "by_component"
+        ) | {
             "at_work": _plain(comparison.here),
             "dedicated_at_work": _plain(comparison.apart),
             "fullest_bytes": comparison.here_bytes,
@@ -241,17 +320,27 @@ def render_json(view: PlanView) -> dict[str, Any]:
                 "placement": c.render(),
                 "world_size": c.world_size,
                 "accelerators": str(c.accelerators),
-                "ranks": [_fields(s, "rank", "node", "local_rank", "accelerators") for s in placement.slots(c.name)],
+                "ranks": [
+                    _fields(s, "rank", "node", "local_rank", "accelerators")
+                    for s in placement.slots(c.name)
+                ],
             }
             for c in view.components
         },
         "pairs": [
-            {"a": a, "b": b, "relation": placement.relation(a, b), "shared": str(placement.shared(a, b))}
+            {
+                "a": a,
+                "b": b,
+                "relation": placement.relation(a, b),
+                "shared": str(placement.shared(a, b)),
+            }
             for a, b in itertools.combinations(placement.components, 2)
         ],
         "schedule": {
             "stages": list(schedule.stages),
-            **({"ahead": plan.needs.ahead} if plan.needs.ahead else {}),  # versions, of rollout before learn
+            **(
+                {"ahead": plan.needs.ahead} if plan.needs.ahead else {}
+            ),  # versions, of rollout before learn
             **_fields(schedule, "active", "residency", "first", "entries"),
         },
         "routes": _routes(plan),
@@ -259,7 +348,9 @@ def render_json(view: PlanView) -> dict[str, Any]:
             _fields(c, "name", "source", "target", "keys", "capacity_items")
             | {
                 "locations": [
-                    _fields(h, "node", "keys", "capacity_items") | {"process": h.process or None} for h in c.locations()
+                    _fields(h, "node", "keys", "capacity_items")
+                    | {"process": h.process or None}
+                    for h in c.locations()
                 ]
             }
             for c in plan.channels
@@ -281,7 +372,9 @@ def _plain(value: object) -> Any:
         return _fields(value, *(field.name for field in dataclasses.fields(value)))
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return value
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
@@ -293,13 +386,25 @@ def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
     copies = [
-        _fields(d, "readers", *(("owners", "parts")[: 1 + d.cut] if isinstance(d, DeviceDelivery) else ("near",)))
+        _fields(
+            d,
+            "readers",
+            *(
+                ("owners", "parts")[: 1 + d.cut]
+                if isinstance(d, DeviceDelivery)
+                else ("near",)
+            ),
+        )
         for d in plan.deliveries
     ]
     weights = {"source": "actor", "target": "rollout", "copies": copies}
-    return {route.name: _fields(route, *_ROUTE) for route in plan.routes} | {"weights": weights}
+    return {route.name: _fields(route, *_ROUTE) for route in plan.routes} | {
+        "weights": weights
+    }
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
     """Return problems or warnings without their sources."""
-    return [_fields(problem, "code", "key", "what", "why", "fix") for problem in problems]
+    return [
+        _fields(problem, "code", "key", "what", "why", "fix") for problem in problems
+    ]

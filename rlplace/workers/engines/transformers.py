@@ -73,12 +73,16 @@ class _Answer:
     def length(self) -> int:
         return len(self.request.tokens) + len(self.tokens)
 
-    def finish(self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int) -> Finish | None:
+    def finish(
+        self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int
+    ) -> Finish | None:
         if self.tokens[-1] in stops:
             return "stop"
         if texts is not None and len(self.tokens) > least and texts.end(self.tokens):
             return "stop"
-        return "length" if len(self.tokens) >= self.request.max_new_tokens or self.length >= context else None
+        if len(self.tokens) >= self.request.max_new_tokens or self.length >= context:
+            return "length"
+        return None
 
 
 class TransformersEngine(ModuleEngine):
@@ -92,34 +96,57 @@ class TransformersEngine(ModuleEngine):
 
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
         rollout = settings.rollout
-        self._settings, self._sampling = settings, rollout
+        self._settings = settings
+        self._sampling = rollout
         texts = settings.stop_texts
-        self._stop_texts = StopTexts(Tokenizer.load(settings.model), texts) if texts else None
+        self._stop_texts = (
+            StopTexts(Tokenizer.load(settings.model), texts) if texts else None
+        )
         whole = AutoConfig.from_pretrained(settings.model, local_files_only=True)
-        config, sight = whole.get_text_config(decoder=True), Sight.of(settings.model, settings.env)
+        config = whole.get_text_config(decoder=True)
+        sight = Sight.of(settings.model, settings.env)
         self._eyes: Eyes | None = None
         made_by: Any = AutoModelForCausalLM
         if sight is not None:
             from rlplace.models.vision_lm import Eyes, VisionLm
 
-            self._eyes, made_by = Eyes(sight), VisionLm.made_by
-        kinds, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
-        if kinds - {"full_attention", "sliding_attention"} or (window and window < settings.context):
+            self._eyes = Eyes(sight)
+            made_by = VisionLm.made_by
+        kinds = set(getattr(config, "layer_types", None) or ())
+        window = getattr(config, "sliding_window", None)
+        if kinds - {"full_attention", "sliding_attention"} or (
+            window and window < settings.context
+        ):
             what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
-            why, fix = "this engine keeps every token of an answer in the cache of every layer", "rollout.engine: vllm"
-            raise ConfigError.of("attention-not-full", "rollout.engine", what, "transformers", why, fix)
+            why = (
+                "this engine keeps every token of an answer in the cache of every layer"
+            )
+            fix = "rollout.engine: vllm"
+            raise ConfigError.of(
+                "attention-not-full", "rollout.engine", what, "transformers", why, fix
+            )
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
-            with no_init_weights():  # the weights are dropped at once; sdpa takes boolean masks
-                self._model = made_by.from_config(whole, dtype=dtype, attn_implementation="sdpa")
+            with (
+                no_init_weights()
+            ):  # the weights are dropped at once; sdpa takes boolean masks
+                self._model = made_by.from_config(
+                    whole, dtype=dtype, attn_implementation="sdpa"
+                )
             self._model.tie_weights()  # skipped above: a tied head would be stored twice
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
         self._active: list[_Answer] = []  # by row of the cache
         self.cached_tokens = 0
-        self._seed = rollout.seed if rollout.seed is not None else int.from_bytes(os.urandom(4), "little")
+        self._seed = (
+            rollout.seed
+            if rollout.seed is not None
+            else int.from_bytes(os.urandom(4), "little")
+        )
         super().__init__(self._model, device, owner)
-        self._make_cache = functools.partial(BatchCache, config, dtype, tokens=settings.context)
+        self._make_cache = functools.partial(
+            BatchCache, config, dtype, tokens=settings.context
+        )
         each = self._make_cache(rows=1, device=torch.device("meta")).size_bytes
         # One row for each answer of full length. There may be more of them than are ever used: the plan counts the
         # whole limit as held.
@@ -132,7 +159,12 @@ class TransformersEngine(ModuleEngine):
             key = "rollout.kv_cache_memory"
             why = f"this model keeps {each} bytes for {settings.context} tokens of prompt and answer"
             raise ConfigError.of(
-                "kv-cache-too-small", key, f"{owner}: not one answer fits", str(limit), why, f"{key}: {each}"
+                "kv-cache-too-small",
+                key,
+                f"{owner}: not one answer fits",
+                str(limit),
+                why,
+                f"{key}: {each}",
             )
         self._workspace_bytes = self._rows * each
         self._most = min(self._rows, rollout.step_sequences)
@@ -153,13 +185,21 @@ class TransformersEngine(ModuleEngine):
         return super().move(to)
 
     def _set_workspace(self, *, made: bool) -> None:
-        self._cache = self._make_cache(rows=self._rows, device=self._torch_device) if made else None
+        self._cache = (
+            self._make_cache(rows=self._rows, device=self._torch_device)
+            if made
+            else None
+        )
 
     @property
     def _held_workspace_bytes(self) -> int:
-        return 0 if self._cache is None else self._cache.size_bytes
+        if self._cache is None:
+            return 0
+        return self._cache.size_bytes
 
-    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
+    def load(
+        self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
+    ) -> None:
         super().load(weights, version, factors)
         self._waiting.extendleft(reversed(self._active))
         self._active = []
@@ -169,7 +209,9 @@ class TransformersEngine(ModuleEngine):
     def submit(self, request: Request) -> None:
         require(self, self._owner, "submit", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        for sample in range(request.first_sample, request.first_sample + request.samples):
+        for sample in range(
+            request.first_sample, request.first_sample + request.samples
+        ):
             numbers = random.Random(answer_seed(self._seed, request, sample))
             self._waiting.append(_Answer(request, sample, numbers))
 
@@ -181,11 +223,22 @@ class TransformersEngine(ModuleEngine):
         cache = self._cache
         finished: list[Completion] = []
         if self._active:
-            positions, mask = cache.extend([answer.length - 1 for answer in self._active])
-            positions = positions - torch.tensor([[a.spared] for a in self._active], device=self._torch_device)
-            tokens = torch.tensor([[answer.tokens[-1]] for answer in self._active], device=self._torch_device)
+            positions, mask = cache.extend(
+                [answer.length - 1 for answer in self._active]
+            )
+            positions = positions - torch.tensor(
+                [[a.spared] for a in self._active], device=self._torch_device
+            )
+            tokens = torch.tensor(
+                [[answer.tokens[-1]] for answer in self._active],
+                device=self._torch_device,
+            )
             output = self._model(
-                input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
             )
             self._choose(self._active, output.logits[:, -1])
             active = len(self._active)
@@ -204,25 +257,46 @@ class TransformersEngine(ModuleEngine):
         alike = [first]
         while self._waiting and len(self._active) + len(alike) < self._most:
             following = self._waiting[0]
-            if following.request is not first.request or following.tokens or first.tokens:
+            if (
+                following.request is not first.request
+                or following.tokens
+                or first.tokens
+            ):
                 break
             alike.append(self._waiting.popleft())
         prefix = DynamicCache()
-        so_far = torch.from_numpy(np.concatenate([first.request.tokens, np.array(first.tokens, np.int32)]))
-        logits = self._read(so_far.to(self._torch_device), first.request.images, prefix, alike)
+        so_far = torch.from_numpy(
+            np.concatenate([first.request.tokens, np.array(first.tokens, np.int32)])
+        )
+        logits = self._read(
+            so_far.to(self._torch_device), first.request.images, prefix, alike
+        )
         cache.fill(len(self._active), len(alike), prefix)
         self.cached_tokens += (len(alike) - 1) * len(so_far)
         self._choose(alike, logits.expand(len(alike), -1))
         self._active += alike
         return len(so_far)
 
-    def _read(self, tokens: Tensor, images: Files, prefix: DynamicCache, answers: Sequence[_Answer]) -> Tensor:
+    def _read(
+        self,
+        tokens: Tensor,
+        images: Files,
+        prefix: DynamicCache,
+        answers: Sequence[_Answer],
+    ) -> Tensor:
         """Return logits [1, V] behind the tokens [L] of answers that are alike, which they have seen `images` in."""
         if self._eyes is None or not images:
-            output = self._model(input_ids=tokens[None], past_key_values=prefix, use_cache=True, logits_to_keep=1)
+            output = self._model(
+                input_ids=tokens[None],
+                past_key_values=prefix,
+                use_cache=True,
+                logits_to_keep=1,
+            )
             return cast(Tensor, output.logits[:, -1])
         given = {"past_key_values": prefix, "use_cache": True}
-        states, positions = self._eyes.states(self._model, [tokens.long()], [images], [None], **given)
+        states, positions = self._eyes.states(
+            self._model, [tokens.long()], [images], [None], **given
+        )
         for answer in answers:
             answer.spared = len(tokens) - 1 - int(positions.max())
         return cast(Tensor, self._model.get_output_embeddings()(states[-1:]))
@@ -234,15 +308,21 @@ class TransformersEngine(ModuleEngine):
         made = [(answer.request.tokens, answer.tokens) for answer in answers]
         allowed = penalised(logits, self._sampling, made, self._settings.stop_token_ids)
         uniforms = [
-            None if kind.temperature == 0 or answer.request.greedy else answer.numbers.random()
+            None
+            if kind.temperature == 0 or answer.request.greedy
+            else answer.numbers.random()
             for answer, kind in zip(answers, drawn, strict=True)
         ]
         tokens, logprobs = choose(allowed, drawn[0], uniforms)
         others = [row for row, kind in enumerate(drawn) if kind is not drawn[0]]
         if others:
-            found = choose(allowed[others], drawn[others[0]], [uniforms[row] for row in others])
+            found = choose(
+                allowed[others], drawn[others[0]], [uniforms[row] for row in others]
+            )
             tokens[others], logprobs[others] = found
-        for answer, token, logprob in zip(answers, tokens.tolist(), logprobs.tolist(), strict=True):
+        for answer, token, logprob in zip(
+            answers, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
             answer.tokens.append(token)
             answer.logprobs.append(logprob)
             answer.versions.append(self.version)
@@ -253,7 +333,12 @@ class TransformersEngine(ModuleEngine):
         for row in reversed(range(len(self._active))):
             answer = self._active[row]
             least = self._sampling.min_tokens
-            finish = answer.finish(self._settings.stop_token_ids, self._stop_texts, least, self._settings.context)
+            finish = answer.finish(
+                self._settings.stop_token_ids,
+                self._stop_texts,
+                least,
+                self._settings.context,
+            )
             if finish is None:
                 continue
             taken.append(
@@ -306,15 +391,30 @@ class BatchCache(Cache):
     """
 
     def __init__(
-        self, model: PretrainedConfig, dtype: torch.dtype, *, rows: int, tokens: int, device: torch.device
+        self,
+        model: PretrainedConfig,
+        dtype: torch.dtype,
+        *,
+        rows: int,
+        tokens: int,
+        device: torch.device,
     ) -> None:
         super().__init__(layers=[])
-        layers, heads = model.num_hidden_layers, model.num_attention_heads
+        layers = model.num_hidden_layers
+        heads = model.num_attention_heads
         key_heads = getattr(model, "num_key_value_heads", None) or heads
-        size = (rows, key_heads, tokens, getattr(model, "head_dim", None) or model.hidden_size // heads)
+        size = (
+            rows,
+            key_heads,
+            tokens,
+            getattr(model, "head_dim", None) or model.hidden_size // heads,
+        )
         # Zeros, not whatever was in memory: what is masked is still multiplied, and NaN times 0 is NaN.
-        pools = [torch.zeros(size, dtype=dtype, device=device) for _ in range(2 * layers)]
-        self._keys, self._values = pools[:layers], pools[layers:]
+        pools = [
+            torch.zeros(size, dtype=dtype, device=device) for _ in range(2 * layers)
+        ]
+        self._keys = pools[:layers]
+        self._values = pools[layers:]
         self._device = device
         self._rows = self._columns = torch.empty(0, dtype=torch.long, device=device)
         self._longest = 0
@@ -331,22 +431,35 @@ class BatchCache(Cache):
         self._columns = torch.tensor(lengths, device=self._device)
         self._rows = torch.arange(len(lengths), device=self._device)
         self._longest = max(lengths) + 1
-        seen = torch.arange(self._longest, device=self._device) <= self._columns[:, None]
+        seen = (
+            torch.arange(self._longest, device=self._device) <= self._columns[:, None]
+        )
         return self._columns[:, None], seen[:, None, None, :]
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        count, longest = len(self._rows), self._longest
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        count = len(self._rows)
+        longest = self._longest
+        keys = self._keys[layer_idx]
+        values = self._values[layer_idx]
         keys[self._rows, :, self._columns] = key_states[:, :, 0]
         values[self._rows, :, self._columns] = value_states[:, :, 0]
         return keys[:count, :, :longest], values[:count, :, :longest]
 
     def fill(self, first: int, count: int, prefix: DynamicCache) -> None:
         """Copy what a pass over one sequence left in `prefix` into `count` rows from `first` on."""
-        for keys, values, layer in zip(self._keys, self._values, prefix.layers, strict=True):
-            assert isinstance(layer, DynamicLayer), "the only kind there is under full attention"
+        for keys, values, layer in zip(
+            self._keys, self._values, prefix.layers, strict=True
+        ):
+            assert isinstance(layer, DynamicLayer), (
+                "the only kind there is under full attention"
+            )
             for pool, made in ((keys, layer.keys), (values, layer.values)):
                 assert made is not None, "a pass went through it"
                 pool[first : first + count, :, : made.shape[2]] = made
@@ -364,10 +477,15 @@ Chosen = tuple[Tensor, Tensor]  # token ids [B] and their log-probabilities [B]
 
 
 def penalised(
-    logits: Tensor, sampling: TextRolloutConfig, made: Sequence[tuple[Tokens, Sequence[int]]], stops: Sequence[int]
+    logits: Tensor,
+    sampling: TextRolloutConfig,
+    made: Sequence[tuple[Tokens, Sequence[int]]],
+    stops: Sequence[int],
 ) -> Tensor:
     """Return the logits [B, V] that are drawn from, as vLLM makes them; `made`: prompt and answer so far, by row."""
-    repeated, present, frequent = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+    repeated = sampling.repetition_penalty
+    present = sampling.presence_penalty
+    frequent = sampling.frequency_penalty
     if (sampling.min_tokens, repeated, present, frequent) == (0, 1.0, 0.0, 0.0):
         return logits
     logits = logits.float().clone()
@@ -375,16 +493,22 @@ def penalised(
         if len(answer) < sampling.min_tokens:
             row[list(stops)] = float("-inf")
         asked, counts = (
-            torch.tensor(tokens, dtype=torch.long, device=row.device).bincount(minlength=len(row))
+            torch.tensor(tokens, dtype=torch.long, device=row.device).bincount(
+                minlength=len(row)
+            )
             for tokens in (prompt, answer)
         )
         seen = (asked + counts) > 0
-        row[seen] = torch.where(row[seen] > 0, row[seen] / repeated, row[seen] * repeated)
+        row[seen] = torch.where(
+            row[seen] > 0, row[seen] / repeated, row[seen] * repeated
+        )
         row -= frequent * counts + present * (counts > 0)
     return logits
 
 
-def choose(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]) -> Chosen:
+def choose(
+    logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]
+) -> Chosen:
     """One token per row of `logits` [B, V]; `uniforms` are in [0, 1), None for the likeliest token."""
     drawn = [row for row, uniform in enumerate(uniforms) if uniform is not None]
     if not drawn:
@@ -392,7 +516,9 @@ def choose(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float
     if len(drawn) == len(logits):
         return draw(logits, sampling, [u for u in uniforms if u is not None])
     tokens, logprobs = likeliest(logits)
-    tokens[drawn], logprobs[drawn] = draw(logits[drawn], sampling, [u for u in uniforms if u is not None])
+    tokens[drawn], logprobs[drawn] = draw(
+        logits[drawn], sampling, [u for u in uniforms if u is not None]
+    )
     return tokens, logprobs
 
 
@@ -401,7 +527,9 @@ def likeliest(logits: Tensor) -> Chosen:
     return tokens, logprobs
 
 
-def draw(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]) -> Chosen:
+def draw(
+    logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]
+) -> Chosen:
     """By inverting the cumulative distribution, in double precision: one number a row is enough for any vocabulary."""
     scaled = logits.float() / sampling.temperature
     kept = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
@@ -411,9 +539,14 @@ def draw(logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float])
         scaled = _nucleus(scaled, sampling.top_p)
     logprobs = scaled.log_softmax(-1)
     cumulative = logprobs.double().exp().cumsum(-1)
-    points = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+    points = (
+        torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
+        * cumulative[:, -1:]
+    )
     # The first entry above the point: never one of probability 0, since that adds nothing to the entry before it.
-    places = torch.searchsorted(cumulative, points, right=True).clamp(max=cumulative.shape[-1] - 1)
+    places = torch.searchsorted(cumulative, points, right=True).clamp(
+        max=cumulative.shape[-1] - 1
+    )
     tokens = places if order is None else order.gather(-1, places)
     return tokens[:, 0], logprobs.gather(-1, places)[:, 0]
 

@@ -39,10 +39,21 @@ from rlplace.workers.engines.contract import (
     require,
     vllm_problem,
 )
-from rlplace.workers.engines.vllm_loading import NothingLoaded, load_from, load_shards, pack_experts_anew
+from rlplace.workers.engines.vllm_loading import (
+    NothingLoaded,
+    load_from,
+    load_shards,
+    pack_experts_anew,
+)
 from rlplace.workers.engines.vllm_memory import CpuMemory, cuda_memory
 from rlplace.workers.engines.vllm_versions import reload, seeded_draws, tokens_so_far
-from rlplace.workers.engines.weights import EMBEDDING, HEAD, ExpectedWeights, check_fit, merged
+from rlplace.workers.engines.weights import (
+    EMBEDDING,
+    HEAD,
+    ExpectedWeights,
+    check_fit,
+    merged,
+)
 from rlplace.workers.engines.weights import NAME as PROBE
 from rlplace.workers.launch.sockets import vllm_variables
 
@@ -52,7 +63,11 @@ if TYPE_CHECKING:
     from rlplace.workers.launch.devices import Device
 
 # Read by vLLM when it is imported or builds an engine. One process: this engine steps it; it may not look for others.
-_FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+_FORCED = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 _UNLESS_SET = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are meant here
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a rank does not own the cores vLLM would bind it to
@@ -69,7 +84,9 @@ class _Asked(NamedTuple):
 
     request: Request
     sample: int
-    versions: list[tuple[int, int | None]]  # of the weights its tokens are drawn by: from which token on, version
+    versions: list[
+        tuple[int, int | None]
+    ]  # of the weights its tokens are drawn by: from which token on, version
 
 
 class VllmEngine:
@@ -84,14 +101,20 @@ class VllmEngine:
             raise ConfigError([problem])
         self._settings = settings
         # Several workers of an engine are other processes: what is loaded travels there from the host.
-        self._adds_on = torch.device("cpu" if settings.tensor_parallel > 1 else device.torch_name)
+        self._adds_on = torch.device(
+            "cpu" if settings.tensor_parallel > 1 else device.torch_name
+        )
         self._owner = owner
         self._expected = ExpectedWeights.of_folder(settings.model)
         with BUILDING:
-            self._vllm: Any = _build(settings, self._expected, torch.device(device.torch_name))
+            self._vllm: Any = _build(
+                settings, self._expected, torch.device(device.torch_name)
+            )
         kind = CpuMemory if on_cpu else cuda_memory(self._vllm)
         self._memory = kind(self._vllm, device, settings.rollout.sleep_level)
-        self._memory.move(Residency.OFF, level=2)  # at any configured level: random weights need no copy
+        self._memory.move(
+            Residency.OFF, level=2
+        )  # at any configured level: random weights need no copy
         self.version: int | None = None
         self._asked: dict[str, _Asked] = {}  # answers in flight, by vLLM's name
         self._names = map(str, itertools.count())  # of vLLM's requests
@@ -124,10 +147,20 @@ class VllmEngine:
             self.version = None
         return self._memory.held().accelerator
 
-    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
-        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        named, stored = self._expected.complete(weights), self._expected.shapes
-        check_fit(dict(as_stored(named.items(), stored)), stored, owner=self._owner, version=version)
+    def load(
+        self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
+    ) -> None:
+        require(
+            self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
+        )
+        named = self._expected.complete(weights)
+        stored = self._expected.shapes
+        check_fit(
+            dict(as_stored(named.items(), stored)),
+            stored,
+            owner=self._owner,
+            version=version,
+        )
         self.version = None  # until all are copied, this is no version
         items = as_stored(merged(named, factors, self._adds_on), stored)
         if self._settings.tensor_parallel > 1:
@@ -142,16 +175,32 @@ class VllmEngine:
 
         What comes along and is no weight is returned. Raises as `load`; WeightSyncError, ChannelTimeout.
         """
-        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        specs = {name: spec for spec in sync.assembly.layout.tensors for name in spec.names}
-        shapes = {name: torch.empty(spec.shape, device="meta") for name, spec in specs.items()}
+        require(
+            self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
+        )
+        specs = {
+            name: spec for spec in sync.assembly.layout.tensors for name in spec.names
+        }
+        shapes = {
+            name: torch.empty(spec.shape, device="meta") for name, spec in specs.items()
+        }
         others = {name: shapes.pop(name) for name in (PROBE,) if name in shapes}
-        version, named, stored = sync.push.version, self._expected.complete(shapes), self._expected.shapes
-        check_fit(dict(as_stored(named.items(), stored)), stored, owner=self._owner, version=version)
+        version = sync.push.version
+        named = self._expected.complete(shapes)
+        stored = self._expected.shapes
+        check_fit(
+            dict(as_stored(named.items(), stored)),
+            stored,
+            owner=self._owner,
+            version=version,
+        )
         again = {EMBEDDING: HEAD} if HEAD in named and HEAD not in shapes else {}
-        before, self.version = self.version, None  # until all are copied, this is no version
+        before = self.version
+        self.version = None  # until all are copied, this is no version
         try:
-            loaded = load_from(self._vllm, sync, rank, deadline_s, again, [*others], frozenset(stored))
+            loaded = load_from(
+                self._vllm, sync, rank, deadline_s, again, [*others], frozenset(stored)
+            )
         except NothingLoaded as error:
             self.version = before
             raise error.why from None
@@ -159,7 +208,9 @@ class VllmEngine:
         return loaded
 
     def _loaded(self, version: int) -> None:
-        self._vllm.reset_prefix_cache(reset_running_requests=True)  # what was computed by the old weights is wrong now
+        self._vllm.reset_prefix_cache(
+            reset_running_requests=True
+        )  # what was computed by the old weights is wrong now
         for name, tokens in tokens_so_far(self._vllm).items():
             if name in self._asked:
                 self._asked[name].versions.append((tokens, version))
@@ -168,14 +219,19 @@ class VllmEngine:
     def submit(self, request: Request) -> None:
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        drawn, tokens = self._settings.drawn(request), request.tokens.tolist()
-        for sample in range(request.first_sample, request.first_sample + request.samples):
+        drawn = self._settings.drawn(request)
+        tokens = request.tokens.tolist()
+        for sample in range(
+            request.first_sample, request.first_sample + request.samples
+        ):
             name = self._add(
                 tokens,
                 temperature=0.0 if request.greedy else drawn.temperature,
                 top_p=drawn.top_p,
                 top_k=drawn.top_k,
-                seed=None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
+                seed=None
+                if drawn.seed is None
+                else answer_seed(drawn.seed, request, sample),
                 stop_token_ids=list(self._settings.stop_token_ids),
                 stop=list(self._settings.stop_texts),
                 detokenize=bool(self._settings.stop_texts),
@@ -195,20 +251,29 @@ class VllmEngine:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        name, kind = next(self._names), RequestOutputKind.FINAL_ONLY
-        asked: Any = {"detokenize": False, **parameters, "flat_logprobs": True, "ignore_eos": True, "output_kind": kind}
+        name = next(self._names)
+        kind = RequestOutputKind.FINAL_ONLY
+        asked: Any = {
+            "detokenize": False,
+            **parameters,
+            "flat_logprobs": True,
+            "ignore_eos": True,
+            "output_kind": kind,
+        }
         self._vllm.add_request(name, tokens_input(tokens), SamplingParams(**asked))
         return name
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
         if self._asked:
             require(self, self._owner, "generate", needs=Residency.FULL)
-            read, running = min(self._unread, self._settings.rollout.step_tokens), len(self._asked)
+            read = min(self._unread, self._settings.rollout.step_tokens)
+            running = len(self._asked)
             self._unread -= read
             self._advance()
             if watch is not None:
                 watch.lap("prefill" if read else "decode", read or running)
-        finished, self._ready = self._ready, []
+        finished = self._ready
+        self._ready = []
         return finished
 
     def _advance(self) -> list[Any]:
@@ -225,10 +290,14 @@ class VllmEngine:
 
     def _completion(self, asked: _Asked, answer: Any) -> Completion:
         if answer.finish_reason not in ("stop", "length"):
-            raise AssertionError(f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}")
+            raise AssertionError(
+                f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}"
+            )
         versions = np.empty(len(answer.token_ids), np.int32)
         for first, version in asked.versions:
-            assert version is not None, "weights are loaded before anything is asked of them"
+            assert version is not None, (
+                "weights are loaded before anything is asked of them"
+            )
             versions[first:] = version
         request = asked.request
         return Completion(
@@ -257,7 +326,8 @@ class VllmEngine:
     def drop(self) -> None:
         self._vllm.abort_request(list(self._asked))
         self._asked.clear()
-        self._ready, self._unread = [], 0
+        self._ready = []
+        self._unread = 0
 
     def close(self) -> None:
         """Shut vLLM's workers down and, with them, torch's process group of this process."""
@@ -268,16 +338,23 @@ class VllmEngine:
             self._memory.close()
 
 
-def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.device) -> Any:
+def _build(
+    settings: EngineSettings, expected: ExpectedWeights, device: torch.device
+) -> Any:
     """Build vLLM's engine, awake, with random weights, on `device` and the GPUs that follow it."""
     on_cpu = device.type == "cpu"
     os.environ.update(_FORCED)
     rollout = settings.rollout
     # Attention on a GPU would round its fp32 numbers to 10 bits.
-    exact = {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" and not on_cpu else {}
+    exact = (
+        {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" and not on_cpu else {}
+    )
     for name, value in {**_UNLESS_SET, **vllm_variables(), **exact}.items():
         os.environ.setdefault(name, value)
-    others: dict[str, Any] = {**_memory_arguments(settings, expected, on_cpu), **rollout.engine_args}
+    others: dict[str, Any] = {
+        **_memory_arguments(settings, expected, on_cpu),
+        **rollout.engine_args,
+    }
     with _quiet():
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -296,8 +373,14 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.de
                 max_num_batched_tokens=max(rollout.step_tokens, rollout.step_sequences),
                 max_num_seqs=rollout.step_sequences,
                 tensor_parallel_size=settings.tensor_parallel,
-                device_ids=[device.index + part for part in range(settings.tensor_parallel)] if device.index else None,
-                distributed_executor_backend="mp" if settings.tensor_parallel > 1 else "uni",
+                device_ids=[
+                    device.index + part for part in range(settings.tensor_parallel)
+                ]
+                if device.index
+                else None,
+                distributed_executor_backend="mp"
+                if settings.tensor_parallel > 1
+                else "uni",
                 enforce_eager=rollout.enforce_eager,
                 enable_prefix_caching=True,
                 block_size=_CPU_BLOCK if on_cpu else None,
@@ -305,20 +388,32 @@ def _build(settings: EngineSettings, expected: ExpectedWeights, device: torch.de
                 async_scheduling=False,  # else a step returns tokens of the one before, by the weights before
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
-                seed=random.SystemRandom().getrandbits(31),  # of draws without a seed: ranks may not all draw alike
+                seed=random.SystemRandom().getrandbits(
+                    31
+                ),  # of draws without a seed: ranks may not all draw alike
                 **others,
             )
         )
 
 
-def _memory_arguments(settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool) -> dict[str, Any]:
+def _memory_arguments(
+    settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool
+) -> dict[str, Any]:
     """Limit the KV cache; on a CPU, where vLLM would take a share of the machine's memory, always in bytes."""
     rollout = settings.rollout
     if rollout.kv_cache_memory is None and not on_cpu:
         return {"gpu_memory_utilization": settings.share}
-    weights = expected.elements * getattr(torch, TORCH_NAMES[rollout.dtype]).itemsize // settings.tensor_parallel
-    cache = {"kv_cache_memory_bytes": settings.cache_bytes(settings.emulated_memory, weights)}
-    return cache if on_cpu else {**cache, "gpu_memory_utilization": _UNUSED_SHARE}
+    weights = (
+        expected.elements
+        * getattr(torch, TORCH_NAMES[rollout.dtype]).itemsize
+        // settings.tensor_parallel
+    )
+    cache = {
+        "kv_cache_memory_bytes": settings.cache_bytes(settings.emulated_memory, weights)
+    }
+    if on_cpu:
+        return cache
+    return {**cache, "gpu_memory_utilization": _UNUSED_SHARE}
 
 
 @contextlib.contextmanager

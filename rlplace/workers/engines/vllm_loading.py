@@ -58,9 +58,13 @@ def load_from(
     `again`: further names of weights; `others`: tensors that are no weights; `stored`: names of the model's files, by
     which weights are loaded. Raises NothingLoaded; WeightSyncError or ChannelTimeout where a worker had begun.
     """
-    parts: list[_PartLoaded] = engine.collective_rpc(_take_part, args=(sync, rank, deadline_s, again, others, stored))
+    parts: list[_PartLoaded] = engine.collective_rpc(
+        _take_part, args=(sync, rank, deadline_s, again, others, stored)
+    )
     if errors := [part.error for part in parts if part.error is not None]:
-        raise errors[0] if any(part.begun for part in parts) else NothingLoaded(errors[0])
+        raise (
+            errors[0] if any(part.begun for part in parts) else NothingLoaded(errors[0])
+        )
     size = sum(spec.size_bytes for spec in sync.assembly.layout.tensors)
     moved = collections.Counter[str]()
     for part in parts:
@@ -123,7 +127,9 @@ def _take_part(
 ) -> _PartLoaded:
     if not hasattr(worker, "part_taker"):
         left_s = max(1.0, deadline_s - time.monotonic())
-        worker.part_taker = PartTaker(rank, worker.rank, device=worker.device, timeout_s=left_s)
+        worker.part_taker = PartTaker(
+            rank, worker.rank, device=worker.device, timeout_s=left_s
+        )
     taker: PartTaker = worker.part_taker
     found: dict[str, Tensor] = {}
     begun = False
@@ -136,8 +142,13 @@ def _take_part(
                 if not begun:
                     begun = True
                     _begin_reload(worker)
-                found |= {name: window.pop(name).cpu() for name in others if name in window}
-                named = [*window.items(), *((again[n], w) for n, w in window.items() if n in again)]
+                found |= {
+                    name: window.pop(name).cpu() for name in others if name in window
+                }
+                named = [
+                    *window.items(),
+                    *((again[n], w) for n, w in window.items() if n in again),
+                ]
                 _load_some(worker, as_stored(named, stored))
             except Exception as raised:  # noqa: BLE001  # of vLLM's, any
                 error = raised

@@ -22,13 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.placement.schedule import Residency
-from rlplace.workers.engines.vllm_versions import pools, releases_its_cache, sleep_but_for_what_sleeps, unmap_cache
+from rlplace.workers.engines.vllm_versions import (
+    pools,
+    releases_its_cache,
+    sleep_but_for_what_sleeps,
+    unmap_cache,
+)
 from rlplace.workers.launch.devices import CudaDevice, Room
 
 if TYPE_CHECKING:
     from rlplace.workers.launch.devices import Device
 
-WEIGHTS, KV_CACHE = "engine weights", "KV cache"  # labels of the device's account
+WEIGHTS = "engine weights"
+KV_CACHE = "KV cache"  # labels of the device's account
 
 Level = Literal[1, 2]
 
@@ -38,7 +44,9 @@ class Held(NamedTuple):
 
     weights: int
     cache: int
-    accelerator: int  # everything there, including what no step frees: the residue of a sleep
+    accelerator: (
+        int  # everything there, including what no step frees: the residue of a sleep
+    )
     host: int  # copies of the weights
 
 
@@ -49,7 +57,9 @@ class EngineMemory(ABC):
     """
 
     def __init__(self, engine: Any, device: Device, level: Level) -> None:
-        self._engine, self._device, self._level = engine, device, level
+        self._engine = engine
+        self._device = device
+        self._level = level
         held = self.held()
         self._sizes = {WEIGHTS: held.weights, KV_CACHE: held.cache}
         self.residency = Residency.FULL
@@ -57,7 +67,9 @@ class EngineMemory(ABC):
     def held(self) -> Held:
         """Return the most that is on any of the engine's accelerators, and all of its copies on the host."""
         workers = self._measure()
-        return Held(*map(max, zip(*workers, strict=True)))._replace(host=sum(worker.host for worker in workers))
+        return Held(*map(max, zip(*workers, strict=True)))._replace(
+            host=sum(worker.host for worker in workers)
+        )
 
     def move(self, to: Residency, level: Level | None = None) -> None:
         """Acquire from the device's account before a step takes memory, release after a step freed it.
@@ -168,7 +180,9 @@ class CudaMemory(EngineMemory):
         """Wake one part, with the cache the scheduler too. vLLM only logs what it does not do, so its answer counts."""
         if self._engine.wake_up(tags=[tag]) is not wholly:
             how = "wholly awake" if not wholly else "still asleep in part"
-            raise AssertionError(f"vLLM is {how} after waking {tag}, at residency {self.residency.word}")
+            raise AssertionError(
+                f"vLLM is {how} after waking {tag}, at residency {self.residency.word}"
+            )
 
     def _measure(self) -> list[Held]:
         return self._engine.collective_rpc(_held_on_gpu)
@@ -195,7 +209,9 @@ class OlderCudaMemory(CudaMemory):
 
 
 def cuda_memory(engine: Any) -> type[CudaMemory]:
-    return CudaMemory if releases_its_cache(engine) else OlderCudaMemory
+    if releases_its_cache(engine):
+        return CudaMemory
+    return OlderCudaMemory
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────
@@ -215,7 +231,9 @@ def _drop_weights(worker: Any) -> None:
     for storage, _ in _storages(model.parameters()):
         storage.resize_(0)
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc would keep the freed memory for this process
+    if hasattr(
+        libc, "malloc_trim"
+    ):  # glibc would keep the freed memory for this process
         libc.malloc_trim(0)
 
 
@@ -233,14 +251,18 @@ def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     model = worker.model_runner.get_model()
-    cache = sum(storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches))
+    cache = sum(
+        storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches)
+    )
     weights = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
     for layer in _packed(model):
         if layer.cpu_linear is not None and not layer.weight.numel():
             parameters, _ = get_layerwise_info(layer).restore_metadata
             weights += parameters["weight"].nbytes
     on_accelerator, on_host = (0, weights) if weights_asleep else (weights, 0)
-    return Held(weights=weights, cache=cache, accelerator=cache + on_accelerator, host=on_host)
+    return Held(
+        weights=weights, cache=cache, accelerator=cache + on_accelerator, host=on_host
+    )
 
 
 def _room_on_gpu(worker: Any) -> Room:
@@ -252,16 +274,25 @@ def _held_on_gpu(worker: Any) -> Held:
     from vllm.device_allocator import get_mem_allocator_instance
 
     allocator: Any = get_mem_allocator_instance()
-    allocations, mapped = list(allocator.pointer_to_data.values()), collections.Counter[str]()
+    allocations = list(allocator.pointer_to_data.values())
+    mapped = collections.Counter[str]()
     for each in allocations:
         mapped[each.tag] += 0 if each.is_asleep else each.handle[1]
     # Torch counts all of vLLM's pools: also pages that vLLM unmapped below it, to sleep or for good.
-    of_pools = sum(segment["total_size"] for pool in pools(allocator) for segment in pool.snapshot())
+    of_pools = sum(
+        segment["total_size"]
+        for pool in pools(allocator)
+        for segment in pool.snapshot()
+    )
     return Held(
         weights=mapped["weights"],
         cache=mapped["kv_cache"],
         accelerator=torch.cuda.memory_reserved() - of_pools + mapped.total(),
-        host=sum(each.cpu_backup_tensor.nbytes for each in allocations if each.cpu_backup_tensor is not None),
+        host=sum(
+            each.cpu_backup_tensor.nbytes
+            for each in allocations
+            if each.cpu_backup_tensor is not None
+        ),
     )
 
 
@@ -276,7 +307,12 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[torch.UntypedStorage,
     for tensor in tensors:
         storage = tensor.untyped_storage()
         steps = zip(tensor.shape, tensor.stride(), strict=True)
-        last = int(tensor.storage_offset()) + sum((size - 1) * step for size, step in steps)
+        last = int(tensor.storage_offset()) + sum(
+            (size - 1) * step for size, step in steps
+        )
         span = (last + 1) * tensor.itemsize if tensor.numel() else 0
-        found[storage._cdata] = (storage, max(span, found.get(storage._cdata, (storage, 0))[1]))
+        found[storage._cdata] = (
+            storage,
+            max(span, found.get(storage._cdata, (storage, 0))[1]),
+        )
     yield from found.values()

@@ -81,7 +81,8 @@ class VllmServer:
         api_key_env: str | None = None,
     ) -> None:
         self._settings, self._owner, self._url = settings, owner, url.rstrip("/")
-        self._folder, self._timeout_s = Path(folder).absolute(), timeout_s
+        self._folder = Path(folder).absolute()
+        self._timeout_s = timeout_s
         self._expected = ExpectedWeights.of_folder(settings.model)
         self.version: int | None = None
         self._mark = secrets.token_hex(4)  # of the versions that are sent from here
@@ -91,9 +92,13 @@ class VllmServer:
         self._asked: dict[concurrent.futures.Future[Any], Ask] = {}
         key = os.environ.get(api_key_env, "") if api_key_env else ""
         self._pool = urllib3.PoolManager(
-            retries=False, maxsize=self._most + 1, headers={"Authorization": f"Bearer {key}"} if key else None
+            retries=False,
+            maxsize=self._most + 1,
+            headers={"Authorization": f"Bearer {key}"} if key else None,
         )
-        self._threads = concurrent.futures.ThreadPoolExecutor(self._most, "rlplace vLLM server")
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            self._most, "rlplace vLLM server"
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self._folder / "lock").open("w")
         try:
@@ -102,18 +107,23 @@ class VllmServer:
             self._lock.close()
             why = f"{self._folder / 'lock'} is held: by another run, or another rollout rank of this one"
             fix = "one rollout rank for a server (component_placement.rollout: cpu), and a folder of its own"
-            raise self._failed("is sent no weights: its folder is in use", why, fix) from None
+            raise self._failed(
+                "is sent no weights: its folder is in use", why, fix
+            ) from None
         try:
             self._check(start_s)
             self._call_weights("none yet")
-            self._post("/resume")  # a run that was ended while it sent weights has left it paused
+            self._post(
+                "/resume"
+            )  # a run that was ended while it sent weights has left it paused
         except BaseException:
             self._lock.close()
             raise
 
     def _check(self, start_s: float) -> None:
         """Wait until the server is up. Raises EngineError where it is not, or was started in another way."""
-        until, start = time.monotonic() + start_s, _START.format(self._settings.model, self._settings.context)
+        until = time.monotonic() + start_s
+        start = _START.format(self._settings.model, self._settings.context)
         while True:
             try:
                 if self._send("GET", "/health", timeout_s=start_s)[0] == HTTPStatus.OK:
@@ -122,23 +132,35 @@ class VllmServer:
             except urllib3.exceptions.HTTPError as error:
                 last = f"{type(error).__name__}: {error}"
             if time.monotonic() > until:
-                raise self._failed(f"no server is up after {start_s:g} s", last, f"start it: {start}")
+                raise self._failed(
+                    f"no server is up after {start_s:g} s", last, f"start it: {start}"
+                )
             time.sleep(_PAUSE_S)
         status, info = self._send("GET", "/server_info?config_format=json")
         if status != HTTPStatus.OK:
             raise self._failed(
-                "its development endpoints are off", f"HTTP {status} at /server_info", f"start it by {start}"
+                "its development endpoints are off",
+                f"HTTP {status} at /server_info",
+                f"start it by {start}",
             )
         if self._send("GET", "/inference/v1/generate")[0] == HTTPStatus.NOT_FOUND:
-            raise self._failed("takes no token ids", "HTTP 404 at /inference/v1/generate", f"start it by {start}")
+            raise self._failed(
+                "takes no token ids",
+                "HTTP 404 at /inference/v1/generate",
+                f"start it by {start}",
+            )
         model: Mapping[str, Any] = info["vllm_config"]["model_config"]
         if model["logprobs_mode"] != "processed_logprobs":
             why = f"--logprobs-mode {model['logprobs_mode']}: not those of the distribution that is drawn from"
-            raise self._failed("gives other log-probabilities", why, f"start it by {start}")
+            raise self._failed(
+                "gives other log-probabilities", why, f"start it by {start}"
+            )
         on_cpu = info["vllm_config"]["device_config"]["device"] == "cpu"
         if on_cpu and any(".experts." in name for name in self._expected.shapes):
             why = "once vLLM 0.32 has read experts anew, it takes plain weights for those that it packs for a processor"
-            raise self._failed("answers wrongly with experts on a CPU", why, "rollout.engine: vllm")
+            raise self._failed(
+                "answers wrongly with experts on a CPU", why, "rollout.engine: vllm"
+            )
         if model["max_model_len"] < self._settings.context:
             why = f"--max-model-len {model['max_model_len']}; prompt and answer together have {self._settings.context}"
             raise self._failed("takes shorter sequences", why, f"start it by {start}")
@@ -153,23 +175,49 @@ class VllmServer:
         self.residency = to
         return 0
 
-    def load(self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS) -> None:
-        require(self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False)
-        named, stored = self._expected.complete(weights), self._expected.shapes
-        check_fit(dict(as_stored(named.items(), stored)), stored, owner=self._owner, version=version)
+    def load(
+        self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
+    ) -> None:
+        require(
+            self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
+        )
+        named = self._expected.complete(weights)
+        stored = self._expected.shapes
+        check_fit(
+            dict(as_stored(named.items(), stored)),
+            stored,
+            owner=self._owner,
+            version=version,
+        )
         self.version = None  # until the server has all, this is no version
         folder = self._folder / "model"
-        write_model(folder, self._settings.model, as_stored(merged(named, factors, torch.device("cpu")), stored))
+        write_model(
+            folder,
+            self._settings.model,
+            as_stored(merged(named, factors, torch.device("cpu")), stored),
+        )
         self._check_alone()
         self._post("/pause?mode=keep")
         self._call_weights(str(version))
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-        if not self._post("/reset_prefix_cache?reset_running_requests=true").get("success"):
-            raise self._failed("keeps what it computed by the old weights", "/reset_prefix_cache had no success")
+        self._post(
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
+        )
+        if not self._post("/reset_prefix_cache?reset_running_requests=true").get(
+            "success"
+        ):
+            raise self._failed(
+                "keeps what it computed by the old weights",
+                "/reset_prefix_cache had no success",
+            )
         try:
             self._check_alone()
-        except EngineError:  # the other one may have loaded before: what is there now is not its own
-            self._post("/update_weight_version", {"new_version": f"taken back by {self._mark}"})
+        except (
+            EngineError
+        ):  # the other one may have loaded before: what is there now is not its own
+            self._post(
+                "/update_weight_version", {"new_version": f"taken back by {self._mark}"}
+            )
             raise
         finally:
             self._post("/resume")
@@ -184,7 +232,8 @@ class VllmServer:
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
             why = (
-                f"its weights are called {found!r}, and were called {self._called!r} from here: another run or rollout"
+                f"its weights are called {found!r}, and were called {self._called!r} "
+                f"from here: another run or rollout"
             )
             why += " rank sends it weights, or it was started anew"
             fix = "a server for each run and rollout rank, which nothing starts anew or sends weights meanwhile"
@@ -198,7 +247,8 @@ class VllmServer:
         self._asked.clear()
         self._pool.clear()
         self._lock.close()
-        self.version, self.residency = None, Residency.OFF
+        self.version = None
+        self.residency = Residency.OFF
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -213,17 +263,24 @@ class VllmServer:
     def submit(self, request: Request) -> None:
         require(self, self._owner, "generate", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        drawn, tokens = self._settings.drawn(request), request.tokens.tolist()
-        for sample in range(request.first_sample, request.first_sample + request.samples):
+        drawn = self._settings.drawn(request)
+        tokens = request.tokens.tolist()
+        for sample in range(
+            request.first_sample, request.first_sample + request.samples
+        ):
             asked = {
                 "temperature": 0.0 if request.greedy else drawn.temperature,
                 "top_p": drawn.top_p,
                 "top_k": drawn.top_k,
-                "seed": None if drawn.seed is None else answer_seed(drawn.seed, request, sample),
+                "seed": None
+                if drawn.seed is None
+                else answer_seed(drawn.seed, request, sample),
                 "stop_token_ids": list(self._settings.stop_token_ids),
                 "stop": list(self._settings.stop_texts),
                 "detokenize": bool(self._settings.stop_texts),
-                "max_tokens": min(request.max_new_tokens, self._settings.context - len(tokens)),
+                "max_tokens": min(
+                    request.max_new_tokens, self._settings.context - len(tokens)
+                ),
                 "min_tokens": min(drawn.min_tokens, request.max_new_tokens),
                 "repetition_penalty": drawn.repetition_penalty,
                 "presence_penalty": drawn.presence_penalty,
@@ -231,26 +288,41 @@ class VllmServer:
                 "logprobs": 0,
                 "ignore_eos": True,
             }
-            self._asked[self._threads.submit(self._generate, tokens, asked)] = (request, sample)
+            self._asked[self._threads.submit(self._generate, tokens, asked)] = (
+                request,
+                sample,
+            )
 
-    def _generate(self, tokens: list[int], asked: Mapping[str, object]) -> Mapping[str, Any]:
-        return self._post("/inference/v1/generate", {"token_ids": tokens, "sampling_params": asked})
+    def _generate(
+        self, tokens: list[int], asked: Mapping[str, object]
+    ) -> Mapping[str, Any]:
+        return self._post(
+            "/inference/v1/generate", {"token_ids": tokens, "sampling_params": asked}
+        )
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
         if not self._asked:
             return []
         require(self, self._owner, "generate", needs=Residency.FULL)
         running = len(self._asked)
-        done, _ = concurrent.futures.wait(self._asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
+        done, _ = concurrent.futures.wait(
+            self._asked, _POLL_S, concurrent.futures.FIRST_COMPLETED
+        )
         if watch is not None:
             watch.lap("decode", running)
-        return [self._completion(*self._asked.pop(future), future.result()) for future in done]
+        return [
+            self._completion(*self._asked.pop(future), future.result())
+            for future in done
+        ]
 
-    def _completion(self, request: Request, sample: int, answer: Mapping[str, Any]) -> Completion:
+    def _completion(
+        self, request: Request, sample: int, answer: Mapping[str, Any]
+    ) -> Completion:
         details = answer["usage"].get("prompt_tokens_details") or {}
         self.cached_tokens += details.get("cached_tokens") or 0
         (choice,) = answer["choices"]
-        tokens, finish = choice["token_ids"], choice["finish_reason"]
+        tokens = choice["token_ids"]
+        finish = choice["finish_reason"]
         if finish not in ("stop", "length"):
             raise self._failed("ended an answer by itself", f"finish_reason: {finish}")
         versions = np.full(len(tokens), -1, np.int32)
@@ -259,10 +331,17 @@ class VllmServer:
             if mark != self._mark:
                 sent = f"{self._mark}.{self.version}"
                 why = f"it answered by weights {span['version']!r}, and was sent {sent!r} from here"
-                raise self._failed("has other weights", why, "do not start it anew, or send it others, during a run")
+                raise self._failed(
+                    "has other weights",
+                    why,
+                    "do not start it anew, or send it others, during a run",
+                )
             versions[span["start"] : span["end"]] = int(version)
         if (versions < 0).any():
-            raise self._failed("does not say by which weights it answered", "an answer has no weight_versions")
+            raise self._failed(
+                "does not say by which weights it answered",
+                "an answer has no weight_versions",
+            )
         return Completion(
             env_rank=request.env_rank,
             iteration=request.iteration,
@@ -271,7 +350,10 @@ class VllmServer:
             sample=sample,
             turn=request.turn,
             tokens=np.asarray(tokens, np.int32),
-            logprobs=np.asarray([token["logprob"] for token in choice["logprobs"]["content"]], np.float32),
+            logprobs=np.asarray(
+                [token["logprob"] for token in choice["logprobs"]["content"]],
+                np.float32,
+            ),
             versions=versions,
             finish=finish,
         )
@@ -289,37 +371,64 @@ class VllmServer:
         require(self, self._owner, "logprobs", needs=Residency.WEIGHTS)
         check_length(self._owner, len(tokens), self._settings.context)
         given = [int(token) for token in tokens]
-        answer = self._generate(given, {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False})
+        answer = self._generate(
+            given, {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        )
         scores = zip(answer["prompt_logprobs"][1:], given[1:], strict=True)
         return [float(at[str(token)]["logprob"]) for at, token in scores]
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _post(self, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
+    def _post(
+        self, path: str, body: Mapping[str, object] | None = None
+    ) -> Mapping[str, Any]:
         return self._answer("POST", path, body)
 
-    def _answer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, object] | None = None
+    ) -> Mapping[str, Any]:
         """Raises EngineError where the server gives no answer within the deadline, or refuses."""
         name = path.partition("?")[0]
         try:
             status, answer = self._send(method, path, body)
         except urllib3.exceptions.HTTPError as error:
             why = f"{method} {name}: {type(error).__name__}: {error}"
-            fix = "look at what it printed; more patience: rollout.engine_args.timeout_s"
-            raise self._failed(f"gave no answer within {self._timeout_s:g} s", why, fix) from error
+            fix = (
+                "look at what it printed; more patience: rollout.engine_args.timeout_s"
+            )
+            raise self._failed(
+                f"gave no answer within {self._timeout_s:g} s", why, fix
+            ) from error
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise self._failed(f"refused {name}", f"HTTP {status}: {str(answer)[:_SHOWN]}")
+            raise self._failed(
+                f"refused {name}", f"HTTP {status}: {str(answer)[:_SHOWN]}"
+            )
         return answer
 
     def _send(
-        self, method: str, path: str, body: Mapping[str, object] | None = None, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
     ) -> tuple[int, Any]:
         timeout = urllib3.Timeout(total=timeout_s or self._timeout_s)
-        response = self._pool.request(method, self._url + path, json=body, timeout=timeout, redirect=False)
+        response = self._pool.request(
+            method, self._url + path, json=body, timeout=timeout, redirect=False
+        )
         kind = response.headers.get("Content-Type", "")
-        return response.status, response.json() if kind.startswith("application/json") else response.data.decode()
+        return response.status, response.json() if kind.startswith(
+            "application/json"
+        ) else response.data.decode()
 
-    def _failed(self, what: str, why: str, fix: str = "look at what the server printed") -> EngineError:
+    def _failed(
+        self, what: str, why: str, fix: str = "look at what the server printed"
+    ) -> EngineError:
         return EngineError.about(
-            "engine-server", self._owner, f"the vLLM server {what}", got=self._url, why=why, fix=fix
+            "engine-server",
+            self._owner,
+            f"the vLLM server {what}",
+            got=self._url,
+            why=why,
+            fix=fix,
         )

@@ -34,7 +34,9 @@ def releases_its_cache(engine: Any) -> bool:
 def tokens_so_far(engine: Any) -> dict[str, int]:
     """Return how many tokens each answer in flight has, by the name it was asked under."""
     states: Iterable[Any] = engine.output_processor.request_states.values()
-    return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
+    return {
+        state.external_req_id: state.detokenizer.num_output_tokens() for state in states
+    }
 
 
 def pools(allocator: Any) -> Iterator[Any]:
@@ -51,7 +53,9 @@ def seeded_draws() -> dict[str, bool]:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     forgets = "compiled_random_sample" in TopKTopPSampler.forward_cpu.__code__.co_names
-    return {"use_fp64_gumbel": True} if forgets else {}
+    if forgets:
+        return {"use_fp64_gumbel": True}
+    return {}
 
 
 # ── in the engine's workers ──────────────────────────────────────────────────────────────────────────────────────────

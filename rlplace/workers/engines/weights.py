@@ -40,7 +40,8 @@ from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.engines.contract import NO_FACTORS, FactorsOf, TextEngine, Weights
 
 Each = TypeVar("Each")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which every model computes for itself
 
 
@@ -51,11 +52,15 @@ class KeptWeights:
     """
 
     def __init__(self, owner: str, *, keeps: bool, scale: float | None = None) -> None:
-        self._owner, self._keeps, self._scale = owner, keeps, scale
+        self._owner = owner
+        self._keeps = keeps
+        self._scale = scale
         self._kept: ReceivedWeights | None = None
 
     @contextlib.contextmanager
-    def completed(self, received: ReceivedWeights) -> Iterator[tuple[Weights, FactorsOf]]:
+    def completed(
+        self, received: ReceivedWeights
+    ) -> Iterator[tuple[Weights, FactorsOf]]:
         """Give all weights of the received version; release it afterwards, or keep it. Raises WeightSyncError."""
         with contextlib.ExitStack() as releasing:
             releasing.enter_context(received)
@@ -66,19 +71,26 @@ class KeptWeights:
                 self._kept = received
 
     def _completed(self, received: ReceivedWeights) -> tuple[Weights, FactorsOf]:
-        weights: Weights = received.tensors  # no copy: a release lets go of what is in there
+        weights: Weights = (
+            received.tensors
+        )  # no copy: a release lets go of what is in there
         if received.partial:
             if self._kept is None:
                 what = f"only some of the weights of version {received.version} arrived, the others never did"
-                why, fix = "a partial sync completes the first full one, and none came here", "actor.sync.mode: all"
-                raise WeightSyncError.about("some-weights", self._owner, what, why=why, fix=fix)
+                why = "a partial sync completes the first full one, and none came here"
+                fix = "actor.sync.mode: all"
+                raise WeightSyncError.about(
+                    "some-weights", self._owner, what, why=why, fix=fix
+                )
             weights = {**self._kept.tensors, **weights}
         if self._scale is None:
             return weights, NO_FACTORS
         from rlplace.models.lora import take_factors
 
         weights, factors = take_factors(weights, self._scale)
-        assert factors.keys() <= weights.keys(), "factors of weights that the first sync brought"
+        assert factors.keys() <= weights.keys(), (
+            "factors of weights that the first sync brought"
+        )
         return weights, factors
 
     def close(self) -> None:
@@ -106,17 +118,29 @@ class ExpectedWeights:
                     pass  # the header is checked against the length of the file
             except SafetensorError as error:
                 raise OSError(f"{file} is damaged or cut short: {error}") from error
-        shapes = {name: tuple(shape) for name, shape in weight_shapes(folder).items() if _COMPUTED not in name}
+        shapes = {
+            name: tuple(shape)
+            for name, shape in weight_shapes(folder).items()
+            if _COMPUTED not in name
+        }
         if not shapes:
             raise FileNotFoundError(f"{folder} has no *.safetensors")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tied = EMBEDDING in shapes and (bool(config.get("tie_word_embeddings")) or HEAD not in shapes)
-        return cls(shapes=shapes | ({HEAD: shapes[EMBEDDING]} if tied else {}), tied=tied)
+        tied = EMBEDDING in shapes and (
+            bool(config.get("tie_word_embeddings")) or HEAD not in shapes
+        )
+        return cls(
+            shapes=shapes | ({HEAD: shapes[EMBEDDING]} if tied else {}), tied=tied
+        )
 
     @property
     def elements(self) -> int:
         """Number of weights, a tied one counted once."""
-        return sum(math.prod(shape) for name, shape in self.shapes.items() if not (self.tied and name == HEAD))
+        return sum(
+            math.prod(shape)
+            for name, shape in self.shapes.items()
+            if not (self.tied and name == HEAD)
+        )
 
     def complete(self, weights: Mapping[str, Each]) -> Mapping[str, Each]:
         """Add a tied head under its own name: an engine that packs its head does not see that it is the embedding."""
@@ -125,10 +149,15 @@ class ExpectedWeights:
         return weights
 
 
-def merged(weights: Weights, factors: FactorsOf, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+def merged(
+    weights: Weights, factors: FactorsOf, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Yield all weights by name, those that have factors with them added on `device`."""
     for name, weight in weights.items():
-        yield name, factors[name].added_to(weight, device) if name in factors else weight
+        yield (
+            name,
+            factors[name].added_to(weight, device) if name in factors else weight,
+        )
 
 
 # ── to an engine's workers that are other processes ──────────────────────────────────────────────────────────────────
@@ -148,7 +177,9 @@ class SharedBucket:
     pid: int
     file: int
     size_bytes: int
-    weights: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, first byte
+    weights: tuple[
+        tuple[str, str, tuple[int, ...], int], ...
+    ]  # name, dtype, shape, first byte
 
     def open(self) -> list[tuple[str, Tensor]]:
         """Return the weights, which stay as long as any of them is held. Writes into them reach no other process."""
@@ -157,30 +188,49 @@ class SharedBucket:
             pages = mmap.mmap(file, self.size_bytes, access=mmap.ACCESS_COPY)
         finally:
             os.close(file)
-        return [(name, _at(pages, dtype, shape, first)) for name, dtype, shape, first in self.weights]
+        return [
+            (name, _at(pages, dtype, shape, first))
+            for name, dtype, shape, first in self.weights
+        ]
 
 
-def in_buckets(items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES) -> Iterator[SharedBucket]:
+def in_buckets(
+    items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES
+) -> Iterator[SharedBucket]:
     """Yield all weights in order, in buckets of at most `size_bytes` or one weight; their memory is not in /dev/shm."""
     with contextlib.ExitStack() as opened:
-        pages, file, end = None, -1, 0
+        pages = None
+        file = -1
+        end = 0
         weights: list[tuple[str, str, tuple[int, ...], int]] = []
         for name, tensor in items:
             if pages is None or end + tensor.nbytes > len(pages):
                 if pages is not None:
-                    yield SharedBucket(pid=os.getpid(), file=file, size_bytes=end, weights=tuple(weights))
-                    weights, pages = [], None
+                    yield SharedBucket(
+                        pid=os.getpid(),
+                        file=file,
+                        size_bytes=end,
+                        weights=tuple(weights),
+                    )
+                    weights = []
+                    pages = None
                     opened.close()
                 file = os.memfd_create("rlplace weights")
                 opened.callback(os.close, file)
                 os.ftruncate(file, max(size_bytes, tensor.nbytes))
-                pages, end = mmap.mmap(file, max(size_bytes, tensor.nbytes)), 0
+                pages = mmap.mmap(file, max(size_bytes, tensor.nbytes))
+                end = 0
             if tensor.nbytes:
                 _at(pages, dtype_name(tensor), tuple(tensor.shape), end).copy_(tensor)
             weights.append((name, dtype_name(tensor), tuple(tensor.shape), end))
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         if pages is not None:
-            yield SharedBucket(pid=os.getpid(), file=file, size_bytes=min(end, len(pages)), weights=tuple(weights))
+            yield SharedBucket(
+                pid=os.getpid(),
+                file=file,
+                size_bytes=min(end, len(pages)),
+                weights=tuple(weights),
+            )
 
 
 def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Tensor:
@@ -188,7 +238,9 @@ def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Ten
     kind: torch.dtype = getattr(torch, dtype)
     if not math.prod(shape):
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(pages, dtype=kind, count=math.prod(shape), offset=first).view(shape)
+    return torch.frombuffer(
+        pages, dtype=kind, count=math.prod(shape), offset=first
+    ).view(shape)
 
 
 class Shaped(Protocol):
@@ -199,18 +251,27 @@ class Shaped(Protocol):
 
 
 def check_fit(
-    given: Mapping[str, Shaped], expected: Mapping[str, tuple[int, ...]], *, owner: str, version: int
+    given: Mapping[str, Shaped],
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    owner: str,
+    version: int,
 ) -> None:
     """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
-    problems += [f"{name} is not the model's" for name in sorted(given.keys() - expected.keys())]
+    problems += [
+        f"{name} is not the model's" for name in sorted(given.keys() - expected.keys())
+    ]
     problems += [
         f"{name} is {list(given[name].shape)}, expected {list(expected[name])}"
         for name in sorted(expected.keys() & given.keys())
         if tuple(given[name].shape) != expected[name]
     ]
     if problems:
-        raise ValueError(f"{owner}: weights of version {version} do not fit the model: " + "; ".join(problems))
+        raise ValueError(
+            f"{owner}: weights of version {version} do not fit the model: "
+            + "; ".join(problems)
+        )
 
 
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,8 +300,18 @@ def probe_tokens(job: WorkerArguments) -> list[int]:
 
 def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shard:
     """Wrap the `scores` of all but the first of `length` tokens, equal on all `ranks`; None: not probed."""
-    data = torch.full((length - 1,), torch.nan) if scores is None else torch.tensor(scores, dtype=torch.float32)
-    return Shard(names=(NAME,), dtype="float32", shape=(length - 1,), blocks=replicas(length - 1, ranks), data=data)
+    data = (
+        torch.full((length - 1,), torch.nan)
+        if scores is None
+        else torch.tensor(scores, dtype=torch.float32)
+    )
+    return Shard(
+        names=(NAME,),
+        dtype="float32",
+        shape=(length - 1,),
+        blocks=replicas(length - 1, ranks),
+        data=data,
+    )
 
 
 class SyncProbe:
@@ -250,14 +321,20 @@ class SyncProbe:
         self._engine, self._tokens, self._owner = engine, probe_tokens(job), owner
         rollout = job.config.text_rollout
         dtypes = (job.config.actor.compute, rollout.dtype, rollout.cache)
-        self._tolerance = max(_TOLERANCE[dtype] for dtype in dtypes)  # by the coarsest in use
+        self._tolerance = max(
+            _TOLERANCE[dtype] for dtype in dtypes
+        )  # by the coarsest in use
         self._expected: NDArray[np.float32] | None = None
         self._largest: float | None = None
 
     def take(self, tensors: dict[str, Tensor]) -> None:
         """Take the enclosed log-probabilities out of `tensors`."""
         expected = tensors.pop(NAME, None)
-        self._expected = None if expected is None or expected.isnan().any() else expected.cpu().numpy().copy()
+        self._expected = (
+            None
+            if expected is None or expected.isnan().any()
+            else expected.cpu().numpy().copy()
+        )
 
     def compare(self) -> Metrics:
         """Compare the engine's log-probabilities with the actor's, once for each version that is probed.
@@ -266,14 +343,19 @@ class SyncProbe:
         WeightSyncError where they differ by more than rounding.
         """
         if self._expected is not None and self._engine.residency is Residency.FULL:
-            expected, self._expected = self._expected, None
-            differences = np.abs(np.asarray(self._engine.logprobs(self._tokens), np.float64) - expected)
+            expected = self._expected
+            self._expected = None
+            differences = np.abs(
+                np.asarray(self._engine.logprobs(self._tokens), np.float64) - expected
+            )
             differences[np.isnan(differences)] = np.inf
             worst = int(differences.argmax())
             self._largest = float(differences[worst])
             if self._largest > self._tolerance:
                 raise self._differ(worst, float(expected[worst]))
-        return {} if self._largest is None else {"sync/verify_max_diff": Metric(self._largest, "max")}
+        if self._largest is None:
+            return {}
+        return {"sync/verify_max_diff": Metric(self._largest, "max")}
 
     def _differ(self, worst: int, expected: float) -> WeightSyncError:
         place = worst + 1  # the first token is given
@@ -282,4 +364,6 @@ class SyncProbe:
         why = f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights"
         fix = "rollout.engine: transformers        (if it passes there, the other engine loads this model wrongly)"
         got = f"the actor has {expected:.5f}"
-        return WeightSyncError.about("logprobs-differ", self._owner, what, got=got, why=why, fix=fix)
+        return WeightSyncError.about(
+            "logprobs-differ", self._owner, what, got=got, why=why, fix=fix
+        )

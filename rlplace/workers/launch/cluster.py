@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.config.schema import AcceleratorConfig, ClusterConfig, CommConfig, RayConfig
+from rlplace.config.schema import (
+    AcceleratorConfig,
+    ClusterConfig,
+    CommConfig,
+    RayConfig,
+)
 from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
@@ -26,7 +31,12 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import setup_order
 from rlplace.proxies import keep_local
 from rlplace.signals import deferred
-from rlplace.workers.launch.devices import Device, MemoryAccount, ProcessClaims, make_device
+from rlplace.workers.launch.devices import (
+    Device,
+    MemoryAccount,
+    ProcessClaims,
+    make_device,
+)
 from rlplace.workers.launch.group import (
     GroupBuilder,
     Pending,
@@ -84,20 +94,28 @@ class Cluster:
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(
-            num_nodes, accelerators_per_node, accelerator or AcceleratorConfig(), local=local
+            num_nodes,
+            accelerators_per_node,
+            accelerator or AcceleratorConfig(),
+            local=local,
         )
         self.start_s: dict[str, float] = {}  # seconds, by phase
-        self._began, self._tell_line = time.perf_counter(), tell
+        self._began = time.perf_counter()
+        self._tell_line = tell
         self._launcher: InlineLauncher | RayLauncher
         if launcher == "inline":
             self._launcher = InlineLauncher(self.topology)
         else:
-            self._launcher = self._ray_launcher(comm or CommConfig(), shared_bytes or {}, workers, variables or {})
+            self._launcher = self._ray_launcher(
+                comm or CommConfig(), shared_bytes or {}, workers, variables or {}
+            )
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
         self._output = output
-        self._given_up = set[tuple[int, int]]()  # node, and the number there of an accelerator
+        self._given_up = set[
+            tuple[int, int]
+        ]()  # node, and the number there of an accelerator
         self._started = self._reserved = self._closed = False
 
     def _ray_launcher(
@@ -112,15 +130,31 @@ class Cluster:
                 from rlplace.workers.ray_launch.session import ray_environment
                 from rlplace.workers.ray_launch.template import Template, modules_of
 
-                template, modules = None, modules_of(workers)
-                here = "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
-                if modules and here and self._ray.address is None and self._ray.start == "fork":
+                template = None
+                modules = modules_of(workers)
+                here = (
+                    "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
+                )
+                if (
+                    modules
+                    and here
+                    and self._ray.address is None
+                    and self._ray.start == "fork"
+                ):
                     template = Template(modules, variables)  # before Ray is imported
                     stopped.callback(template.stop)
                 with ray_environment(self._ray.address):
                     from rlplace.workers.ray_launch.launcher import RayLauncher
 
-                launcher = RayLauncher(self.topology, self._ray, comm, shared_bytes, self._tell, template, variables)
+                launcher = RayLauncher(
+                    self.topology,
+                    self._ray,
+                    comm,
+                    shared_bytes,
+                    self._tell,
+                    template,
+                    variables,
+                )
             stopped.pop_all()
         return launcher
 
@@ -151,7 +185,9 @@ class Cluster:
     def start(self) -> None:
         """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError."""
         if self._closed:
-            raise ClusterError.about("cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)")
+            raise ClusterError.about(
+                "cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)"
+            )
         if not self._started:
             with self._phase("cluster"), deferred():
                 self._launcher.start()
@@ -166,7 +202,9 @@ class Cluster:
             self._launcher.reserve(slots)
         self._reserved = True
 
-    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()) -> Channel:
+    def channel(
+        self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()
+    ) -> Channel:
         """Make a channel at the planned `locations`, else on the driver's node; return its end. A name is used once."""
         self.start()
         if spec.name in self._channels:
@@ -178,7 +216,9 @@ class Cluster:
                 fix=f'ChannelSpec(name="{spec.name}_2", ...)',
             )
         with deferred():
-            channel = self._channels[spec.name] = self._launcher.channel(spec, locations)
+            channel = self._channels[spec.name] = self._launcher.channel(
+                spec, locations
+            )
         return channel
 
     def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
@@ -191,26 +231,45 @@ class Cluster:
         groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(close_all, list(groups.values()), 0.0)
-            self._set_up(groups, [], max(1.0, began + self._ray.start_timeout_s - time.monotonic()), tell=True)
+            self._set_up(
+                groups,
+                [],
+                max(1.0, began + self._ray.start_timeout_s - time.monotonic()),
+                tell=True,
+            )
             failed.pop_all()
         self._groups.update(groups)
         self._specs.update((spec.name, spec) for spec in specs)
         return groups
 
     def _set_up(
-        self, groups: Mapping[str, WorkerGroup | Ranks], setups: list[Pending], timeout_s: float, *, tell: bool = False
+        self,
+        groups: Mapping[str, WorkerGroup | Ranks],
+        setups: list[Pending],
+        timeout_s: float,
+        *,
+        tell: bool = False,
     ) -> None:
         """Set all up: those that share accelerators one after the other. Adds to `setups`, which are done afterwards.
 
         Raises WorkerError of the first failure, WorkerTimeout after `timeout_s`.
         """
         end_s = time.monotonic() + timeout_s
-        before = setup_order({name: group.accelerators for name, group in groups.items()})
+        before = setup_order(
+            {name: group.accelerators for name, group in groups.items()}
+        )
         if tell and any(before.values()):
-            self._tell_line("  set-up: in turns where accelerators are shared, " + _turns(before))
-        begun, ready = dict[str, Pending](), set[str]()
+            self._tell_line(
+                "  set-up: in turns where accelerators are shared, " + _turns(before)
+            )
+        begun = dict[str, Pending]()
+        ready = set[str]()
         while True:
-            due = [name for name, others in before.items() if name not in begun and ready.issuperset(others)]
+            due = [
+                name
+                for name, others in before.items()
+                if name not in begun and ready.issuperset(others)
+            ]
             with deferred():
                 begun |= {name: groups[name].setup() for name in due}
             setups += [begun[name] for name in due]
@@ -218,10 +277,20 @@ class Cluster:
                 self._tell_ready(begun[name])
             calls = [call for pending in setups for call in pending.calls]
             whole = len(begun) == len(before)
-            until = concurrent.futures.FIRST_EXCEPTION if whole else concurrent.futures.FIRST_COMPLETED
-            wait_until([call for call in calls if not call.done()], end_s - time.monotonic(), until)
+            until = (
+                concurrent.futures.FIRST_EXCEPTION
+                if whole
+                else concurrent.futures.FIRST_COMPLETED
+            )
+            wait_until(
+                [call for call in calls if not call.done()],
+                end_s - time.monotonic(),
+                until,
+            )
             ended = [call for call in calls if call.done()]
-            if any(call.exception() is not None for call in ended) or (whole and len(ended) == len(calls)):
+            if any(call.exception() is not None for call in ended) or (
+                whole and len(ended) == len(calls)
+            ):
                 wait_all(setups)
                 return
             if time.monotonic() >= end_s:
@@ -245,15 +314,30 @@ class Cluster:
             for name in found:
                 if self._specs[name].worker.needs_own_process:
                     found[name] = set(range(len(self._specs[name].slots)))
-            processes = {self._specs[name].slots[rank].process for name, ranks in found.items() for rank in ranks}
-            shared = [slot for spec in self._specs.values() for slot in spec.slots if slot.process in processes - {""}]
-            more = [slot for slot in shared if slot.rank not in found.get(slot.component, ())]
+            processes = {
+                self._specs[name].slots[rank].process
+                for name, ranks in found.items()
+                for rank in ranks
+            }
+            shared = [
+                slot
+                for spec in self._specs.values()
+                for slot in spec.slots
+                if slot.process in processes - {""}
+            ]
+            more = [
+                slot
+                for slot in shared
+                if slot.rank not in found.get(slot.component, ())
+            ]
             if not more:
                 return found
             for slot in more:
                 found.setdefault(slot.component, set()).add(slot.rank)
 
-    def restart(self, lost: Lost, make_room: Callable[[Lost], None] = lambda lost: None) -> None:
+    def restart(
+        self, lost: Lost, make_room: Callable[[Lost], None] = lambda lost: None
+    ) -> None:
         """Start lost ranks again on their slots, empty all channels, and have all groups take calls again.
 
         For groups that outlast failures and have wound down, or are idle. `lost`: with their peers. New workers are
@@ -273,11 +357,18 @@ class Cluster:
             group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
         make_room(lost)
         setups: list[Pending] = []
-        again = {name: self._groups[name].execute_on(ranks) for name, ranks in lost.items()}
+        again = {
+            name: self._groups[name].execute_on(ranks) for name, ranks in lost.items()
+        }
         try:
             self._set_up(again, setups, self._ray.start_timeout_s)
         except WorkerTimeout as late:
-            places = {call.slot.accelerators for pending in setups for call in pending.calls if not call.done()}
+            places = {
+                call.slot.accelerators
+                for pending in setups
+                for call in pending.calls
+                if not call.done()
+            }
             for pending in setups:
                 pending.fail_late(Failure(what=str(late), cause=late))
             if len(places) > 1:  # most of them wait for another
@@ -292,16 +383,30 @@ class Cluster:
         those holds for these. Return the new slots, whose ranks are to be restarted; none where too few are free.
         """
         bad = self._specs[component].slots[rank]
-        node, numbers = self.topology.nodes[bad.node], bad.local_accelerators
-        slots = [slot for spec in self._specs.values() for slot in spec.slots if slot.node == node.rank]
-        taken = {n for slot in slots for n in visible_to(slot)} | {n for at, n in self._given_up if at == node.rank}
+        node = self.topology.nodes[bad.node]
+        numbers = bad.local_accelerators
+        slots = [
+            slot
+            for spec in self._specs.values()
+            for slot in spec.slots
+            if slot.node == node.rank
+        ]
+        taken = {n for slot in slots for n in visible_to(slot)} | {
+            n for at, n in self._given_up if at == node.rank
+        }
         free = [n for n in range(node.accelerators) if n not in taken][: len(numbers)]
-        if not numbers or len(free) < len(numbers) or not self._launcher.take(node.rank, free):
+        if (
+            not numbers
+            or len(free) < len(numbers)
+            or not self._launcher.take(node.rank, free)
+        ):
             return []
         self._given_up |= {(node.rank, n) for n in numbers}
         instead = dict(zip(numbers, free, strict=True))
         moved = {
-            slot.owner: _moved(slot, instead, node.first) for slot in slots if instead.keys() & {*visible_to(slot)}
+            slot.owner: _moved(slot, instead, node.first)
+            for slot in slots
+            if instead.keys() & {*visible_to(slot)}
         }
         for name, spec in self._specs.items():
             placed = tuple(moved.get(slot.owner, slot) for slot in spec.slots)
@@ -318,13 +423,22 @@ class Cluster:
         if name in self._groups and not self._groups[name].closed:
             why = "the name stands for the component in errors, channels and accounts"
             fix = f'close it first, or launch(..., name="{name}_2")'
-            raise ClusterError.about("group-exists", name, "a group of this name is running", why=why, fix=fix)
+            raise ClusterError.about(
+                "group-exists",
+                name,
+                "a group of this name is running",
+                why=why,
+                fix=fix,
+            )
         slots = placed if isinstance(placed, Sequence) else placed.get_placement(self)
         return GroupSpec(
             name=name,
             worker=builder.worker,
             config=builder.config,
-            slots=tuple(s if s.component == name else dataclasses.replace(s, component=name) for s in slots),
+            slots=tuple(
+                s if s.component == name else dataclasses.replace(s, component=name)
+                for s in slots
+            ),
             channels=channels,
             output=self._output,
         )
@@ -337,7 +451,9 @@ class Cluster:
         left = list(setup.calls)
 
         def ended(call: Future[Any]) -> None:
-            last = left.pop() is setup.calls[0]  # whichever ends: the first is taken last
+            last = (
+                left.pop() is setup.calls[0]
+            )  # whichever ends: the first is taken last
             if last and all(call.exception() is None for call in setup.calls):
                 self._tell(f"{setup.group.name}: ready")
 
@@ -350,14 +466,20 @@ class Cluster:
         try:
             yield
         finally:
-            self.start_s[name] = self.start_s.get(name, 0.0) + time.perf_counter() - began
+            self.start_s[name] = (
+                self.start_s.get(name, 0.0) + time.perf_counter() - began
+            )
 
     def describe(self) -> str:
         """Describe in one line the accelerators, whether emulated, the workers, and where start-up time went."""
         on_cpu = all(node.kind == "emulated" for node in self.topology.nodes)
         emulated = " emulated (computing on the CPU)" if on_cpu else ""
-        workers = ", ".join(f"{g.world_size} {name}" for name, g in self._groups.items())
-        phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.start_s.items())
+        workers = ", ".join(
+            f"{g.world_size} {name}" for name, g in self._groups.items()
+        )
+        phases = ", ".join(
+            f"{name} {seconds:.1f}" for name, seconds in self.start_s.items()
+        )
         return (
             f"{self.topology.describe()}{emulated}; {workers or 'no'} workers as {self._launcher.describe()}; "
             f"start {sum(self.start_s.values()):.1f} s ({phases})"
@@ -385,7 +507,10 @@ def _turns(before: Mapping[str, Sequence[str]]) -> str:
     turn = dict[str, int]()
     for name, others in before.items():
         turn[name] = 1 + max((turn[other] for other in others), default=-1)
-    return ", then ".join(" and ".join(n for n in turn if turn[n] == at) for at in range(max(turn.values()) + 1))
+    return ", then ".join(
+        " and ".join(n for n in turn if turn[n] == at)
+        for at in range(max(turn.values()) + 1)
+    )
 
 
 def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
@@ -395,7 +520,12 @@ def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
         for numbers in (slot.local_accelerators, slot.visible_accelerators)
     )
     accelerators = tuple(first + n for n in own)
-    return dataclasses.replace(slot, accelerators=accelerators, local_accelerators=own, visible_accelerators=seen)
+    return dataclasses.replace(
+        slot,
+        accelerators=accelerators,
+        local_accelerators=own,
+        visible_accelerators=seen,
+    )
 
 
 # ── workers as threads of this process ────────────────────────────────────────────────────────────────────────────────
@@ -438,9 +568,13 @@ class InlineLauncher:
             )
         if self._outputs is None and any(spec.output for spec in specs):
             self._outputs = Outputs()
-        return {spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs}
+        return {
+            spec.name: [self._make(spec, slot) for slot in spec.slots] for spec in specs
+        }
 
-    def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
+    def restart(
+        self, specs: Sequence[GroupSpec], slots: Collection[Slot]
+    ) -> dict[str, list[WorkerHandle]]:
         raise AssertionError("a thread cannot be ended, so none is replaced")
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
@@ -454,15 +588,28 @@ class InlineLauncher:
             channel.reset()
 
     def _make(self, spec: GroupSpec, slot: Slot) -> WorkerHandle:
-        device = make_device(slot, self._topology, self._account, index=next(iter(slot.local_accelerators), 0))
+        device = make_device(
+            slot,
+            self._topology,
+            self._account,
+            index=next(iter(slot.local_accelerators), 0),
+        )
         device.share_process(self._claims)
         rendezvous = Rendezvous(host="127.0.0.1", port=0)
         if spec.worker.needs_own_process:
             listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-            rendezvous = Rendezvous(host="127.0.0.1", port=listening.getsockname()[1], listen_fd=listening.detach())
-        return InlineWorker(spec, slot, device, rendezvous, self._lending, self._outputs)
+            rendezvous = Rendezvous(
+                host="127.0.0.1",
+                port=listening.getsockname()[1],
+                listen_fd=listening.detach(),
+            )
+        return InlineWorker(
+            spec, slot, device, rendezvous, self._lending, self._outputs
+        )
 
-    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+    def channel(
+        self, spec: ChannelSpec, locations: Sequence[ChannelLocation]
+    ) -> Channel:
         channel = LocalChannel(spec)
         self._channels.append(channel)
         return channel
@@ -493,10 +640,16 @@ class InlineWorker(WorkerHandle):
         super().__init__(slot)
         self._device = device
         self._host = WorkerHost(shows_failures=spec.output is not None)
-        self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[Callable[[], object] | None] = (
+            queue.SimpleQueue()
+        )
         if outputs is not None:
-            self._mailbox.put(lambda: outputs.enter(output_file(spec.output, slot), slot.owner))
-        self._mailbox.put(lambda: self._host.build(spec, slot, device, rendezvous, lending=lending))
+            self._mailbox.put(
+                lambda: outputs.enter(output_file(spec.output, slot), slot.owner)
+            )
+        self._mailbox.put(
+            lambda: self._host.build(spec, slot, device, rendezvous, lending=lending)
+        )
         threading.Thread(target=self._work, name=slot.owner, daemon=True).start()
 
     def _work(self) -> None:

@@ -22,7 +22,9 @@ from rlplace.units import exact_bytes
 
 _ACCOUNT_S = 60.0  # for others to let go of an account, which they hold for less than a millisecond
 _LOOK_S = 0.0002
-_OPENED, _HEAD, _HALF_BYTES = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, struct.Struct("<QQ"), 1 << 16
+_OPENED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_HEAD = struct.Struct("<QQ")
+_HALF_BYTES = 1 << 16
 Held = dict[int, dict[tuple[str, str], int]]  # accelerator -> (owner, label) -> bytes
 
 
@@ -75,15 +77,26 @@ class MemoryAccount:
         with self._lock:
             yield self._held
 
-    def acquire(self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str) -> None:
+    def acquire(
+        self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str
+    ) -> None:
         """Account memory of a worker, on accelerators by their global numbers. Raises AcceleratorOutOfMemory."""
         assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
         with self._opened(accelerators) as held:
             for number in accelerators:
-                others = {r: b for r, b in held.get(number, {}).items() if r != resident}
+                others = {
+                    r: b for r, b in held.get(number, {}).items() if r != resident
+                }
                 if sum(others.values()) + size_bytes > self.capacity_bytes[number]:
-                    raise out_of_memory(owner, what, size_bytes, number, self.capacity_bytes[number], others)
+                    raise out_of_memory(
+                        owner,
+                        what,
+                        size_bytes,
+                        number,
+                        self.capacity_bytes[number],
+                        others,
+                    )
             for number in accelerators:
                 held.setdefault(number, {})[resident] = size_bytes
 
@@ -95,12 +108,17 @@ class MemoryAccount:
     def release_all(self, owner: str) -> None:
         with self._opened() as held:
             for residents in held.values():
-                for resident in [resident for resident in residents if resident[0] == owner]:
+                for resident in [
+                    resident for resident in residents if resident[0] == owner
+                ]:
                     del residents[resident]
 
     def held_bytes(self, owner: str, accelerators: Sequence[int] | None = None) -> int:
         with self._opened(accelerators) as held:
-            sums = [sum(b for (o, _), b in residents.items() if o == owner) for residents in held.values()]
+            sums = [
+                sum(b for (o, _), b in residents.items() if o == owner)
+                for residents in held.values()
+            ]
         return max(sums, default=0)  # equal on all accelerators of a worker
 
 
@@ -116,15 +134,23 @@ class SharedAccount(MemoryAccount):
 
     def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
         """`folder`: in that of the job, which only its user can open; it need not be there yet."""
-        self.capacity_bytes, self._folder = tuple(capacity_bytes), folder
+        self.capacity_bytes = tuple(capacity_bytes)
+        self._folder = folder
 
     @contextlib.contextmanager
     def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
         if accelerators is None:
-            accelerators = [int(name) for name in os.listdir(self._folder)] if self._folder.exists() else []
+            accelerators = (
+                [int(name) for name in os.listdir(self._folder)]
+                if self._folder.exists()
+                else []
+            )
         with contextlib.ExitStack() as locked:
             # In this order, so that no two wait for each other.
-            files = {number: locked.enter_context(self._locked(number)) for number in sorted(accelerators)}
+            files = {
+                number: locked.enter_context(self._locked(number))
+                for number in sorted(accelerators)
+            }
             before = {number: _read(file) for number, file in files.items()}
             held: Held = {
                 number: {(owner, what): size for owner, what, size in json.loads(text)}
@@ -132,7 +158,9 @@ class SharedAccount(MemoryAccount):
             }
             yield held
             for number, file in files.items():
-                text = json.dumps([[*resident, size] for resident, size in held[number].items()]).encode()
+                text = json.dumps(
+                    [[*resident, size] for resident, size in held[number].items()]
+                ).encode()
                 if text != before[number]:
                     _write(file, text)
 
@@ -148,7 +176,9 @@ class SharedAccount(MemoryAccount):
         try:
             _lock(file, path)
             yield file
-            fcntl.flock(file, fcntl.LOCK_UN)  # a fork of another thread may keep it open
+            fcntl.flock(
+                file, fcntl.LOCK_UN
+            )  # a fork of another thread may keep it open
         finally:
             os.close(file)
 
@@ -186,14 +216,27 @@ def _lock(file: int, path: Path) -> None:
 
 
 def out_of_memory(
-    owner: str, what: str, size_bytes: int, number: int, capacity_bytes: int, held: dict[tuple[str, str], int]
+    owner: str,
+    what: str,
+    size_bytes: int,
+    number: int,
+    capacity_bytes: int,
+    held: dict[tuple[str, str], int],
 ) -> AcceleratorOutOfMemory:
     """Describe what does not fit, with all that is resident on that accelerator, the largest first."""
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
-    lines = [f"{resident}: {label} {exact_bytes(size)}" for (resident, label), size in largest if size]
+    lines = [
+        f"{resident}: {label} {exact_bytes(size)}"
+        for (resident, label), size in largest
+        if size
+    ]
     free = capacity_bytes - sum(held.values())
     has = f"accelerator {number} has {exact_bytes(capacity_bytes)}, {exact_bytes(free)} free"
-    others = [component_of(r) for (r, _), size in largest if r != owner and component_of(r) and size]
+    others = [
+        component_of(r)
+        for (r, _), size in largest
+        if r != owner and component_of(r) and size
+    ]
     fix = f"cluster.accelerator.memory: {capacity_bytes - free + size_bytes}"
     if others:
         fix = f"{others[0]}.enable_offload: true     (or {fix})"
@@ -203,7 +246,9 @@ def out_of_memory(
             key=owner,
             what=f"accelerator {number} is out of memory",
             got=f"{what} needs {exact_bytes(size_bytes)}",
-            why="\n".join([has + ("; resident are" if lines else "; nothing is resident"), *lines]),
+            why="\n".join(
+                [has + ("; resident are" if lines else "; nothing is resident"), *lines]
+            ),
             fix=fix,
         ),
         accelerator=number,
@@ -211,20 +256,29 @@ def out_of_memory(
     )
 
 
-def cuda_out_of_memory(error: BaseException, slot: Slot) -> AcceleratorOutOfMemory | None:
+def cuda_out_of_memory(
+    error: BaseException, slot: Slot
+) -> AcceleratorOutOfMemory | None:
     """Turn torch's error of a full GPU into ours; None for any other error."""
     torch = sys.modules.get("torch")  # not imported: most workers never need it
     # Another thread may be importing it: then it lacks names, and has raised nothing.
     if not isinstance(error, getattr(torch, "OutOfMemoryError", ())):
         return None
-    text, sizes = str(error), []
+    text = str(error)
+    sizes = []
     for words in ("Tried to allocate", "of which"):  # "20.00 MiB"
         found = re.search(words + r" ([\d.]+) (bytes|[KMGT]iB)", text)
-        power = ("bytes", "KiB", "MiB", "GiB", "TiB").index(found.group(2)) if found else 0
+        power = (
+            ("bytes", "KiB", "MiB", "GiB", "TiB").index(found.group(2)) if found else 0
+        )
         sizes.append(int(float(found.group(1)) * 1024**power) if found else 0)
     gpu = re.search(r"GPU (\d+)", text)
     at = int(gpu.group(1)) if gpu is not None else 0
-    number = slot.accelerators[at if at < len(slot.accelerators) else 0] if slot.accelerators else at
+    number = (
+        slot.accelerators[at if at < len(slot.accelerators) else 0]
+        if slot.accelerators
+        else at
+    )
     return AcceleratorOutOfMemory(
         Problem(
             code="accelerator-out-of-memory",
@@ -245,11 +299,15 @@ class EmulatedDevice(Device):
     def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
         self._slot = slot
-        self._acquired: set[str] = set()  # labels that are in the account; to look there takes a file
+        self._acquired: set[str] = (
+            set()
+        )  # labels that are in the account; to look there takes a file
 
     def acquire(self, size_bytes: int, what: str) -> None:
         if size_bytes or what in self._acquired:
-            self._account.acquire(self._slot.owner, self._slot.accelerators, size_bytes, what)
+            self._account.acquire(
+                self._slot.owner, self._slot.accelerators, size_bytes, what
+            )
             self._acquired.add(what)
 
     def release(self, what: str) -> None:
@@ -273,7 +331,9 @@ class ProcessClaims:
     """
 
     def __init__(self) -> None:
-        self._claimed: dict[int, dict[tuple[str, str], int]] = {}  # GPU -> (owner, label) -> bytes
+        self._claimed: dict[
+            int, dict[tuple[str, str], int]
+        ] = {}  # GPU -> (owner, label) -> bytes
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[ProcessClaims], tuple[()]]:
@@ -282,7 +342,11 @@ class ProcessClaims:
     def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
         """Return what is claimed there by anything but `resident`, an owner and a label."""
         with self._lock:
-            return {each: size for each, size in self._claimed.get(gpu, {}).items() if each != resident}
+            return {
+                each: size
+                for each, size in self._claimed.get(gpu, {}).items()
+                if each != resident
+            }
 
     def claim(self, gpu: int, resident: tuple[str, str], size_bytes: int) -> None:
         with self._lock:
@@ -296,13 +360,19 @@ class ProcessClaims:
         """Drop all that a worker has claimed, on every GPU."""
         with self._lock:
             for claimed in self._claimed.values():
-                for resident in [resident for resident in claimed if resident[0] == owner]:
+                for resident in [
+                    resident for resident in claimed if resident[0] == owner
+                ]:
                     del claimed[resident]
 
     def of_owner(self, gpu: int, owner: str) -> int:
         """Return the bytes that a worker has asked for there."""
         with self._lock:
-            return sum(size for (each, _), size in self._claimed.get(gpu, {}).items() if each == owner)
+            return sum(
+                size
+                for (each, _), size in self._claimed.get(gpu, {}).items()
+                if each == owner
+            )
 
 
 class Room(NamedTuple):
@@ -316,7 +386,9 @@ class Room(NamedTuple):
 class CudaDevice(Device):
     """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
 
-    def __init__(self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()) -> None:
+    def __init__(
+        self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()
+    ) -> None:
         """`index` counts visible GPUs, as many as the slot has follow it; `uuids`: of these, then of the node's others.
 
         `slot` is for errors.
@@ -324,16 +396,21 @@ class CudaDevice(Device):
         self.torch_name = f"cuda:{index}"
         self._index = index
         self._owner = "this process" if slot is None else slot.owner
-        self._numbers = slot.accelerators if slot is not None and slot.accelerators else (index,)
+        self._numbers = (
+            slot.accelerators if slot is not None and slot.accelerators else (index,)
+        )
         self._uuids = tuple(uuid.removeprefix("GPU-") for uuid in uuids)
-        self._claims = ProcessClaims()  # what was there before it was asked for counts as well
+        self._claims = (
+            ProcessClaims()
+        )  # what was there before it was asked for counts as well
         self._shares_process = False
         # Replaced by an engine of whose memory torch here knows less.
         self.measure: Callable[[], Room] = self.measure_here
 
     def share_process(self, claims: ProcessClaims) -> None:
         """Have other workers in the same process, whose claims stand in `claims` too."""
-        self._claims, self._shares_process = claims, True
+        self._claims = claims
+        self._shares_process = True
 
     def verify(self) -> None:
         """Raise ClusterError where CUDA shows another GPU of the node than a planned one.
@@ -342,7 +419,8 @@ class CudaDevice(Device):
         """
         import torch
 
-        planned, others = self._uuids[: len(self._numbers)], self._uuids[len(self._numbers) :]
+        planned = self._uuids[: len(self._numbers)]
+        others = self._uuids[len(self._numbers) :]
         for at, uuid in enumerate(planned):
             seen = str(torch.cuda.get_device_properties(self._index + at).uuid)
             if seen != uuid and seen in (*planned, *others):
@@ -359,11 +437,16 @@ class CudaDevice(Device):
         """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
         if not size_bytes and self._untouched():
             return  # to measure takes half a GiB of the GPU
-        resident, room = (self._owner, what), self.measure()
+        resident = (self._owner, what)
+        room = self.measure()
         held = self._claims.others(self._index, resident)
         if sum(held.values()) + size_bytes > room.free + room.own:
-            held["other processes", "all they hold"] = room.capacity - room.free - room.own
-            raise out_of_memory(self._owner, what, size_bytes, self._numbers[0], room.capacity, held)
+            held["other processes", "all they hold"] = (
+                room.capacity - room.free - room.own
+            )
+            raise out_of_memory(
+                self._owner, what, size_bytes, self._numbers[0], room.capacity, held
+            )
         self._claims.claim(self._index, resident, size_bytes)
 
     def release(self, what: str) -> None:
@@ -380,22 +463,32 @@ class CudaDevice(Device):
     def held_bytes(self) -> int:
         if self._untouched():
             return 0
-        return self._claims.of_owner(self._index, self._owner) if self._shares_process else self.measure().own
+        if self._shares_process:
+            return self._claims.of_owner(self._index, self._owner)
+        return self.measure().own
 
     def _untouched(self) -> bool:
         """Whether this worker has no memory there, nor a context of CUDA."""
         torch = sys.modules.get("torch")
-        return self.measure == self.measure_here and (torch is None or not torch.cuda.is_initialized())
+        return self.measure == self.measure_here and (
+            torch is None or not torch.cuda.is_initialized()
+        )
 
     def measured_bytes(self, counted: int) -> int:
         """Return what the process holds, with what torch's allocator keeps; of several in one process, `counted`."""
-        return counted if self._shares_process else max(counted, self.held_bytes())
+        if self._shares_process:
+            return counted
+        return max(counted, self.held_bytes())
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
         """Wait as long as the others take: the driver ends a start that takes too long."""
         with contextlib.ExitStack() as locked:
-            places = [] if folder is None else [folder / f"alone-{number}" for number in sorted(self._numbers)]
+            places = (
+                []
+                if folder is None
+                else [folder / f"alone-{number}" for number in sorted(self._numbers)]
+            )
             for place in places:
                 file = locked.enter_context(place.open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX)

@@ -21,13 +21,17 @@ _MODULE = "rlplace.workers.launch.gpu_sharing"
 _VALUE = 3.0
 
 
-def known_obstacle(environment: Mapping[str, str] = os.environ, release: str = platform.release()) -> str | None:
+def known_obstacle(
+    environment: Mapping[str, str] = os.environ, release: str = platform.release()
+) -> str | None:
     """Return why memory of a GPU cannot be shared, where that is known without a try."""
     for name in _ALLOCATOR:
         if "expandable_segments:true" in environment.get(name, "").lower():
             return f"{name} has expandable_segments, whose memory is shared by a call that many containers refuse"
     if "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", ""):
-        return "CUDA_VISIBLE_DEVICES names MIG slices, between which CUDA shares nothing"
+        return (
+            "CUDA_VISIBLE_DEVICES names MIG slices, between which CUDA shares nothing"
+        )
     if "microsoft" in release.lower():
         return "this is WSL, where CUDA shares nothing between processes"
     return None
@@ -49,9 +53,15 @@ def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
     except subprocess.TimeoutExpired:
         os.killpg(tried.pid, signal.SIGKILL)  # with the process that it started
         tried.communicate()
-        return f"two processes were not done with sharing a tensor after {deadline_s:g} s"
+        return (
+            f"two processes were not done with sharing a tensor after {deadline_s:g} s"
+        )
     lines = [line.strip() for line in told.splitlines() if line.strip()]
-    return None if tried.returncode == 0 else (lines[-1] if lines else f"a try ended with {tried.returncode}")
+    if tried.returncode == 0:
+        return None
+    if lines:
+        return lines[-1]
+    return f"a try ended with {tried.returncode}"
 
 
 def _share(device: str) -> None:

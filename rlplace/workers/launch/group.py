@@ -64,10 +64,14 @@ _STOPPED = Failure(what="the worker was stopped")
 class Call(concurrent.futures.Future[Any]):
     """The result to come of one method call on one worker. Ends with a value or a WorkerError."""
 
-    record: CallRecord | None = None  # of the worker's side, when the call has ended well
+    record: CallRecord | None = (
+        None  # of the worker's side, when the call has ended well
+    )
     failed_at_s = 0.0  # monotonic clock of the driver
     stopped = False  # it failed because its worker was stopped, or a call before it in its message failed
-    work: Call | None = None  # of its message, the call that is named for what happens to the worker; None: itself
+    work: Call | None = (
+        None  # of its message, the call that is named for what happens to the worker; None: itself
+    )
 
     def __init__(self, slot: Slot, method: str) -> None:
         super().__init__()
@@ -106,7 +110,9 @@ class WorkerHandle(abc.ABC):
         """End the worker, whatever it is doing, and release what it held on its accelerators. Idempotent."""
 
 
-def failed(slot: Slot, method: str, failure: Failure, output: Path | None) -> WorkerError:
+def failed(
+    slot: Slot, method: str, failure: Failure, output: Path | None
+) -> WorkerError:
     """Return the error of a worker. `output`: folder of what it printed."""
     file = output_file(output, slot)
     error = WorkerError(
@@ -175,22 +181,32 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
     while True:
         left_s = end - time.monotonic()
         done, others = concurrent.futures.wait(calls, min(left_s, _WAKE_S), until)
-        if not others or left_s <= _WAKE_S or (done and until == concurrent.futures.FIRST_COMPLETED):
+        if (
+            not others
+            or left_s <= _WAKE_S
+            or (done and until == concurrent.futures.FIRST_COMPLETED)
+        ):
             return
         if any(call.exception() is not None for call in done):
             return
 
 
-def _fail_together(groups: Sequence[WorkerGroup], calls: Sequence[Call]) -> BaseException:
+def _fail_together(
+    groups: Sequence[WorkerGroup], calls: Sequence[Call]
+) -> BaseException:
     """Wind all groups down and choose the failure that explains the others."""
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
     for group in groups:
         group.wait_wound_down()
     failed = [call for call in calls if call.done() and call.exception() is not None]
-    first = _blamed([*failed, *(call for group in groups for call in group.failed_calls)])
+    first = _blamed(
+        [*failed, *(call for group in groups for call in group.failed_calls)]
+    )
     if first is None:  # the groups were closed while we waited
-        return failed[0].exception() or AssertionError("a call that failed has an exception")
+        return failed[0].exception() or AssertionError(
+            "a call that failed has an exception"
+        )
     for group in groups:
         if not group._closed:
             group.failure = first
@@ -207,35 +223,58 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
         error = call.exception()
         if isinstance(error, WorkerError) and not call.stopped:
             died = error.cause is None and error.remote_traceback is None
-            found.append((0 if died else 2 if isinstance(error.cause, ChannelBroken) else 1, call.failed_at_s, error))
-    return min(found, key=lambda entry: entry[:2])[2] if found else None
+            found.append(
+                (
+                    0 if died else 2 if isinstance(error.cause, ChannelBroken) else 1,
+                    call.failed_at_s,
+                    error,
+                )
+            )
+    if found:
+        return min(found, key=lambda entry: entry[:2])[2]
+    return None
 
 
 def gave_up(error: BaseException | None) -> bool:
     """Return whether a failure says of its worker only that it waited for others: it is as sound as before."""
-    return isinstance(error, WorkerError) and isinstance(error.cause, (ChannelBroken, ChannelTimeout))
+    return isinstance(error, WorkerError) and isinstance(
+        error.cause, (ChannelBroken, ChannelTimeout)
+    )
 
 
 def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
     """Return when the first call of these groups failed, by the monotonic clock; now where none has."""
-    return min([time.monotonic(), *(call.failed_at_s for group in groups for call in group.failed_calls)])
+    return min(
+        [
+            time.monotonic(),
+            *(call.failed_at_s for group in groups for call in group.failed_calls),
+        ]
+    )
 
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
     """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
     late: dict[Pending, list[int]] = {}
-    first = dict[Slot, Call]()  # of each worker, the call that it is at; those behind it have not begun
+    first = dict[
+        Slot, Call
+    ]()  # of each worker, the call that it is at; those behind it have not begun
     left = dict.fromkeys(call for p in pending for call in p.calls if not call.done())
     for call in left:
         first.setdefault(call.slot, call.work if call.work in left else call)
     for p in pending:
-        if ranks := [call.slot.rank for call in p.calls if first.get(call.slot) is call]:
+        if ranks := [
+            call.slot.rank for call in p.calls if first.get(call.slot) is call
+        ]:
             late[p] = ranks
     working = [
         f"{p.group.name} rank{'s' * (len(ranks) > 1)} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
         for p, ranks in late.items()
     ]
-    asked = {handle: handle.where() for p, ranks in late.items() for handle in (p.group.handles[r] for r in ranks)}
+    asked = {
+        handle: handle.where()
+        for p, ranks in late.items()
+        for handle in (p.group.handles[r] for r in ranks)
+    }
     concurrent.futures.wait(asked.values(), _ASK_S)
     places: dict[str, list[str]] = {}
     for handle, answer in asked.items():
@@ -244,7 +283,11 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
             place = answer.result() or "has not begun"
         places.setdefault(place, []).append(handle.slot.owner)
     lines = [f"{', '.join(owners)}: {place}" for place, owners in places.items()]
-    waits = report(view({name: channel for p in late for name, channel in p.group.channels.items()}))
+    waits = report(
+        view(
+            {name: channel for p in late for name, channel in p.group.channels.items()}
+        )
+    )
     blamed = next(iter(late))
     return WorkerTimeout.about(
         "worker-deadline",
@@ -267,17 +310,26 @@ class WorkerGroup:
     # `go_on`; or end what they are at, as far as it does not need the others, and be there.
     outlast: Literal["stop", "give up", "end the call"] = "stop"
     patience_s = WAIT_S  # for a call to end
-    in_vain: Callable[[], bool] = staticmethod(lambda: False)  # whether there is nothing to be patient for
+    in_vain: Callable[[], bool] = staticmethod(
+        lambda: False
+    )  # whether there is nothing to be patient for
 
-    def __init__(self, spec: GroupSpec, handles: Sequence[WorkerHandle], grace_s: float = GRACE_S) -> None:
-        self.name, self.worker, self.channels, self.output = spec.name, spec.worker, spec.channels, spec.output
+    def __init__(
+        self, spec: GroupSpec, handles: Sequence[WorkerHandle], grace_s: float = GRACE_S
+    ) -> None:
+        self.name = spec.name
+        self.worker = spec.worker
+        self.channels = spec.channels
+        self.output = spec.output
         self.failure: WorkerError | None = None  # what every later call raises
         self.failed_calls: list[Call] = []  # while the group was not closed
         self.late_calls: list[Call] = []  # of ranks that did not give up
         self.handles = tuple(handles)
         self.grace_s = grace_s
         self._open: dict[Call, None] = {}  # in the order in which they were sent
-        self._held: dict[int, list[tuple[Call, Request]]] | None = None  # by rank; used by the thread that holds
+        self._held: dict[int, list[tuple[Call, Request]]] | None = (
+            None  # by rank; used by the thread that holds
+        )
         self._lock = threading.RLock()  # for what follows, and the calls above
         self._winding_down: threading.Thread | None = None
         self._closed = self._stopped = False
@@ -301,7 +353,9 @@ class WorkerGroup:
         return self.used_by(range(self.world_size))
 
     def used_by(self, ranks: Iterable[int]) -> set[int]:
-        slots = [self.handles[rank].slot for rank in ranks if self.worker.uses_accelerators]
+        slots = [
+            self.handles[rank].slot for rank in ranks if self.worker.uses_accelerators
+        ]
         return {number for slot in slots for number in slot.accelerators}
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,40 +365,63 @@ class WorkerGroup:
 
     def execute_on(self, *ranks: int | Iterable[int]) -> Ranks:
         """Select some ranks: `group.execute_on(0, 2).method(...)` or `group.execute_on([0, 2])`."""
-        chosen = [r for item in ranks for r in ([item] if isinstance(item, int) else item)]
+        chosen = [
+            r for item in ranks for r in ([item] if isinstance(item, int) else item)
+        ]
         wrong = [r for r in chosen if not 0 <= r < self.world_size]
         if wrong or not chosen:
             last = self.world_size - 1
             what = f"rank {wrong[0]} does not exist" if wrong else "no rank is named"
             got = f"execute_on({', '.join(map(str, chosen))})"
             why = f"the group has {self.world_size} rank{'s' * (last > 0)}, 0-{last}"
-            raise PlacementError.of("no-such-rank", self.name, what, got, why, f"execute_on({last})")
+            raise PlacementError.of(
+                "no-such-rank", self.name, what, got, why, f"execute_on({last})"
+            )
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
         """Bind a method of the worker class. Raises AttributeError for one that it does not have."""
-        if method.startswith("_") or not inspect.isfunction(getattr(self.worker, method, None)):
-            known = [n for n, _ in inspect.getmembers(self.worker, inspect.isfunction) if not n.startswith("_")]
+        if method.startswith("_") or not inspect.isfunction(
+            getattr(self.worker, method, None)
+        ):
+            known = [
+                n
+                for n, _ in inspect.getmembers(self.worker, inspect.isfunction)
+                if not n.startswith("_")
+            ]
             near = did_you_mean(method, known)
             hint = f"did you mean {near!r}?" if near else "it has " + ", ".join(known)
-            raise AttributeError(f"{self.worker.__name__} has no method {method!r}; {hint}")
+            raise AttributeError(
+                f"{self.worker.__name__} has no method {method!r}; {hint}"
+            )
         return functools.partial(self._call, method, ranks)
 
-    def _call(self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Pending:
+    def _call(
+        self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Pending:
         if self.failure is not None:
             raise self.failure
         if self._closed:
             what = f"{method} was called on a group that is closed"
             fix = "launch the group again"
-            raise ClusterError.about("group-closed", self.name, what, why="its workers have ended", fix=fix)
+            raise ClusterError.about(
+                "group-closed", self.name, what, why="its workers have ended", fix=fix
+            )
         return Pending(self, self._send(ranks, method, args, kwargs))
 
     def _send(
-        self, ranks: Sequence[int], method: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        ranks: Sequence[int],
+        method: str,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> list[Call]:
         """Start a method, or hold it. The calls of a rank run one after the other in the order given."""
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
-        made = {rank: (call, (method, args, kwargs or {})) for rank, call in zip(ranks, calls, strict=True)}
+        made = {
+            rank: (call, (method, args, kwargs or {}))
+            for rank, call in zip(ranks, calls, strict=True)
+        }
         if self._held is None:
             self._start({rank: [one] for rank, one in made.items()})
         else:
@@ -361,7 +438,8 @@ class WorkerGroup:
 
         Raises what the call that cannot be pickled would have: then nothing that was held is there to be waited for.
         """
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         self._start(held or {})
 
     def drop(self) -> None:
@@ -370,28 +448,38 @@ class WorkerGroup:
 
     def _start(self, messages: Mapping[int, Sequence[tuple[Call, Request]]]) -> None:
         """Send one message to each rank."""
-        calls = {rank: [call for call, _ in message] for rank, message in messages.items()}
+        calls = {
+            rank: [call for call, _ in message] for rank, message in messages.items()
+        }
         for sent in calls.values():
             work = next((call for call in sent if call.method != "move"), sent[0])
             for call in sent:
                 call.work = None if call is work else work
         with self._lock:
             self._open.update(dict.fromkeys(itertools.chain(*calls.values())))
-            stopped = self._stopped or self._winding_down is not None  # of a call before this that is not awaited yet
+            stopped = (
+                self._stopped or self._winding_down is not None
+            )  # of a call before this that is not awaited yet
         try:
             for rank, message in messages.items():
                 if stopped:
                     self._answered(calls[rank], ())
                 else:
                     answered = functools.partial(self._answered, calls[rank])
-                    self.handles[rank].send(answered, [request for _, request in message])
-        except BaseException:  # an argument that cannot be pickled: no call is there to be waited for
+                    self.handles[rank].send(
+                        answered, [request for _, request in message]
+                    )
+        except (
+            BaseException
+        ):  # an argument that cannot be pickled: no call is there to be waited for
             with self._lock:
                 for call in itertools.chain(*calls.values()):
                     self._open.pop(call, None)
             raise
 
-    def _answered(self, calls: Sequence[Call], answer: Sequence[Outcome] | Failure) -> None:
+    def _answered(
+        self, calls: Sequence[Call], answer: Sequence[Outcome] | Failure
+    ) -> None:
         """End the calls of a message. Those that were not begun are stopped, as are all but the work after a death."""
         if isinstance(answer, Failure):
             self._settle(calls[0].work or calls[0], answer)
@@ -407,13 +495,21 @@ class WorkerGroup:
         with self._lock:
             if call not in self._open:
                 return
-            died = isinstance(outcome, Failure) and outcome is not _STOPPED and outcome.traceback is None
+            died = (
+                isinstance(outcome, Failure)
+                and outcome is not _STOPPED
+                and outcome.traceback is None
+            )
             if died:
                 first = next(other for other in self._open if other.slot == call.slot)
                 if (at := first.work or first) is not call:
                     self._settle(at, outcome)
             del self._open[call]
-            counts = not isinstance(outcome, Done) and outcome is not _STOPPED and not self._closed
+            counts = (
+                not isinstance(outcome, Done)
+                and outcome is not _STOPPED
+                and not self._closed
+            )
             if counts:
                 self.failed_calls.append(call)
         if isinstance(outcome, Done):
@@ -421,7 +517,8 @@ class WorkerGroup:
             call.set_result(outcome.value)
             return
         error = failed(call.slot, call.method, outcome, self.output)
-        call.failed_at_s, call.stopped = time.monotonic(), outcome is _STOPPED
+        call.failed_at_s = time.monotonic()
+        call.stopped = outcome is _STOPPED
         call.set_exception(error)
         if counts:
             self.cancel(str(error).partition("\n")[0])
@@ -437,7 +534,11 @@ class WorkerGroup:
         with self._lock:
             left = [] if self.closed else list(self._open)
         setting_up = {call.slot.rank for call in left if call.method == "setup"}
-        return {call.slot.rank: call.work or call for call in reversed(left) if call.slot.rank not in setting_up}
+        return {
+            call.slot.rank: call.work or call
+            for call in reversed(left)
+            if call.slot.rank not in setting_up
+        }
 
     def fail(self, call: Call, failure: Failure) -> None:
         """Take the worker of an open call for lost."""
@@ -474,8 +575,14 @@ class WorkerGroup:
     def _let_end(self, patience_s: float) -> None:
         """Wait for running calls until one fails, or another group's failure makes it vain."""
         until = time.monotonic() + patience_s
-        while not (self.failed_calls or self.in_vain()) and (left := self._left()) and time.monotonic() < until:
-            concurrent.futures.wait(left, min(_ASK_S, patience_s), concurrent.futures.FIRST_EXCEPTION)
+        while (
+            not (self.failed_calls or self.in_vain())
+            and (left := self._left())
+            and time.monotonic() < until
+        ):
+            concurrent.futures.wait(
+                left, min(_ASK_S, patience_s), concurrent.futures.FIRST_EXCEPTION
+            )
 
     def _left(self) -> list[Call]:
         with self._lock:
@@ -488,15 +595,24 @@ class WorkerGroup:
 
     def go_on(self, handles: Mapping[int, WorkerHandle]) -> None:
         """Take calls again after a failure that was outlasted, with new handles in place of those of lost ranks."""
-        self.handles = tuple(handles.get(rank, handle) for rank, handle in enumerate(self.handles))
-        concurrent.futures.wait([handle.proceed() for handle in self.handles], _ASK_S * 5)
-        self.failure, self.failed_calls, self.late_calls, self._winding_down = None, [], [], None
+        self.handles = tuple(
+            handles.get(rank, handle) for rank, handle in enumerate(self.handles)
+        )
+        concurrent.futures.wait(
+            [handle.proceed() for handle in self.handles], _ASK_S * 5
+        )
+        self.failure = None
+        self.failed_calls = []
+        self.late_calls = []
+        self._winding_down = None
 
     def _give_up(self, why: str) -> None:
         for handle in self.handles:
             handle.cancel()
         for channel in self.channels.values():
-            with contextlib.suppress(ChannelError):  # gone with the node that held it: as broken as can be
+            with contextlib.suppress(
+                ChannelError
+            ):  # gone with the node that held it: as broken as can be
                 channel.break_(why)
 
     def _stop(self) -> None:
@@ -511,10 +627,14 @@ class WorkerGroup:
     def wait_wound_down(self) -> None:
         """Wait until the ranks of a cancelled group are stopped."""
         if self._winding_down is not None:
-            longest_s = SETTLE_S + (self.patience_s if self.outlast == "end the call" else 0.0)
+            longest_s = SETTLE_S + (
+                self.patience_s if self.outlast == "end the call" else 0.0
+            )
             self._winding_down.join(longest_s)
             if self._winding_down.is_alive():
-                logging.getLogger("rlplace").warning("%s: its ranks did not stop within %g s", self.name, longest_s)
+                logging.getLogger("rlplace").warning(
+                    "%s: its ranks did not stop within %g s", self.name, longest_s
+                )
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -525,7 +645,8 @@ class WorkerGroup:
     def _begin_close(self) -> list[Call]:
         """Ask all ranks to close. Nothing is left to ask after an end."""
         with self._lock:
-            ended, self._closed = self.closed, True  # what fails from here on fails because of the end
+            ended = self.closed
+            self._closed = True  # what fails from here on fails because of the end
             busy = bool(self._open)
         if ended:
             self.wait_wound_down()
@@ -545,7 +666,9 @@ class WorkerGroup:
 def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
     """Close several groups at once; they share one grace. A `close` that raises is logged, not raised."""
     closing = {group: group._begin_close() for group in groups}
-    done, _ = concurrent.futures.wait([call for calls in closing.values() for call in calls], grace_s)
+    done, _ = concurrent.futures.wait(
+        [call for calls in closing.values() for call in calls], grace_s
+    )
     for error in (call.exception() for call in done):
         if error is not None:
             logging.getLogger("rlplace").warning("while closing: %s", error)

@@ -25,7 +25,9 @@ class _Question:
 
     def __init__(self, answer: Future[str]) -> None:
         self.answer = answer
-        self.looks = 0  # that found no answer: a driver that stood still itself has not looked
+        self.looks = (
+            0  # that found no answer: a driver that stood still itself has not looked
+        )
         self.asked = time.strftime("%H:%M:%S")
 
 
@@ -37,11 +39,14 @@ class Heartbeat:
     """
 
     def __init__(self, groups: Sequence[WorkerGroup], heartbeat_s: float) -> None:
-        self._groups, self._heartbeat_s = groups, heartbeat_s
+        self._groups = groups
+        self._heartbeat_s = heartbeat_s
         self._open: dict[WorkerHandle, _Question] = {}
         self._places: dict[WorkerHandle, str] = {}  # last answers
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="heartbeat", daemon=True
+        )
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -57,10 +62,20 @@ class Heartbeat:
 
     def look(self) -> None:
         """Take answers, fail the calls of workers whose answer is overdue, ask the others that are busy."""
-        busy = {group.handles[rank]: (group, call) for group in self._groups for rank, call in group.busy().items()}
+        busy = {
+            group.handles[rank]: (group, call)
+            for group in self._groups
+            for rank, call in group.busy().items()
+        }
         # Not asked any more: idle, ended or replaced.
-        self._open = {handle: question for handle, question in self._open.items() if handle in busy}
-        self._places = {handle: place for handle, place in self._places.items() if handle in busy}
+        self._open = {
+            handle: question
+            for handle, question in self._open.items()
+            if handle in busy
+        }
+        self._places = {
+            handle: place for handle, place in self._places.items() if handle in busy
+        }
         for handle, (group, call) in busy.items():
             question = self._open.get(handle)
             if question is None or question.answer.done():
@@ -73,5 +88,11 @@ class Heartbeat:
                 group.fail(call, self._overdue(handle, question))
 
     def _overdue(self, handle: WorkerHandle, question: _Question) -> Failure:
-        place = f"; before, it was in {self._places[handle]}" if self._places.get(handle) else ""
-        return Failure(what=f"has not answered for {self._heartbeat_s:g} s, since {question.asked}{place}")
+        place = (
+            f"; before, it was in {self._places[handle]}"
+            if self._places.get(handle)
+            else ""
+        )
+        return Failure(
+            what=f"has not answered for {self._heartbeat_s:g} s, since {question.asked}{place}"
+        )

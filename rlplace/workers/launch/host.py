@@ -31,7 +31,9 @@ class GroupSpec:
     config: Any
     slots: tuple[Slot, ...]  # by rank
     channels: Mapping[str, Channel]
-    output: Path | None = None  # folder of what the ranks print; None: where their processes do
+    output: Path | None = (
+        None  # folder of what the ranks print; None: where their processes do
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +59,11 @@ class Failure:
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
         lines = traceback.format_exception(type(error), error, frames)
-        text = str(error) if isinstance(error, RlplaceError) else f"{type(error).__name__}: {error}"
+        text = (
+            str(error)
+            if isinstance(error, RlplaceError)
+            else f"{type(error).__name__}: {error}"
+        )
         return cls(what=text, traceback="".join(lines), cause=error)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,7 +95,9 @@ class WorkerHost:
         self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None
-        self._failure: Failure | None = None  # why there is no worker; every call answers with it
+        self._failure: Failure | None = (
+            None  # why there is no worker; every call answers with it
+        )
         self._running: tuple[int, str] | None = None  # thread and method
         self._cancelled = threading.Event()
 
@@ -109,7 +117,9 @@ class WorkerHost:
                 world_size=len(spec.slots),
                 device=device,
                 rendezvous=rendezvous,
-                channels={name: end.named(slot.owner) for name, end in spec.channels.items()},
+                channels={
+                    name: end.named(slot.owner) for name, end in spec.channels.items()
+                },
                 folder=folder,
                 lending=lending or Lending(),
                 cancelled=self._cancelled,
@@ -127,18 +137,26 @@ class WorkerHost:
         """Run methods in order, as `call`. Those after a failure, or after `cancel`, are not begun: the list ends."""
         outcomes: list[Outcome] = []
         for method, args, kwargs in requests:
-            if outcomes and (isinstance(outcomes[-1], Failure) or self._cancelled.is_set()):
+            if outcomes and (
+                isinstance(outcomes[-1], Failure) or self._cancelled.is_set()
+            ):
                 break
             outcomes.append(self.call(method, args, kwargs))
         return outcomes
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+    def call(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Outcome:
         """Run a method. After `close`, which is called at most once, there is no worker."""
-        worker, context = self._worker, self._context
+        worker = self._worker
+        context = self._context
         if method == "close":
             if worker is None:
                 return Done(None)
-            self._worker, self._failure = None, Failure.of(RuntimeError("the worker is closed"))
+            self._worker, self._failure = (
+                None,
+                Failure.of(RuntimeError("the worker is closed")),
+            )
         elif self._failure is not None:
             return self._failure
         assert worker is not None, f"{method} was called before build"
@@ -150,11 +168,15 @@ class WorkerHost:
                 value = getattr(worker, method)(*args, **kwargs)
             return Done(value, recorder.record())
         except ChannelTimeout as late:
-            late.add_note(report(view(context.channels)) or "no other end waits")  # before the failure breaks them
+            late.add_note(
+                report(view(context.channels)) or "no other end waits"
+            )  # before the failure breaks them
             return self._failed(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             full = cuda_out_of_memory(error, context.slot)
-            return self._failed(error if full is None else full.with_traceback(error.__traceback__))
+            return self._failed(
+                error if full is None else full.with_traceback(error.__traceback__)
+            )
         finally:
             self._running = None
 
@@ -180,7 +202,13 @@ class WorkerHost:
         while frame is not None and frame.f_code.co_filename != __file__:
             code = frame.f_code
             if not code.co_filename.startswith(os.path.dirname(threading.__file__)):
-                lines.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}")
+                lines.append(
+                    f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+                )
             frame = frame.f_back
-        outermost = lines[-1:] + lines[-2:-1]  # the worker's own line and what it called
-        return f"{running[1]}, at " + ", ".join(outermost) if lines else running[1]
+        outermost = (
+            lines[-1:] + lines[-2:-1]
+        )  # the worker's own line and what it called
+        if lines:
+            return f"{running[1]}, at " + ", ".join(outermost)
+        return running[1]

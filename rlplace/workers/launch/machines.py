@@ -13,7 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlplace.config.schema import AcceleratorConfig, ClusterConfig, NodeConfig, RayConfig
+from rlplace.config.schema import (
+    AcceleratorConfig,
+    ClusterConfig,
+    NodeConfig,
+    RayConfig,
+)
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Source, source_of
 from rlplace.extras import install_command
 from rlplace.placement.machines.topology import Run, Topology, declare_topology
@@ -28,7 +33,9 @@ _LOOK_S = 1.0  # between two looks for machines that are awaited
 _MIB = 1 << 20
 
 
-def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | None = None) -> Topology:
+def declared_topology(
+    config: ClusterConfig, sources: Mapping[str, Source] | None = None
+) -> Topology:
     """Make the topology of the config; `auto` is filled in from this machine. Raises ClusterError, PlacementError.
 
     Machines declared one by one need not exist: the launcher checks them. Those of a Ray cluster are asked of it.
@@ -38,42 +45,71 @@ def declared_topology(config: ClusterConfig, sources: Mapping[str, Source] | Non
     if config.nodes:
         kind = "emulated" if config.accelerator.kind == "emulated" else "cuda"
         budget = config.accelerator.memory if kind == "emulated" else 0
-        nodes = [dataclasses.replace(node, memory=node.memory or budget) for node in config.nodes]
+        nodes = [
+            dataclasses.replace(node, memory=node.memory or budget)
+            for node in config.nodes
+        ]
         total = config.num_nodes if config.num_nodes > 1 else None
-        each = None if config.accelerators_per_node == "auto" else config.accelerators_per_node
+        each = (
+            None
+            if config.accelerators_per_node == "auto"
+            else config.accelerators_per_node
+        )
         return declare_topology(nodes, kind, total, sources, each)
     return count_topology(
-        config.num_nodes, config.accelerators_per_node, config.accelerator, local=config.ray.address is None
+        config.num_nodes,
+        config.accelerators_per_node,
+        config.accelerator,
+        local=config.ray.address is None,
     )
 
 
 def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topology:
     """Ask the Ray cluster at `ray.address` for its machines, as a run will find them. Raises ClusterError as well."""
     if config.ray.address is None:
-        why, fix = "machines are asked of a cluster that runs already", "address: auto        (or its host:port)"
+        why = "machines are asked of a cluster that runs already"
+        fix = "address: auto        (or its host:port)"
         key = "cluster.ray.address"
         what = "is required beside cluster.ray.machines"
-        raise ConfigError.of("missing-key", key, what, None, why, fix, source=source_of(key, sources))
+        raise ConfigError.of(
+            "missing-key", key, what, None, why, fix, source=source_of(key, sources)
+        )
     if config.nodes:
-        what, why = "are declared, and asked of Ray", "cluster.ray.machines takes them from the running cluster"
+        what = "are declared, and asked of Ray"
+        why = "cluster.ray.machines takes them from the running cluster"
         fix = "remove nodes        (or cluster.ray.machines: false)"
         source = source_of("cluster.nodes", sources)
-        raise ConfigError.of("machines-twice", "cluster.nodes", what, None, why, fix, source=source)
+        raise ConfigError.of(
+            "machines-twice", "cluster.nodes", what, None, why, fix, source=source
+        )
     machines = _machines_of(config.ray)
     gpus = [int(machine.total.get("GPU", 0)) for machine in machines]
     kind = config.accelerator.kind
     if kind == "auto":
         kind = "cuda" if any(gpus) else "emulated"
-    each = None if config.accelerators_per_node == "auto" else config.accelerators_per_node
-    counts = gpus if kind == "cuda" else [each or config.accelerator.emulated_per_node] * len(machines)
+    each = (
+        None if config.accelerators_per_node == "auto" else config.accelerators_per_node
+    )
+    counts = (
+        gpus
+        if kind == "cuda"
+        else [each or config.accelerator.emulated_per_node] * len(machines)
+    )
     if not any(counts):
-        what, why = "no machine of the cluster has a GPU", f"Ray at {config.ray.address} lists {len(machines)} without"
+        what = "no machine of the cluster has a GPU"
+        why = f"Ray at {config.ray.address} lists {len(machines)} without"
         fix = "cluster.accelerator.kind=emulated"
         key = "cluster.accelerator.kind"
-        raise ClusterError.about("too-few-accelerators", key, what, got="cuda", why=why, fix=fix)
+        raise ClusterError.about(
+            "too-few-accelerators", key, what, got="cuda", why=why, fix=fix
+        )
     memory = config.accelerator.memory if kind == "emulated" else 0
     nodes = [
-        NodeConfig(accelerators=count, product=m.product if kind == "cuda" else "", memory=memory)
+        NodeConfig(
+            accelerators=count,
+            product=m.product if kind == "cuda" else "",
+            memory=memory,
+        )
         for m, count in zip(machines, counts, strict=True)
     ]
     total = config.num_nodes if config.num_nodes > 1 else None
@@ -89,23 +125,32 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
         session.start()
         return session.machines()
     except ModuleNotFoundError as error:
-        what, why, fix = "Ray is not installed", f"there is no module {error.name}", install_command("run")
-        raise ConfigError.of("missing-library", "cluster.ray.machines", what, "machines: true", why, fix) from error
+        what = "Ray is not installed"
+        why = f"there is no module {error.name}"
+        fix = install_command("run")
+        raise ConfigError.of(
+            "missing-library", "cluster.ray.machines", what, "machines: true", why, fix
+        ) from error
     finally:
         session.close()
 
 
-def await_machines(ray: RayConfig, slots: Sequence[Slot], topology: Topology, wait_s: float) -> None:
+def await_machines(
+    ray: RayConfig, slots: Sequence[Slot], topology: Topology, wait_s: float
+) -> None:
     """Wait until the Ray cluster has the machines that `slots` use. Raises ClusterError, PlacementError."""
     from rlplace.workers.launch.reservation import check_size, node_uses
     from rlplace.workers.ray_launch.session import RaySession
 
-    session, until = RaySession(ray), time.monotonic() + wait_s
+    session = RaySession(ray)
+    until = time.monotonic() + wait_s
     try:
         session.start()
         while True:
             try:
-                return check_size(node_uses(slots, topology), session.machines(), session.address)
+                return check_size(
+                    node_uses(slots, topology), session.machines(), session.address
+                )
             except (ClusterError, PlacementError):
                 if time.monotonic() >= until:
                     raise
@@ -115,7 +160,11 @@ def await_machines(ray: RayConfig, slots: Sequence[Slot], topology: Topology, wa
 
 
 def count_topology(
-    num_nodes: int, accelerators_per_node: int | Literal["auto"], accelerator: AcceleratorConfig, *, local: bool
+    num_nodes: int,
+    accelerators_per_node: int | Literal["auto"],
+    accelerator: AcceleratorConfig,
+    *,
+    local: bool,
 ) -> Topology:
     """Make nodes that are all alike. `local`: they are this machine, so it must have that many. Raises ClusterError.
 
@@ -136,7 +185,9 @@ def count_topology(
             f"{count or 'some'} GPUs are asked for",
             got=str(accelerators_per_node),
             why=f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)",
-            fix=f"cluster.accelerators_per_node={found}" if found else "cluster.accelerator.kind=emulated",
+            fix=f"cluster.accelerators_per_node={found}"
+            if found
+            else "cluster.accelerator.kind=emulated",
         )
     if kind == "emulated":
         return Topology.uniform(num_nodes, count, kind, accelerator.memory)
@@ -145,9 +196,13 @@ def count_topology(
         return topology
     runs = runs_of(gpus[:count])
     product = " + ".join(run.product for run in runs if run.product)
-    least, mixed = min(run.memory_bytes for run in runs), runs if len(runs) > 1 else ()
+    least = min(run.memory_bytes for run in runs)
+    mixed = runs if len(runs) > 1 else ()
     return Topology(
-        tuple(dataclasses.replace(n, product=product, memory_bytes=least, runs=mixed) for n in topology.nodes)
+        tuple(
+            dataclasses.replace(n, product=product, memory_bytes=least, runs=mixed)
+            for n in topology.nodes
+        )
     )
 
 
@@ -171,18 +226,30 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
     """List all GPUs of this machine; only counts them where nvidia-smi is absent, fails, is late or not understood."""
     described: tuple[Gpu, ...] = ()
-    with tempfile.TemporaryFile() as out, contextlib.suppress(OSError):  # a pipe may never come to its end
-        process = subprocess.Popen(QUERY.split(), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
+    with (
+        tempfile.TemporaryFile() as out,
+        contextlib.suppress(OSError),
+    ):  # a pipe may never come to its end
+        process = subprocess.Popen(
+            QUERY.split(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             if process.wait(deadline_s) == 0:
                 out.seek(0)
                 described = parse(out.read().decode(errors="replace"))
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver, it cannot even be killed
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # stuck in the driver, it cannot even be killed
                 process.wait(1.0)
     in_proc = sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*"))
-    return described or (Gpu(),) * (in_proc or len(list(Path("/dev").glob("nvidia[0-9]*"))))
+    return described or (Gpu(),) * (
+        in_proc or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    )
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
@@ -193,8 +260,12 @@ def parse(text: str) -> tuple[Gpu, ...]:
         if len(fields) != 3 or not fields[2].startswith("GPU-"):
             return ()
         product, mib, uuid = fields
-        known = int(mib) * _MIB if mib.isdecimal() else 0  # [N/A] where it is the machine's own memory
-        gpus.append(Gpu(uuid=uuid, product=product.removeprefix("NVIDIA "), memory_bytes=known))
+        known = (
+            int(mib) * _MIB if mib.isdecimal() else 0
+        )  # [N/A] where it is the machine's own memory
+        gpus.append(
+            Gpu(uuid=uuid, product=product.removeprefix("NVIDIA "), memory_bytes=known)
+        )
     return tuple(gpus)
 
 
@@ -209,10 +280,19 @@ def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
     for name in map(str.strip, names.split(",")):
         if name.isdecimal():
             gpu = gpus[int(name)] if int(name) < len(gpus) else None
-        elif name.startswith("MIG-") or (name.startswith("GPU-") and not any(gpu.uuid for gpu in gpus)):
+        elif name.startswith("MIG-") or (
+            name.startswith("GPU-") and not any(gpu.uuid for gpu in gpus)
+        ):
             gpu = Gpu()
         else:
-            gpu = next((gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)), None)
+            gpu = next(
+                (
+                    gpu
+                    for gpu in gpus
+                    if name.startswith("GPU-") and gpu.uuid.startswith(name)
+                ),
+                None,
+            )
         if gpu is None or len(left) == len(gpus):
             break
         left.append(gpu)
@@ -223,5 +303,6 @@ def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
     """Group neighbours that are alike."""
     alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
     return tuple(
-        Run(count=sum(1 for _ in group), product=product, memory_bytes=size) for (product, size), group in alike
+        Run(count=sum(1 for _ in group), product=product, memory_bytes=size)
+        for (product, size), group in alike
     )

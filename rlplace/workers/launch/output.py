@@ -18,7 +18,9 @@ from rlplace.placement.language.slots import Slot
 
 def output_file(folder: Path | None, slot: Slot) -> Path | None:
     """Return where the output of a rank goes; None: where that of its process goes."""
-    return None if folder is None else folder / f"{slot.component}-{slot.rank}.txt"
+    if folder is None:
+        return None
+    return folder / f"{slot.component}-{slot.rank}.txt"
 
 
 class Outputs:
@@ -32,10 +34,16 @@ class Outputs:
         self._of_thread = threading.local()
         self._opened: dict[Path, TextIO] = {}
         if files and files[0] is not None and (whole := self._open(files[0])):
-            for descriptor in (1, 2):  # for what is not Python, and for processes that it starts
+            for descriptor in (
+                1,
+                2,
+            ):  # for what is not Python, and for processes that it starts
                 os.dup2(whole.fileno(), descriptor)
             sys.stdout = sys.stderr = whole
-        self._ours = ByThread(self._of_thread, sys.stdout), ByThread(self._of_thread, sys.stderr)
+        self._ours = (
+            ByThread(self._of_thread, sys.stdout),
+            ByThread(self._of_thread, sys.stderr),
+        )
         sys.stdout, sys.stderr = self._ours
 
     def enter(self, file: Path | None, owner: str) -> None:
@@ -43,7 +51,9 @@ class Outputs:
         if file is not None and (opened := self._open(file)):
             self._of_thread.file = opened
             began = time.strftime("%Y-%m-%d %H:%M:%S")
-            opened.write(f"# {owner}, process {os.getpid()} on {socket.gethostname()}, {began}\n")
+            opened.write(
+                f"# {owner}, process {os.getpid()} on {socket.gethostname()}, {began}\n"
+            )
 
     def close(self) -> None:
         """Put back what was there; under streams that others have put there since, once these are put back, too."""
@@ -56,7 +66,9 @@ class Outputs:
         with contextlib.suppress(OSError):
             if file not in self._opened:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self._opened[file] = open(file, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  `close` does
+                self._opened[file] = open(  # noqa: SIM115
+                    file, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+                )
             return self._opened[file]
         return None
 
@@ -106,12 +118,15 @@ class ByThread(Above):
     """
 
     def __init__(self, of_thread: threading.local, others: TextIO) -> None:
-        self._of_thread, self.others = of_thread, others
+        self._of_thread = of_thread
+        self.others = others
         self.ended = False  # its owner has put back `others`
 
     @property
     def below(self) -> TextIO:
-        file: TextIO | None = None if _is_debugged() else getattr(self._of_thread, "file", None)
+        file: TextIO | None = (
+            None if _is_debugged() else getattr(self._of_thread, "file", None)
+        )
         return file or self.others
 
 
@@ -125,4 +140,6 @@ def _living(stream: TextIO) -> TextIO:
 def _is_debugged() -> bool:
     """Return whether pdb traces this thread."""
     bdb = sys.modules.get("bdb")  # not imported where nobody debugs
-    return bdb is not None and isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb)
+    return bdb is not None and isinstance(
+        getattr(sys.gettrace(), "__self__", None), bdb.Bdb
+    )

@@ -32,7 +32,14 @@ class Machine:
     @property
     def product(self) -> str:
         """What its accelerators are sold as, where Ray knows it: it lists that as a resource."""
-        return next((name.partition(":")[2] for name in self.total if name.startswith("accelerator_type:")), "")
+        return next(
+            (
+                name.partition(":")[2]
+                for name in self.total
+                if name.startswith("accelerator_type:")
+            ),
+            "",
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +48,43 @@ class NodeUse:
     accelerators: tuple[int, ...]  # numbered within the node, ascending
     kind: str
     # Known when they are reserved; empty where emulated.
-    ids: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of the GPUs, by accelerator
+    ids: Mapping[int, str] = dataclasses.field(
+        default_factory=dict
+    )  # of the GPUs, by accelerator
     gpus: tuple[Gpu, ...] = ()  # all of the node, as nvidia-smi lists them there
 
     @property
     def resource(self) -> tuple[str, float]:
         gpus = len(self.accelerators) if self.kind == "cuda" else 0
-        return ("GPU", float(gpus)) if gpus else ("CPU", BUNDLE_CPUS)
+        if gpus:
+            return ("GPU", float(gpus))
+        return ("CPU", BUNDLE_CPUS)
 
     def lack(self, has: Mapping[str, float]) -> str | None:
         kind, needed = self.resource
-        return None if has.get(kind, 0) >= needed else f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
+        if has.get(kind, 0) >= needed:
+            return None
+        return f"needs {needed:g} {kind}, has {has.get(kind, 0):g}"
 
     def visible_ids(self, slot: Slot) -> tuple[str, ...]:
         return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
 
     def uuids(self, slot: Slot) -> tuple[str, ...]:
         """List the UUIDs of the slot's GPUs, then those of the others of its node; nothing where not known."""
-        own = [gpu for n in slot.local_accelerators for gpu in visible(self.gpus, self.ids[n])[:1]] if self.ids else []
+        own = (
+            [
+                gpu
+                for n in slot.local_accelerators
+                for gpu in visible(self.gpus, self.ids[n])[:1]
+            ]
+            if self.ids
+            else []
+        )
         if not own or not all(gpu.uuid for gpu in own):
             return ()
-        return tuple(gpu.uuid for gpu in (*own, *(gpu for gpu in self.gpus if gpu not in own)))
+        return tuple(
+            gpu.uuid for gpu in (*own, *(gpu for gpu in self.gpus if gpu not in own))
+        )
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
@@ -76,13 +99,20 @@ def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, Nod
         used = {node.rank: set(range(node.accelerators)) for node in topology.nodes}
     for slot in slots or ():
         used.setdefault(slot.node, set()).update(visible_to(slot))
-    return {n: NodeUse(node=n, accelerators=tuple(sorted(used[n])), kind=topology.nodes[n].kind) for n in sorted(used)}
+    return {
+        n: NodeUse(
+            node=n, accelerators=tuple(sorted(used[n])), kind=topology.nodes[n].kind
+        )
+        for n in sorted(used)
+    }
 
 
 def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> None:
     """Raise ClusterError for a slot outside of what was reserved at the first launch."""
     for slot in slots:
-        if slot.node not in reserved or not set(visible_to(slot)) <= set(reserved[slot.node].accelerators):
+        if slot.node not in reserved or not set(visible_to(slot)) <= set(
+            reserved[slot.node].accelerators
+        ):
             raise ClusterError.about(
                 "not-reserved",
                 slot.owner,
@@ -93,16 +123,20 @@ def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> No
             )
 
 
-def check_size(needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str) -> None:
+def check_size(
+    needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str
+) -> None:
     """Raise ClusterError for what the cluster does not have even if no other job uses it. `machines` in order."""
-    nodes, most = len(machines), max(needed, default=0) + 1
+    nodes = len(machines)
+    most = max(needed, default=0) + 1
     if most > nodes:
         raise ClusterError.about(
             "cluster-too-small",
             "cluster.num_nodes",
             f"the placement uses node {most - 1}, the cluster has {_count(nodes, 'node')}",
             got=str(most),
-            why=f"{address} has " + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
+            why=f"{address} has "
+            + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
             fix=f"cluster.num_nodes={nodes}     (of declared machines cluster.nodes.0.count={nodes};"
             f" or add {_count(most - nodes, 'node')})",
         )
@@ -123,18 +157,28 @@ def check_size(needed: Mapping[int, NodeUse], machines: Sequence[Machine], addre
 def _fewer(gpus: int) -> str:
     if not gpus:
         return (
-            "rlplace doctor        (it shows which GPUs are found here; or join a cluster that has some: ray.address)"
+            "rlplace doctor        (it shows which GPUs are found here; or join a "
+            "cluster that has some: ray.address)"
         )
     each = f"cluster.nodes.0.accelerators={gpus}        (of declared machines; else"
     return f"{each} cluster.accelerators_per_node={gpus}; or join a larger cluster: ray.address)"
 
 
 def not_free(
-    needed: Mapping[int, NodeUse], machines: Sequence[Machine], free: Mapping[str, Mapping[str, float]], waited_s: float
+    needed: Mapping[int, NodeUse],
+    machines: Sequence[Machine],
+    free: Mapping[str, Mapping[str, float]],
+    waited_s: float,
 ) -> ClusterError:
     """Describe what kept the reservation waiting. `free` maps machine ids to what is free there now."""
-    lacks = {node: use.lack(free.get(machines[node].id, {})) for node, use in needed.items()}
-    lines = [f"node {node} ({machines[node].address}): {lack}" for node, lack in lacks.items() if lack is not None]
+    lacks = {
+        node: use.lack(free.get(machines[node].id, {})) for node, use in needed.items()
+    }
+    lines = [
+        f"node {node} ({machines[node].address}): {lack}"
+        for node, lack in lacks.items()
+        if lack is not None
+    ]
     return ClusterError.about(
         "reserve-timeout",
         "cluster",
@@ -161,7 +205,9 @@ class WorkerReport:
     socket: Path | None = None  # where it takes requests
 
 
-def check_place(slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport) -> None:
+def check_place(
+    slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport
+) -> None:
     """Raise ClusterError for a worker on another machine than planned, or that sees other GPUs there."""
     visible = use.visible_ids(slot)
     elsewhere = report.machine != machine.id
@@ -169,7 +215,9 @@ def check_place(slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport
         raise ClusterError.about(
             "worker-misplaced",
             slot.owner,
-            "runs on another node than planned" if elsewhere else "sees other accelerators than planned",
+            "runs on another node than planned"
+            if elsewhere
+            else "sees other accelerators than planned",
             got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
             why=f"planned is node {slot.node}, {machine.id[:8]}, visible {_names(visible)}",
             fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
@@ -185,7 +233,9 @@ def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
 
     Later launches count as well: their workers may have to reach a group that was launched on one node alone.
     """
-    return "127.0.0.1" if len(reserved) == 1 else ""
+    if len(reserved) == 1:
+        return "127.0.0.1"
+    return ""
 
 
 # ── processes that several workers share ─────────────────────────────────────────────────────────────────────────────
@@ -203,15 +253,27 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
     """Raise ClusterError for what keeps workers from sharing processes; `running`: shared ones that were started."""
     classes = {spec.name: spec.worker for spec in specs}
-    for sharing in processes(slot for spec in specs for slot in spec.slots if slot.process):
+    for sharing in processes(
+        slot for spec in specs for slot in spec.slots if slot.process
+    ):
         first = sharing[0]
         sees = f"{first.owner} is on node {first.node} and sees accelerators {_names(visible_to(first))} there"
         for slot in sharing:
-            worker, place = classes[slot.component], (slot.node, visible_to(slot))
+            worker = classes[slot.component]
+            place = (slot.node, visible_to(slot))
             reasons = (
-                (first.process in running, "its workers start together, and it runs already"),
-                (worker.needs_own_process, f"it can join only one process group, and {worker.__name__} joins one"),
-                (slot.runtime_env != first.runtime_env, f"{first.owner} has another Python or other variables"),
+                (
+                    first.process in running,
+                    "its workers start together, and it runs already",
+                ),
+                (
+                    worker.needs_own_process,
+                    f"it can join only one process group, and {worker.__name__} joins one",
+                ),
+                (
+                    slot.runtime_env != first.runtime_env,
+                    f"{first.owner} has another Python or other variables",
+                ),
                 (
                     place != (first.node, visible_to(first)),
                     f"{sees}, {slot.owner} is on node {slot.node} and sees {_names(visible_to(slot))}",

@@ -20,7 +20,9 @@ _OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
 def socket_folder(behind: int = _OURS) -> Path:
     """Return the folder for temporary files, or /tmp where `behind` it more bytes of a socket's path do not fit."""
     usual = Path(tempfile.gettempdir())
-    return usual if _fits(usual, behind) else SHORT
+    if _fits(usual, behind):
+        return usual
+    return SHORT
 
 
 def ray_variables() -> Mapping[str, str]:
@@ -30,17 +32,28 @@ def ray_variables() -> Mapping[str, str]:
     """
     own = os.environ.get("RAY_TMPDIR")
     if own is None:
-        return {"RAY_TMPDIR": str(SHORT)} if socket_folder(_OF_RAY) == SHORT else {}
+        if socket_folder(_OF_RAY) == SHORT:
+            return {"RAY_TMPDIR": str(SHORT)}
+        return {}
     if not _fits(Path(own), _OF_RAY):
         what = "is too long a path for Ray's sockets"
         why = f"they are {_OF_RAY} bytes longer, and {LONGEST_SOCKET} are allowed"
-        raise ClusterError.about("long-folder", "RAY_TMPDIR", what, got=own, why=why, fix=f"export RAY_TMPDIR={SHORT}")
+        raise ClusterError.about(
+            "long-folder",
+            "RAY_TMPDIR",
+            what,
+            got=own,
+            why=why,
+            fix=f"export RAY_TMPDIR={SHORT}",
+        )
     return {}
 
 
 def vllm_variables() -> Mapping[str, str]:
     """Return what vLLM needs to put its sockets into a short folder, where TMPDIR is a long one."""
-    return {"VLLM_RPC_BASE_PATH": str(SHORT)} if not _fits(Path(tempfile.gettempdir()), _OF_VLLM) else {}
+    if not _fits(Path(tempfile.gettempdir()), _OF_VLLM):
+        return {"VLLM_RPC_BASE_PATH": str(SHORT)}
+    return {}
 
 
 def _fits(folder: Path, behind: int) -> bool:

@@ -35,23 +35,31 @@ from rlplace.workers.ray_launch.connections import Connection, Connections, Serv
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
 
-CONTROL = "control"  # concurrency group beside the threads that run the workers' methods
+CONTROL = (
+    "control"  # concurrency group beside the threads that run the workers' methods
+)
 
 
 class RayHost:
     """A Ray actor with the workers of one process, by number: each has one thread, in which all its methods run."""
 
     def __init__(
-        self, environment: Mapping[str, str], outputs: Sequence[Path | None], nodes: Sequence[str] = ()
+        self,
+        environment: Mapping[str, str],
+        outputs: Sequence[Path | None],
+        nodes: Sequence[str] = (),
     ) -> None:
         """`outputs`: the file of what each worker prints. `nodes`: addresses of the cluster's machines."""
-        self._files, self._outputs = outputs, Outputs(outputs)
+        self._files = outputs
+        self._outputs = Outputs(outputs)
         ray_is_set_up()
         outlast_sigterm()
         os.environ.update(environment)  # before anything imports torch
         keep_local(nodes)  # of a Ray that was joined, too
         gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
-        self._ends, self._lending, self._claims = ProcessChannels(), Lending(), ProcessClaims()
+        self._ends = ProcessChannels()
+        self._lending = Lending()
+        self._claims = ProcessClaims()
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
@@ -63,15 +71,21 @@ class RayHost:
         self.__class__ = type(name, (RayHost,), {})
         private.show_name(name)
 
-    def report(self, number: int, serve_at: str | None, folder: Path | None) -> WorkerReport:
+    def report(
+        self, number: int, serve_at: str | None, folder: Path | None
+    ) -> WorkerReport:
         """Report where this process is, and at what socket in `folder` the worker takes requests, unless None.
 
         Opens the rendezvous at address `serve_at` ("": this node's) unless None.
         """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
-            self._listening = socket.create_server((serve_at or ray.util.get_node_ip_address(), 0), backlog=1024)
-        address, port = self._listening.getsockname()[:2] if self._listening else ("", 0)
+            self._listening = socket.create_server(
+                (serve_at or ray.util.get_node_ip_address(), 0), backlog=1024
+            )
+        address, port = (
+            self._listening.getsockname()[:2] if self._listening else ("", 0)
+        )
         service = self._services[number] = None if folder is None else Service(folder)
         return WorkerReport(
             machine=ray.get_runtime_context().get_node_id(),
@@ -85,7 +99,13 @@ class RayHost:
         )
 
     def make(
-        self, number: int, pickled: bytes, slot: Slot, device: Device, folder: Path, rendezvous: Rendezvous
+        self,
+        number: int,
+        pickled: bytes,
+        slot: Slot,
+        device: Device,
+        folder: Path,
+        rendezvous: Rendezvous,
     ) -> None:
         """Build a worker from `pickled`: a GroupSpec, channel addresses. A broken import is a failure of this rank."""
         unblock_sigterm()
@@ -95,14 +115,24 @@ class RayHost:
         listen_fd = self._listening.detach() if self._listening else None
         if len(self._hosts) > 1:
             device.share_process(self._claims)
-        host, place = self._hosts[number], Place(node=slot.node, process=slot.process, ends=self._ends)
+        host = self._hosts[number]
+        place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
             spec, addresses = cloudpickle.loads(pickled)
-            spec = dataclasses.replace(spec, channels={name: a.connect(place) for name, a in addresses.items()})
+            spec = dataclasses.replace(
+                spec, channels={name: a.connect(place) for name, a in addresses.items()}
+            )
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
             host.refuse(error)
             return
-        host.build(spec, slot, device, dataclasses.replace(rendezvous, listen_fd=listen_fd), folder, self._lending)
+        host.build(
+            spec,
+            slot,
+            device,
+            dataclasses.replace(rendezvous, listen_fd=listen_fd),
+            folder,
+            self._lending,
+        )
 
     def run(self, number: int, requests: Sequence[Request]) -> list[Outcome]:
         outcomes = self._hosts[number].run(requests)
@@ -155,7 +185,9 @@ def thread_of(number: int) -> str:
 class RayWorker(WorkerHandle):
     """One worker of a process; `number` counts those of the process. Its calls go by a connection, if there is one."""
 
-    def __init__(self, slot: Slot, device: Device, process: RayProcess, number: int) -> None:
+    def __init__(
+        self, slot: Slot, device: Device, process: RayProcess, number: int
+    ) -> None:
         super().__init__(slot)
         self._device = device
         self._process = process
@@ -175,14 +207,22 @@ class RayWorker(WorkerHandle):
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
         """Have the worker built of what `pickled` refers to, without waiting: a failure fails the first call."""
-        self._in_its_thread("make").remote(self._number, pickled, self.slot, self._device, folder, rendezvous)
+        self._in_its_thread("make").remote(
+            self._number, pickled, self.slot, self._device, folder, rendezvous
+        )
         if (connection := self._connection) is not None:
 
             def over(source: Future[None]) -> None:
                 error = source.exception()
-                connection.fail(Failure(what="the worker is closed" if error is None else explain(error)))
+                connection.fail(
+                    Failure(
+                        what="the worker is closed" if error is None else explain(error)
+                    )
+                )
 
-            self._in_its_thread("answer").remote(self._number).future().add_done_callback(over)
+            self._in_its_thread("answer").remote(
+                self._number
+            ).future().add_done_callback(over)
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
         if self._connection is not None:
@@ -193,7 +233,9 @@ class RayWorker(WorkerHandle):
             error = source.exception()
             settle(source.result() if error is None else Failure(what=explain(error)))
 
-        self._in_its_thread("run").remote(self._number, requests).future().add_done_callback(ended)
+        self._in_its_thread("run").remote(
+            self._number, requests
+        ).future().add_done_callback(ended)
 
     def where(self) -> Future[str]:
         answer: Future[str] = self._beside("where").future()
@@ -222,7 +264,9 @@ class RayWorker(WorkerHandle):
             self._device.worker_ended()
 
     def _in_its_thread(self, method: str) -> Any:
-        return getattr(self._process.actor, method).options(concurrency_group=thread_of(self._number))
+        return getattr(self._process.actor, method).options(
+            concurrency_group=thread_of(self._number)
+        )
 
     def _beside(self, method: str, after: Any = None) -> Any:
         control = self._process.actor.control.options(concurrency_group=CONTROL)
@@ -236,9 +280,21 @@ def explain(error: BaseException) -> str:
         return f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
     if "its node has died" in text:
         return "the worker process died with its node"
-    pid = next((line.strip() for line in text.splitlines() if line.strip().startswith("pid:")), "")
-    detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0].strip().rstrip(".")
-    return "the worker process died" + (f" ({pid})" if pid else "") + (f": {detail}" if detail else "")
+    pid = next(
+        (line.strip() for line in text.splitlines() if line.strip().startswith("pid:")),
+        "",
+    )
+    detail = (
+        text.partition("Worker exit detail: ")[2]
+        .partition(" Some common causes")[0]
+        .strip()
+        .rstrip(".")
+    )
+    return (
+        "the worker process died"
+        + (f" ({pid})" if pid else "")
+        + (f": {detail}" if detail else "")
+    )
 
 
 def answer_of(reference: Any, timeout_s: float) -> Any:

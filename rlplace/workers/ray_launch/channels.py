@@ -23,7 +23,14 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlplace.comm import channel_errors
-from rlplace.comm.address import ChannelAddress, Location, NodeLocation, Place, ProcessLocation, ServerAddress
+from rlplace.comm.address import (
+    ChannelAddress,
+    Location,
+    NodeLocation,
+    Place,
+    ProcessLocation,
+    ServerAddress,
+)
 from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import SPILL, JobFolder, check_space
@@ -72,28 +79,46 @@ class JobChannels:
         self._addresses: dict[str, ChannelAddress] = {}
         self._servers: dict[int, ServerAddress] = {}
 
-    def create(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+    def create(
+        self, spec: ChannelSpec, locations: Sequence[ChannelLocation]
+    ) -> Channel:
         """Make a channel, without `locations` on the driver's node. Returns the driver's end."""
         self._start({location.node for location in locations if not location.process})
         found: list[Location] = []
         for planned in locations:
-            branch = dataclasses.replace(spec, keys=planned.keys, capacity_items=planned.capacity_items)
+            branch = dataclasses.replace(
+                spec, keys=planned.keys, capacity_items=planned.capacity_items
+            )
             if planned.process:
-                found.append(ProcessLocation(spec=branch, node=planned.node, process=planned.process))
+                found.append(
+                    ProcessLocation(
+                        spec=branch, node=planned.node, process=planned.process
+                    )
+                )
             else:
                 found.append(self._node_location(branch, planned.node))
         found = found or [self._node_location(spec, self._place.node)]
-        address = self._addresses[spec.name] = ChannelAddress(spec=spec, locations=tuple(found))
+        address = self._addresses[spec.name] = ChannelAddress(
+            spec=spec, locations=tuple(found)
+        )
         return self._served(address, {self._place.node}).joined(self._end)
 
-    def addresses_for(self, nodes: set[int], channels: Mapping[str, Channel]) -> dict[str, ChannelAddress]:
+    def addresses_for(
+        self, nodes: set[int], channels: Mapping[str, Channel]
+    ) -> dict[str, ChannelAddress]:
         """Return the addresses of channels for workers on `nodes`. Raises ClusterError for one not made here."""
         self._start(nodes)
-        return {name: self._served(self._address_of(end), nodes) for name, end in channels.items()}
+        return {
+            name: self._served(self._address_of(end), nodes)
+            for name, end in channels.items()
+        }
 
     def _address_of(self, end: Channel) -> ChannelAddress:
         address = self._addresses.get(end.spec.name)
-        if address is None or end.spec not in (address.spec, *(location.spec for location in address.locations)):
+        if address is None or end.spec not in (
+            address.spec,
+            *(location.spec for location in address.locations),
+        ):
             raise ClusterError.about(
                 "foreign-channel",
                 f"channel {end.spec.name}",
@@ -121,7 +146,8 @@ class JobChannels:
         self._node(node).release(tuple(owners))
 
     def close(self) -> None:
-        nodes, self._nodes = self._nodes, {}
+        nodes = self._nodes
+        self._nodes = {}
         for node in nodes.values():
             node.close()
         self._place.ends.close()
@@ -149,8 +175,14 @@ class JobChannels:
     def _server(self, node: int) -> ServerAddress:
         if node not in self._servers:
             apart = node == DRIVER_APART
-            host = self._config.interface or (ray.util.get_node_ip_address() if apart else self._machines[node].address)
-            self._servers[node] = ServerAddress(endpoint=self._node(node).serve(host, self._keys), keys=self._keys)
+            host = self._config.interface or (
+                ray.util.get_node_ip_address()
+                if apart
+                else self._machines[node].address
+            )
+            self._servers[node] = ServerAddress(
+                endpoint=self._node(node).serve(host, self._keys), keys=self._keys
+            )
         return self._servers[node]
 
     @functools.cached_property
@@ -161,7 +193,9 @@ class JobChannels:
 
     def _start(self, nodes: Iterable[int]) -> None:
         """Start nodes side by side. Raises ClusterError where one lacks shared memory."""
-        started = {node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())}
+        started = {
+            node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())
+        }
         for node, channels in started.items():
             channels.check(self._shared_bytes.get(node, 0))
 
@@ -170,15 +204,22 @@ class JobChannels:
             parent = Path(self._config.shm_folder) if self._config.shm_folder else None
             here = node == self._place.node
             self._nodes[node] = (
-                NodeChannels(parent) if here else RemoteNode(self._machines[node], parent, self._timeout_s)
+                NodeChannels(parent)
+                if here
+                else RemoteNode(self._machines[node], parent, self._timeout_s)
             )
         return self._nodes[node]
 
 
 def make_keys(security: Literal["encrypted", "password"]) -> Keys:
-    from rlplace.comm.network import JobKeys, JobPassword  # here: where one node suffices ZeroMQ is not needed
+    from rlplace.comm.network import (
+        JobKeys,
+        JobPassword,
+    )  # here: where one node suffices ZeroMQ is not needed
 
-    return JobPassword.create() if security == "password" else JobKeys.create()
+    if security == "password":
+        return JobPassword.create()
+    return JobKeys.create()
 
 
 class NodeChannels:
@@ -187,7 +228,9 @@ class NodeChannels:
     def __init__(self, parent: Path | None) -> None:
         """`parent`: where the job folder is made; None: where this machine keeps shared memory."""
         self._folder = JobFolder.create(parent)
-        self._guard = Guard.removing(self._folder.path, (self._folder.path / SPILL).readlink())
+        self._guard = Guard.removing(
+            self._folder.path, (self._folder.path / SPILL).readlink()
+        )
         self._channels: list[SharedChannel] = []
         self._server: ChannelServer | None = None
 
@@ -214,12 +257,16 @@ class NodeChannels:
     def drop_weights(self) -> None:
         """Remove the double weight buffers; their memory goes with the last process that has them mapped."""
         for buffer in self._folder.path.glob("weights-*.buffer"):
-            buffer.resolve().unlink(missing_ok=True)  # one that found no room lies on disk
+            buffer.resolve().unlink(
+                missing_ok=True
+            )  # one that found no room lies on disk
             buffer.unlink(missing_ok=True)
 
     def serve(self, host: str, keys: Keys) -> str:
         """Open the channel server at an address of the node. Returns its endpoint."""
-        from rlplace.comm.network import ChannelServer  # here: where one node suffices ZeroMQ is not needed
+        from rlplace.comm.network import (
+            ChannelServer,
+        )  # here: where one node suffices ZeroMQ is not needed
 
         self._server = ChannelServer(host=host, keys=keys)
         for channel in self._channels:
@@ -228,9 +275,12 @@ class NodeChannels:
 
     def close(self) -> None:
         """Break the channels and remove the folder. Idempotent; bounded in time."""
-        channels, self._channels = self._channels, []
+        channels = self._channels
+        self._channels = []
         for channel in channels:
-            with contextlib.suppress(ChannelError):  # its lock is held by a process that stands still
+            with contextlib.suppress(
+                ChannelError
+            ):  # its lock is held by a process that stands still
                 channel.break_("the cluster was closed")
         if self._server is not None:
             self._server.close()
@@ -248,15 +298,25 @@ class RemoteNode:
     def __init__(self, machine: Machine, parent: Path | None, timeout_s: float) -> None:
         """Does not wait for the actor to start."""
         on_machine = NodeAffinitySchedulingStrategy(machine.id, soft=False)
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "enable_task_events": False}
-        self._actor: Any = ray.remote(NodeChannels).options(scheduling_strategy=on_machine, **options).remote(parent)
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "enable_task_events": False,
+        }
+        self._actor: Any = (
+            ray.remote(NodeChannels)
+            .options(scheduling_strategy=on_machine, **options)
+            .remote(parent)
+        )
         self._machine = machine
         self._timeout_s = timeout_s
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*arguments: object) -> Any:
             try:
-                return answer_of(getattr(self._actor, method).remote(*arguments), self._timeout_s)
+                return answer_of(
+                    getattr(self._actor, method).remote(*arguments), self._timeout_s
+                )
             except (GetTimeoutError, RayActorError) as error:
                 raise ClusterError.about(
                     "node-lost",
@@ -277,7 +337,9 @@ class RemoteNode:
 class ProcessEnd(Channel):
     """The driver's end of a channel inside a worker process: for statistics and endings; put and get are misuse."""
 
-    def __init__(self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]) -> None:
+    def __init__(
+        self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]
+    ) -> None:
         """`processes`: those that run, by name; this one need not run yet."""
         super().__init__(spec, "the driver")
         self._name = name
@@ -302,14 +364,20 @@ class ProcessEnd(Channel):
             raise self._gone("it does not run yet")
         on_channel = process.actor.on_channel.options(concurrency_group=CONTROL)
         try:
-            return ray.get(on_channel.remote(self.spec, method, arguments), timeout=_ANSWER_S)
+            return ray.get(
+                on_channel.remote(self.spec, method, arguments), timeout=_ANSWER_S
+            )
         except GetTimeoutError:
-            raise channel_errors.silent(self.spec, self.owner, method, _ANSWER_S) from None
+            raise channel_errors.silent(
+                self.spec, self.owner, method, _ANSWER_S
+            ) from None
         except RayActorError as death:
             raise self._gone("it has ended") from death
 
     def _gone(self, what: str) -> ChannelBroken:
-        return channel_errors.broken(self.spec, self.owner, f"it lives inside process {self._name!r}; {what}")
+        return channel_errors.broken(
+            self.spec, self.owner, f"it lives inside process {self._name!r}; {what}"
+        )
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ChannelMisuse.about(

@@ -49,7 +49,11 @@ class Service:
         connected, _ = self._listening.accept()
         self._listening.close()
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(ConnectionError), connected, connected.makefile("rb") as incoming:
+        with (
+            contextlib.suppress(ConnectionError),
+            connected,
+            connected.makefile("rb") as incoming,
+        ):
             closed = False
             while not closed and (length := incoming.read(_LENGTH.size)):
                 message = incoming.read(_LENGTH.unpack(length)[0])
@@ -87,13 +91,18 @@ def _pickled(outcomes: list[Outcome]) -> bytes:
 class Connection:
     """The driver's end of one worker. Any thread may call `send` and `fail`, which do not wait."""
 
-    def __init__(self, path: Path, post: Callable[[Callable[[], None]], None], poll: select.epoll) -> None:
+    def __init__(
+        self, path: Path, post: Callable[[Callable[[], None]], None], poll: select.epoll
+    ) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._socket.setblocking(False)
         self.fd = self._socket.fileno()
-        self._post, self._poll = post, poll
-        self._settles: collections.deque[Settle] = collections.deque()  # of what is not answered
+        self._post = post
+        self._poll = poll
+        self._settles: collections.deque[Settle] = (
+            collections.deque()
+        )  # of what is not answered
         self._failure: Failure | None = None
         self._incoming, self._outgoing = bytearray(), bytearray()
 
@@ -102,7 +111,10 @@ class Connection:
         try:
             message = cloudpickle.dumps(list(requests))
         except Exception as error:
-            error.add_note("in pickling the arguments of " + ", ".join(method for method, _, _ in requests))
+            error.add_note(
+                "in pickling the arguments of "
+                + ", ".join(method for method, _, _ in requests)
+            )
             raise
         self._post(functools.partial(self._begin, settle, message))
 
@@ -180,13 +192,17 @@ class Connections:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._open: dict[int, Connection] = {}
-        self._posted: collections.deque[tuple[Connection, Callable[[], None]]] = collections.deque()
+        self._posted: collections.deque[tuple[Connection, Callable[[], None]]] = (
+            collections.deque()
+        )
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
             end.setblocking(False)
         self._poll.register(self._woken.fileno(), select.EPOLLIN)
         self._over = False
-        self._thread = threading.Thread(target=self._work, name="connections", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name="connections", daemon=True
+        )
         self._thread.start()
 
     def open(self, path: Path) -> Connection:
@@ -194,7 +210,9 @@ class Connections:
 
         def post(act: Callable[[], None]) -> None:
             self._posted.append((connection, act))
-            with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or was closed
+            with contextlib.suppress(
+                BlockingIOError, OSError
+            ):  # it is awake, or was closed
                 self._wake.send(b"1")
 
         connection = Connection(path, post, self._poll)

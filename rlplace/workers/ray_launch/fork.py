@@ -31,14 +31,20 @@ from typing import Any
 
 # In the environment of a Ray process only: when they are loaded, they read which job they are of. The last two Ray
 # imports in each worker.
-_OF_RAY = ("ray", "rlplace.workers.ray_launch.actors", "ray._common.pydantic_compat", "starlette.datastructures")
+_OF_RAY = (
+    "ray",
+    "rlplace.workers.ray_launch.actors",
+    "ray._common.pydantic_compat",
+    "starlette.datastructures",
+)
 # Ray imports it in each worker, to register how tables are sent, which none is: 0.1 s, memory, and threads, which keep
 # it out of the template.
 _NOT_FOR_RAY = "pyarrow"
 FORKED = "RLPLACE_FORKED"  # set in the environment of a fork
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _CHUNK = 1 << 16  # bytes
-_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # what setup_worker.py reads
+_CONTEXT = "--serialized-runtime-env-context="
+_LANGUAGE = "--language="  # what setup_worker.py reads
 _SENT_S = 5.0  # for a client to send what it asks for: the others wait
 _ANSWER_S = 45.0  # for the template to answer, whose imports may take long; Ray waits 60 s for the worker
 
@@ -79,14 +85,18 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
         with contextlib.suppress(ImportError):  # the worker that needs it says so
             importlib.import_module(name)
         if len(threads := os.listdir("/proc/self/task")) > 1:
-            sys.exit(f"importing {name} starts threads ({len(threads) - 1}), which a fork would lack")
+            sys.exit(
+                f"importing {name} starts threads ({len(threads) - 1}), which a fork would lack"
+            )
     if "torch" in sys.modules and _in_a_fork(sys.modules["torch"].cuda._is_in_bad_fork):
         sys.exit("an import has initialized CUDA, which a fork cannot use")
 
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
     """Ask in a fork: here, torch does not tell that it has called cuInit, as `torch.cuda.is_available()` does."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what is ignored stays so in a new program
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # what is ignored stays so in a new program
     if not (child := os.fork()):
         os._exit(holds())
     return os.waitpid(child, 0)[1] != 0
@@ -94,7 +104,8 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return what a client sent, and its descriptors; nothing of one that is gone or late."""
-    message, descriptors = b"", list[int]()
+    message = b""
+    descriptors = list[int]()
     with contextlib.suppress(OSError):
         message, descriptors, _, _ = socket.recv_fds(link, _CHUNK, 3)
         while not message.endswith(b"\0") and (more := link.recv(_CHUNK)):
@@ -103,7 +114,11 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def become(
-    link: socket.socket, descriptors: list[int], arguments: list[str], environment: dict[str, str], folder: str
+    link: socket.socket,
+    descriptors: list[int],
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
 ) -> None:
     """Run the script that is the first argument, as Python would, then exit."""
     os.setpgid(0, 0)  # Ray ends what is left of the group of a process that ends
@@ -116,7 +131,10 @@ def become(
     if not score:  # the client has given up: it is gone, or the worker itself
         os._exit(0)
     threading.Thread(target=end_with, args=(link,), daemon=True).start()
-    with contextlib.suppress(PermissionError), open(_OOM_SCORE, "wb") as own:  # to lower it takes privileges
+    with (
+        contextlib.suppress(PermissionError),
+        open(_OOM_SCORE, "wb") as own,
+    ):  # to lower it takes privileges
         own.write(score)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, descriptor in enumerate(descriptors):
@@ -153,15 +171,24 @@ def client(path: str, arguments: list[str]) -> None:
 
     Ends, and the fork with it, once the server of Ray that has started it is gone: one that is killed ends nothing.
     """
-    asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    asked = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+    }
     server = _server_of_ray()
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link,
+    ):
         link.settimeout(_ANSWER_S)
         link.connect(path)
         socket.send_fds(link, [b" "], [0, 1, 2])
         link.sendall(json.dumps(asked).encode() + b"\0")
         if _answer(link, server, _ANSWER_S):
-            with open(_OOM_SCORE, "rb") as own:  # Ray has it that workers are killed before Ray
+            with open(
+                _OOM_SCORE, "rb"
+            ) as own:  # Ray has it that workers are killed before Ray
                 link.sendall(own.read())
             _answer(link, server, None)  # ends with the fork
             return
@@ -189,18 +216,36 @@ def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> 
 
 def set_up(script: str, arguments: list[str]) -> None:
     """Start the worker that Ray's `script` is: a client for a fork, else by the setup_worker.py beside the script."""
-    contexts = [json.loads(word.removeprefix(_CONTEXT)) for word in arguments if word.startswith(_CONTEXT)]
-    wanted = {name: value for context in contexts for name, value in context.items() if value}
+    contexts = [
+        json.loads(word.removeprefix(_CONTEXT))
+        for word in arguments
+        if word.startswith(_CONTEXT)
+    ]
+    wanted = {
+        name: value for context in contexts for name, value in context.items() if value
+    }
     command = shlex.split(wanted.pop("py_executable", ""))
     if "--client" in command and __file__ in command and not wanted:
-        client(command[-1], [script, *(word for word in arguments if not word.startswith((_CONTEXT, _LANGUAGE)))])
+        client(
+            command[-1],
+            [
+                script,
+                *(
+                    word
+                    for word in arguments
+                    if not word.startswith((_CONTEXT, _LANGUAGE))
+                ),
+            ],
+        )
     else:
         setup_worker = os.path.join(os.path.dirname(script), "setup_worker.py")
         os.execv(sys.executable, [sys.executable, setup_worker, script, *arguments])
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the folder of this file, whose neighbours would hide modules of the same names
+    del sys.path[
+        0
+    ]  # the folder of this file, whose neighbours would hide modules of the same names
     role, place, *rest = sys.argv[1:]
     if role == "--template":
         template(place, rest)

@@ -20,7 +20,11 @@ import psutil
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlplace.comm.channel import Channel, ChannelSpec
@@ -35,8 +39,21 @@ from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus
 from rlplace.workers.launch.output import output_file
-from rlplace.workers.launch.reservation import VISIBLE, Machine, NodeUse, WorkerReport, rendezvous_host
-from rlplace.workers.ray_launch.actors import CONTROL, RayHost, RayProcess, RayWorker, explain, thread_of
+from rlplace.workers.launch.reservation import (
+    VISIBLE,
+    Machine,
+    NodeUse,
+    WorkerReport,
+    rendezvous_host,
+)
+from rlplace.workers.ray_launch.actors import (
+    CONTROL,
+    RayHost,
+    RayProcess,
+    RayWorker,
+    explain,
+    thread_of,
+)
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.connections import Connections
 from rlplace.workers.ray_launch.session import RaySession
@@ -84,7 +101,9 @@ class RayLauncher:
         self._more: list[PlacementGroup] = []  # of accelerators in place of others
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
-        self._shared: dict[str, RayProcess] = {}  # processes of several workers, by name
+        self._shared: dict[
+            str, RayProcess
+        ] = {}  # processes of several workers, by name
         self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
         self._templates = Templates(template, self._variables)
         self._forks = 0  # of the workers
@@ -95,16 +114,26 @@ class RayLauncher:
     def start(self) -> None:
         """Reach the machines, once. Raises ClusterError."""
         self._session.start()
-        self._tell("Ray: started" if self._session.local else f"Ray: joined at {self._session.address}")
+        self._tell(
+            "Ray: started"
+            if self._session.local
+            else f"Ray: joined at {self._session.address}"
+        )
         for note in self._session.notes:
             self._tell(f"Ray: {note}")
-        if not self._session.local:  # somebody has joined it since the template was made for this machine alone
+        if (
+            not self._session.local
+        ):  # somebody has joined it since the template was made for this machine alone
             self._templates.stop()
             self._templates = Templates(None, self._variables)
         self._machines = self._session.machines()
         self._connections = Connections()
         self._channels = JobChannels(
-            self._machines, self._comm, self._shared, self._shared_bytes, self._config.start_timeout_s
+            self._machines,
+            self._comm,
+            self._shared,
+            self._shared_bytes,
+            self._config.start_timeout_s,
         )
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
@@ -114,11 +143,16 @@ class RayLauncher:
         self._bundles = placement_group(
             [dict([use.resource]) for use in needed.values()],
             strategy="STRICT_SPREAD" if len(needed) > 1 else "STRICT_PACK",
-            bundle_label_selector=[{"ray.io/node-id": self._machines[node].id} for node in needed],
+            bundle_label_selector=[
+                {"ray.io/node-id": self._machines[node].id} for node in needed
+            ],
         )
-        self._reserved, waited_s = needed, self._config.reserve_timeout_s
+        self._reserved = needed
+        waited_s = self._config.reserve_timeout_s
         if not wait_ready(self._bundles.wait, waited_s):
-            raise reservation.not_free(needed, self._machines, self._session.free(), waited_s)
+            raise reservation.not_free(
+                needed, self._machines, self._session.free(), waited_s
+            )
         asked = {
             node: _ask(_given_gpus, self._bundles, index, len(use.accelerators))
             for index, (node, use) in enumerate(needed.items())
@@ -126,21 +160,29 @@ class RayLauncher:
         }
         limit_s = self._config.start_timeout_s
         if late_of(list(asked.values()), limit_s):
-            raise _late([f"one that lists the GPUs of node {node}" for node in asked], limit_s)
+            raise _late(
+                [f"one that lists the GPUs of node {node}" for node in asked], limit_s
+            )
         given = ray.get(list(asked.values()))
         for node, (ids, gpus) in zip(asked, given, strict=True):
             use = needed[node]
-            needed[node] = dataclasses.replace(use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus)
+            needed[node] = dataclasses.replace(
+                use, ids=dict(zip(use.accelerators, ids, strict=True)), gpus=gpus
+            )
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
         """Take more accelerators of a node in use, if they are free now."""
-        use, ids = self._reserved[node], dict[int, str]()
+        use = self._reserved[node]
+        ids = dict[int, str]()
         if use.kind == "cuda":
             label = {"ray.io/node-id": self._machines[node].id}
-            more = placement_group([{"GPU": float(len(accelerators))}], bundle_label_selector=[label])
+            more = placement_group(
+                [{"GPU": float(len(accelerators))}], bundle_label_selector=[label]
+            )
             try:
                 given = more.wait(_FREE_S) and ray.get(
-                    _ask(_given_ids, more, 0, len(accelerators)), timeout=self._config.start_timeout_s
+                    _ask(_given_ids, more, 0, len(accelerators)),
+                    timeout=self._config.start_timeout_s,
                 )
             except RayError:  # late, or its node is gone
                 given = None
@@ -150,14 +192,18 @@ class RayLauncher:
             self._more.append(more)
             ids = dict(zip(accelerators, given, strict=True))
         numbers = tuple(sorted((*use.accelerators, *accelerators)))
-        self._reserved[node] = dataclasses.replace(use, accelerators=numbers, ids={**use.ids, **ids})
+        self._reserved[node] = dataclasses.replace(
+            use, accelerators=numbers, ids={**use.ids, **ids}
+        )
         return True
 
     def _on(self, node: int) -> dict[str, Any]:
         """Return the options that put a process into the bundle of a node."""
         assert self._bundles is not None, "reserve comes before launch"
         index = list(self._reserved).index(node)
-        strategy = PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=index)
+        strategy = PlacementGroupSchedulingStrategy(
+            self._bundles, placement_group_bundle_index=index
+        )
         return {"scheduling_strategy": strategy}
 
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,21 +221,37 @@ class RayLauncher:
         if self._config.start == "fork":
             nodes = {node: self._on(node) for node in self._reserved}
             workers = (spec.worker for spec in specs)
-            self._templates.start_on(nodes, modules_of(workers), self._config.start_timeout_s / 3)
+            self._templates.start_on(
+                nodes, modules_of(workers), self._config.start_timeout_s / 3
+            )
         return self._launch(specs, slots, self._tell)
 
-    def restart(self, specs: Sequence[GroupSpec], slots: Collection[Slot]) -> dict[str, list[WorkerHandle]]:
+    def restart(
+        self, specs: Sequence[GroupSpec], slots: Collection[Slot]
+    ) -> dict[str, list[WorkerHandle]]:
         """End the workers of `slots`, which share no process with others, and start them again. Errors as `launch`."""
-        owners = {slot.owner for slot in slots}  # which may have been in other slots before
-        for worker in [worker for worker in self._workers if worker.slot.owner in owners]:
+        owners = {
+            slot.owner for slot in slots
+        }  # which may have been in other slots before
+        for worker in [
+            worker for worker in self._workers if worker.slot.owner in owners
+        ]:
             worker.end()
             self._workers.remove(worker)
-        ended = [self._processes.pop(slot) for slot in list(self._processes) if slot.owner in owners]
+        ended = [
+            self._processes.pop(slot)
+            for slot in list(self._processes)
+            if slot.owner in owners
+        ]
         self._end_processes(ended, patience_s=0.0)
         assert self._channels is not None, "start makes the folders"
         for node in {slot.node for slot in slots}:
-            self._channels.release(node, [slot.owner for slot in slots if slot.node == node])
-        return self._launch(specs, [slot for spec in specs for slot in spec.slots if slot in slots])
+            self._channels.release(
+                node, [slot.owner for slot in slots if slot.node == node]
+            )
+        return self._launch(
+            specs, [slot for spec in specs for slot in spec.slots if slot in slots]
+        )
 
     def lost_nodes(self) -> dict[int, str]:
         """Return the nodes in use that are gone, rank -> address. Waits for Ray's word where one does not answer."""
@@ -197,8 +259,14 @@ class RayLauncher:
         while self._reserved and not self._session.local:
             servers = self._session.servers()
             used = {node: self._machines[node] for node in self._reserved}
-            lost = {node: machine.address for node, machine in used.items() if machine.id not in servers}
-            silent = not lost and not all(_listens(*servers[machine.id]) for machine in used.values())
+            lost = {
+                node: machine.address
+                for node, machine in used.items()
+                if machine.id not in servers
+            }
+            silent = not lost and not all(
+                _listens(*servers[machine.id]) for machine in used.values()
+            )
             if not silent or time.monotonic() > until:
                 return lost
             time.sleep(_LOOK_S)
@@ -212,11 +280,18 @@ class RayLauncher:
         self._channels.drop_weights()
 
     def _launch(
-        self, specs: Sequence[GroupSpec], slots: Sequence[Slot], tell: Callable[[str], None] = lambda line: None
+        self,
+        specs: Sequence[GroupSpec],
+        slots: Sequence[Slot],
+        tell: Callable[[str], None] = lambda line: None,
     ) -> dict[str, list[WorkerHandle]]:
         output = next((spec.output for spec in specs), None)
         sharings = reservation.processes(slots)
-        started = {worker.slot: worker for sharing in sharings for worker in self._process(sharing, output)}
+        started = {
+            worker.slot: worker
+            for sharing in sharings
+            for worker in self._process(sharing, output)
+        }
         self._workers += started.values()
         serving = {spec.name for spec in specs if spec.worker.needs_own_process}
         reports = self._reports(started, serving, tell, output)
@@ -224,92 +299,161 @@ class RayLauncher:
         self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
             if found.machine == here:
-                with contextlib.suppress(psutil.NoSuchProcess):  # dead already: nothing to end
+                with contextlib.suppress(
+                    psutil.NoSuchProcess
+                ):  # dead already: nothing to end
                     self._processes[slot] = psutil.Process(found.pid)
         for slot, found in reports.items():
-            reservation.check_place(slot, self._machines[slot.node], self._reserved[slot.node], found)
+            reservation.check_place(
+                slot, self._machines[slot.node], self._reserved[slot.node], found
+            )
             if found.socket is not None and self._connections is not None:
                 started[slot].connect(self._connections, found.socket)
         for spec in specs:
-            self._build(spec, [started[slot] for slot in spec.slots if slot in started], reports)
-        return {spec.name: [started[slot] for slot in spec.slots if slot in started] for spec in specs}
+            self._build(
+                spec, [started[slot] for slot in spec.slots if slot in started], reports
+            )
+        return {
+            spec.name: [started[slot] for slot in spec.slots if slot in started]
+            for spec in specs
+        }
 
-    def _build(self, spec: GroupSpec, workers: Sequence[RayWorker], reports: Mapping[Slot, WorkerReport]) -> None:
+    def _build(
+        self,
+        spec: GroupSpec,
+        workers: Sequence[RayWorker],
+        reports: Mapping[Slot, WorkerReport],
+    ) -> None:
         """Have workers of a group built. Its ranks join where rank 0 serves, if it is among them."""
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
         addresses = self._channels.addresses_for(nodes, spec.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
         # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
-        pickled = ray.put(cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses)))
+        pickled = ray.put(
+            cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses))
+        )
         first = reports.get(spec.slots[0])
-        rendezvous = Rendezvous(host=first.address, port=first.port) if first else Rendezvous(host="", port=0)
+        rendezvous = (
+            Rendezvous(host=first.address, port=first.port)
+            if first
+            else Rendezvous(host="", port=0)
+        )
         for worker in workers:
             worker.make(pickled, folders[worker.slot.node], rendezvous)
 
     def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
         """Start the process of `slots`, with a thread for each of its workers. `output`: folder of what these print."""
-        slot, runtime_env = slots[0], slots[0].runtime_env
-        environment = {"OMP_NUM_THREADS": "1", **self._variables, **dict(runtime_env.env_vars)}
+        slot = slots[0]
+        runtime_env = slots[0].runtime_env
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **self._variables,
+            **dict(runtime_env.env_vars),
+        }
         # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
         ids = self._reserved[slot.node].visible_ids(slot)
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
         host: Any = ray.remote(concurrency_groups=threads)(RayHost)  # type: ignore[call-overload]  # not in its stubs
-        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "max_restarts": 0, "enable_task_events": False}
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "max_restarts": 0,
+            "enable_task_events": False,
+        }
         if runtime_env.env_vars:  # also for what reads them before our code runs
             options["runtime_env"] = {"env_vars": dict(runtime_env.env_vars)}
         if runtime_env.interpreter:
-            options.setdefault("runtime_env", {})["py_executable"] = runtime_env.interpreter
-        if not runtime_env.env_vars and not runtime_env.interpreter and (command := self._templates.command(slot.node)):
+            options.setdefault("runtime_env", {})["py_executable"] = (
+                runtime_env.interpreter
+            )
+        if (
+            not runtime_env.env_vars
+            and not runtime_env.interpreter
+            and (command := self._templates.command(slot.node))
+        ):
             options["runtime_env"] = {"py_executable": command}
-        files = [output_file(output and output.absolute(), each) for each in slots]  # processes are in other folders
+        files = [
+            output_file(output and output.absolute(), each) for each in slots
+        ]  # processes are in other folders
         nodes = [machine.address for machine in self._machines]
-        actor = host.options(**options, **self._on(slot.node)).remote(environment, files, nodes)
+        actor = host.options(**options, **self._on(slot.node)).remote(
+            environment, files, nodes
+        )
         process = RayProcess(actor, len(slots))
         if slot.process:
             self._shared[slot.process] = process
-        return [RayWorker(slot, self._device(slot), process, number) for number, slot in enumerate(slots)]
+        return [
+            RayWorker(slot, self._device(slot), process, number)
+            for number, slot in enumerate(slots)
+        ]
 
     def _device(self, slot: Slot) -> Device:
         assert self._channels is not None, "start makes the folders"
-        index = reservation.visible_to(slot).index(slot.local_accelerators[0]) if slot.accelerators else 0
+        index = (
+            reservation.visible_to(slot).index(slot.local_accelerators[0])
+            if slot.accelerators
+            else 0
+        )
         uuids = self._reserved[slot.node].uuids(slot)
         account = self._channels.account(slot.node, self._topology.memory_bytes)
         return make_device(slot, self._topology, account, index=index, uuids=uuids)
 
     def _reports(
-        self, workers: Mapping[Slot, RayWorker], serving: set[str], tell: Callable[[str], None], output: Path | None
+        self,
+        workers: Mapping[Slot, RayWorker],
+        serving: set[str],
+        tell: Callable[[str], None],
+        output: Path | None,
     ) -> dict[Slot, WorkerReport]:
         """Wait for the reports; `serving` groups open a rendezvous. ClusterError: late, WorkerError: dead."""
         assert self._channels is not None, "start makes the folders"
-        asked, here = dict[Slot, Any](), ray.get_runtime_context().get_node_id()
+        asked = dict[Slot, Any]()
+        here = ray.get_runtime_context().get_node_id()
         for slot, worker in workers.items():
             serves = slot.rank == 0 and slot.component in serving
-            folder = self._channels.folder(slot.node) if self._machines[slot.node].id == here else None
-            asked[slot] = worker.report(rendezvous_host(self._reserved) if serves else None, folder)
+            folder = (
+                self._channels.folder(slot.node)
+                if self._machines[slot.node].id == here
+                else None
+            )
+            asked[slot] = worker.report(
+                rendezvous_host(self._reserved) if serves else None, folder
+            )
         limit_s = self._config.start_timeout_s
         groups: dict[str, list[Any]] = {}
         for slot, reference in asked.items():
             groups.setdefault(slot.component, []).append(reference)
-        until, late = time.monotonic() + limit_s, list[Any]()
+        until = time.monotonic() + limit_s
+        late = list[Any]()
         for name, references in groups.items():
             left_s = max(0.0, until - time.monotonic())
             late += (unanswered := late_of(references, left_s))
             if not unanswered:
-                tell(f"{name}: {len(references)} worker{'s' * (len(references) > 1)} started")
+                tell(
+                    f"{name}: {len(references)} worker{'s' * (len(references) > 1)} started"
+                )
         if late:
-            missing = [f"{slot.owner} (node {slot.node})" for slot, reference in asked.items() if reference in late]
+            missing = [
+                f"{slot.owner} (node {slot.node})"
+                for slot, reference in asked.items()
+                if reference in late
+            ]
             raise _late(missing, limit_s)
         reports = {}
         for slot, reference in asked.items():
             try:
                 reports[slot] = ray.get(reference)
             except RayActorError as error:
-                raise failed(slot, "start", Failure(what=explain(error)), output) from error
+                raise failed(
+                    slot, "start", Failure(what=explain(error)), output
+                ) from error
         return reports
 
-    def channel(self, spec: ChannelSpec, locations: Sequence[ChannelLocation]) -> Channel:
+    def channel(
+        self, spec: ChannelSpec, locations: Sequence[ChannelLocation]
+    ) -> Channel:
         """Make a channel that lives in `locations`; without any, on the driver's node. Returns the driver's end."""
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.create(spec, locations)
@@ -322,14 +466,19 @@ class RayLauncher:
             else ""
         )
         why_not = self._templates.why_not()
-        plain = f", {'others' if forks else 'all'} with their own imports: {why_not}" if why_not else ""
+        plain = (
+            f", {'others' if forks else 'all'} with their own imports: {why_not}"
+            if why_not
+            else ""
+        )
         return f"processes of Ray {ray.__version__} {where}{forks}{plain}"
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
         """End everything that was started here. Idempotent and bounded in time."""
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         for worker in workers:
             worker.end()
         try:
@@ -339,19 +488,26 @@ class RayLauncher:
                 self._connections.close()
             if self._channels is not None:
                 self._channels.close()
-            if not self._session.local and ray.is_initialized():  # Ray goes on, and these with it
+            if (
+                not self._session.local and ray.is_initialized()
+            ):  # Ray goes on, and these with it
                 for bundles in filter(None, (self._bundles, *self._more)):
                     remove_placement_group(bundles)
-                self._bundles, self._more, self._reserved = None, [], {}
+                self._bundles = None
+                self._more = []
+                self._reserved = {}
         finally:
-            processes, self._processes = {*self._processes.values(), *self._session.processes()}, {}
+            processes = {*self._processes.values(), *self._session.processes()}
+            self._processes = {}
             try:
                 self._session.close()
             finally:
                 self._templates.stop()  # not before: who waits for it would begin to import for itself
                 self._end_processes(list(processes), patience_s=_END_S)
 
-    def _end_processes(self, processes: Sequence[psutil.Process], patience_s: float) -> None:
+    def _end_processes(
+        self, processes: Sequence[psutil.Process], patience_s: float
+    ) -> None:
         """Kill what Ray has not ended by then: it does not wait for its processes. One would hold its GPU's memory."""
         _, alive = psutil.wait_procs(processes, timeout=patience_s)
         for process in alive:
@@ -379,15 +535,26 @@ def _late(missing: Sequence[str], limit_s: float) -> ClusterError:
     )
 
 
-def _ask(what: Callable[[], object], bundles: PlacementGroup, index: int, count: int) -> Any:
+def _ask(
+    what: Callable[[], object], bundles: PlacementGroup, index: int, count: int
+) -> Any:
     """Call `what` where Ray gives the `count` GPUs of a bundle. Returns a reference to its result."""
-    strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=index)
-    return ray.remote(what).options(num_cpus=0, num_gpus=count, scheduling_strategy=strategy).remote()
+    strategy = PlacementGroupSchedulingStrategy(
+        bundles, placement_group_bundle_index=index
+    )
+    return (
+        ray.remote(what)
+        .options(num_cpus=0, num_gpus=count, scheduling_strategy=strategy)
+        .remote()
+    )
 
 
 def _given_ids() -> list[str]:
     """List the ids of the GPUs that Ray gave to this process, in order."""
-    return sorted(map(str, ray.get_gpu_ids()), key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu))
+    return sorted(
+        map(str, ray.get_gpu_ids()),
+        key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu),
+    )
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:

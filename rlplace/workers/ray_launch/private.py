@@ -32,9 +32,19 @@ def why_not_lean() -> str | None:
     window = untried("ray", ray.__version__)
     if window is not None:
         return f"{ray.__version__} was not tried ({window.oldest} to {window.newest} were), so it starts its own way"
-    lacks = [f"{_name(owner)}.{name}" for owner, name, _ in _lean("") if not hasattr(owner, name)]
-    lacks += [f"RayParams({name})" for name in ("setup_worker_path", *_LEFT_OUT) if not _has_parameter(name)]
-    return f"{ray.__version__} has no {', '.join(lacks)}, so it starts its own way" if lacks else None
+    lacks = [
+        f"{_name(owner)}.{name}"
+        for owner, name, _ in _lean("")
+        if not hasattr(owner, name)
+    ]
+    lacks += [
+        f"RayParams({name})"
+        for name in ("setup_worker_path", *_LEFT_OUT)
+        if not _has_parameter(name)
+    ]
+    if lacks:
+        return f"{ray.__version__} has no {', '.join(lacks)}, so it starts its own way"
+    return None
 
 
 _LEFT_OUT: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
@@ -66,12 +76,20 @@ def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
     """List what is replaced while Ray starts, and by what."""
     from ray._private import node, parameter, services, utils
 
-    params = functools.partial(parameter.RayParams, setup_worker_path=setup_worker, **_LEFT_OUT)
-    ask: Any = getattr(services, "get_node", None)  # `why_not_lean` looks whether it is there
+    params = functools.partial(
+        parameter.RayParams, setup_worker_path=setup_worker, **_LEFT_OUT
+    )
+    ask: Any = getattr(
+        services, "get_node", None
+    )  # `why_not_lean` looks whether it is there
     return [
         (parameter, "RayParams", params),
         (node.Node, "start_api_server", lambda *_, **__: None),
-        (utils, "get_dashboard_dependency_error", lambda: "not wanted"),  # so agents start without it
+        (
+            utils,
+            "get_dashboard_dependency_error",
+            lambda: "not wanted",
+        ),  # so agents start without it
         (services, "get_node", functools.partial(listed_node, ask)),
     ]
 
@@ -90,9 +108,13 @@ def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) 
     """Return what Ray's `ask` does of a node once it is listed; `ask` by itself looks once a second."""
     from ray._private import services, state
 
-    nodes, until = state.GlobalState(), time.monotonic() + _NODE_S
+    nodes = state.GlobalState()
+    until = time.monotonic() + _NODE_S
     nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
-    while all(node["NodeID"] != node_id for node in nodes.node_table()) and time.monotonic() < until:
+    while (
+        all(node["NodeID"] != node_id for node in nodes.node_table())
+        and time.monotonic() < until
+    ):
         time.sleep(_LOOK_S)
     nodes.disconnect()
     return ask(gcs_address, node_id)
@@ -122,7 +144,10 @@ def _sigterm_put_back() -> Iterator[None]:
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread() and handler is not None:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and handler is not None
+        ):
             signal.signal(signal.SIGTERM, handler)
 
 
@@ -133,7 +158,9 @@ def servers_killed() -> Iterator[None]:
 
     node: Any = getattr(worker, "_global_node", None)
     kill = getattr(node, "kill_all_processes", None)
-    if kill is None or not {"check_alive", "allow_graceful"} <= set(inspect.signature(kill).parameters):
+    if kill is None or not {"check_alive", "allow_graceful"} <= set(
+        inspect.signature(kill).parameters
+    ):
         yield  # Ray was joined, or ends its own way
         return
     node.kill_all_processes = lambda **_: kill(check_alive=False, allow_graceful=False)
@@ -155,7 +182,9 @@ def address_of_start() -> str | None:
         from ray._private.services import find_bootstrap_address
     except ImportError:
         with contextlib.suppress(OSError):
-            return (Path(tempfile.gettempdir()) / _ADDRESS_FILE).read_text(encoding="utf-8").strip() or None
+            return (Path(tempfile.gettempdir()) / _ADDRESS_FILE).read_text(
+                encoding="utf-8"
+            ).strip() or None
         return None
     return find_bootstrap_address(None)
 
@@ -186,7 +215,9 @@ def token_loader() -> Any | None:
     loader = _extension().AuthenticationTokenLoader.instance()
     try:
         loader.has_token(ignore_auth_mode=True)
-    except TypeError:  # before 2.53 it finds one only where RAY_AUTH_MODE is set, as it then has to be
+    except (
+        TypeError
+    ):  # before 2.53 it finds one only where RAY_AUTH_MODE is set, as it then has to be
         return None
     return loader
 

@@ -52,7 +52,9 @@ _JOINED = {
     "RAY_gcs_server_port_wait_time_s": "1",
 }
 
-_ATTEMPTS = 3  # Ray gives up a start after 30 s of its own, which a busy machine can need
+_ATTEMPTS = (
+    3  # Ray gives up a start after 30 s of its own, which a busy machine can need
+)
 _REACH_S = 5.0  # for a cluster to accept a connection
 _END_S = 10.0  # for Ray to end; a quiet machine takes a second or two
 _SHORT = 80  # characters of a command line in an error
@@ -60,8 +62,9 @@ _SHORT = 80  # characters of a command line in an error
 _STAY = "trap '' TERM HUP USR1 USR2"  # which Slurm sends to all processes of a step
 _KILL = 'kill -9 "$@" 2>/dev/null'
 # A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
+# as shared_memory.folder has it
 _SEGMENTS = (
-    'for s in "$f"/segments/*; do [ -e "$s" ] && rm -f -- "/dev/shm/${s##*/}"; done'  # as shared_memory.folder has it
+    'for s in "$f"/segments/*; do [ -e "$s" ] && rm -f -- "/dev/shm/${s##*/}"; done'
 )
 _REMOVE = (
     f'for f in "$@"; do {_SEGMENTS}; done 2>/dev/null; '
@@ -104,7 +107,9 @@ class RaySession:
             import ray
 
             self._shared = ray.is_initialized()
-            self._begun = True  # a start that is interrupted has something to close, too
+            self._begun = (
+                True  # a start that is interrupted has something to close, too
+            )
             if not self._shared and self._config.address is None:
                 others = _descendants()
                 self._forget_token = make_token()
@@ -113,7 +118,9 @@ class RaySession:
                 _start_local(self._config.start_timeout_s)
                 started = _descendants() - others
                 for pid in started:
-                    with contextlib.suppress(psutil.NoSuchProcess):  # it has only helped to start them
+                    with contextlib.suppress(
+                        psutil.NoSuchProcess
+                    ):  # it has only helped to start them
                         self._servers.append(psutil.Process(pid))
                 self._guard = Guard.killing(started)
             elif not self._shared:
@@ -129,7 +136,11 @@ class RaySession:
         import ray
 
         return [
-            Machine(id=node["NodeID"], address=node["NodeManagerAddress"], total=node["Resources"])
+            Machine(
+                id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                total=node["Resources"],
+            )
             for node in in_rank_order(ray.nodes())
         ]
 
@@ -138,7 +149,10 @@ class RaySession:
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
-        return {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in alive}
+        return {
+            node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
+            for node in alive
+        }
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
         """Return the resources that are free now, by node id."""
@@ -165,7 +179,9 @@ class RaySession:
         if not self._shared:
             import ray
 
-            late = threading.Timer(_END_S, self._kill_servers)  # it waits for a server without a deadline
+            late = threading.Timer(
+                _END_S, self._kill_servers
+            )  # it waits for a server without a deadline
             late.daemon = True
             late.start()
             try:
@@ -195,7 +211,11 @@ def _start_local(timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with private.signals_kept(), private.lean_start(fork.__file__), blocked_signals():
+            with (
+                private.signals_kept(),
+                private.lean_start(fork.__file__),
+                blocked_signals(),
+            ):
                 ray.init(
                     address="local",
                     num_cpus=usable_cores(),
@@ -228,32 +248,50 @@ def _join(address: str) -> None:
         host, _, port = where.rpartition(":")
         if host and port.isdecimal():  # addresses with a scheme are Ray's to read
             # Connect once: Ray takes half a minute to notice that no process listens.
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=_REACH_S
+            ).close()
             use_token(where)
         with private.signals_kept():
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         if (differs := _of_other_versions(str(error), address)) is not None:
             raise differs from error
-        why = (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
+        why = (
+            (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
+        )
         why = why if where == address else f"{where}: {why}"
-        raise _nothing_to_join("cluster-unreachable", "no Ray cluster answers here", address, why) from error
+        raise _nothing_to_join(
+            "cluster-unreachable", "no Ray cluster answers here", address, why
+        ) from error
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:
     """Return the error of a cluster whose Ray or Python is another one, which `said` says in Ray's words."""
-    versions = [dict(re.findall(r"(Ray|Python): (\S+)", part)) for part in said.partition("This process")[::2]]
-    if "Version mismatch" not in said or any(part.keys() != {"Ray", "Python"} for part in versions):
+    versions = [
+        dict(re.findall(r"(Ray|Python): (\S+)", part))
+        for part in said.partition("This process")[::2]
+    ]
+    if "Version mismatch" not in said or any(
+        part.keys() != {"Ray", "Python"} for part in versions
+    ):
         return None
     there, here = versions
-    what = "the cluster has another " + " and another ".join(name for name in there if there[name] != here[name])
-    texts = [" and ".join(f"{name} {version}" for name, version in part.items()) for part in (there, here)]
+    what = "the cluster has another " + " and another ".join(
+        name for name in there if there[name] != here[name]
+    )
+    texts = [
+        " and ".join(f"{name} {version}" for name, version in part.items())
+        for part in (there, here)
+    ]
     why = f"cluster: {texts[0]}\ndriver:  {texts[1]}, {sys.executable}\nRay and Python are the same everywhere"
     fix = f"pip install 'ray=={there['Ray']}'        (here; or on all machines of the cluster ray=={here['Ray']})"
     if there["Python"] != here["Python"]:
         fix = f"uv venv --python {there['Python']}        (an environment here, then ray=={there['Ray']} in it;"
         fix += f" or Python {here['Python']} on all machines of the cluster)"
-    return ClusterError.about("ray-differs", "cluster.ray.address", what, got=address, why=why, fix=fix)
+    return ClusterError.about(
+        "ray-differs", "cluster.ray.address", what, got=address, why=why, fix=fix
+    )
 
 
 def _shared_address() -> str:
@@ -265,26 +303,36 @@ def _shared_address() -> str:
     if named != "auto":
         return named
     started, (shared, alone) = private.address_of_start(), _at_work()
-    if started not in shared and len(shared) == 1:  # its file is in another folder, or of a cluster that has ended
+    if (
+        started not in shared and len(shared) == 1
+    ):  # its file is in another folder, or of a cluster that has ended
         return shared.pop()
     if started is None and alone:
-        what, why = "the only Ray here was not started to be shared", f"it ends with its program: {'; '.join(alone)}"
+        what = "the only Ray here was not started to be shared"
+        why = f"it ends with its program: {'; '.join(alone)}"
         raise _nothing_to_join("cluster-private", what, "auto", why)
     if len(shared) > 1 and started not in shared:
         raise ConnectionError(
             f"several are here, {', '.join(sorted(shared))}: RAY_ADDRESS, or the address itself, names one"
         )
     if started is None:
-        raise ConnectionError("RAY_ADDRESS is not set, and no `ray start` has left an address here")
+        raise ConnectionError(
+            "RAY_ADDRESS is not set, and no `ray start` has left an address here"
+        )
     return started
 
 
 def _at_work() -> tuple[set[str], list[str]]:
     """Return the addresses of clusters that this machine is in by `ray start`, and those of programs, with these."""
-    shared, alone = set[str](), list[str]()
+    shared = set[str]()
+    alone = list[str]()
     for server in psutil.process_iter(["cmdline"]):
         words = server.info["cmdline"] or []
-        addresses = [word.partition("=")[2] for word in words if word.startswith("--gcs-address=")]
+        addresses = [
+            word.partition("=")[2]
+            for word in words
+            if word.startswith("--gcs-address=")
+        ]
         if not addresses or not private.is_server(words):
             continue
         with contextlib.suppress(psutil.NoSuchProcess):  # it ends
@@ -293,7 +341,9 @@ def _at_work() -> tuple[set[str], list[str]]:
                 shared.add(addresses[0])
             else:
                 text = " ".join(program.cmdline())
-                alone.append(f"{addresses[0]} of process {program.pid}, {textwrap.shorten(text, _SHORT)}")
+                alone.append(
+                    f"{addresses[0]} of process {program.pid}, {textwrap.shorten(text, _SHORT)}"
+                )
     return shared, alone
 
 
@@ -303,7 +353,10 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
     if any(pair == ("ray", "start") for pair in itertools.pairwise(words)):
         return False
     try:
-        return any(Path(each.path).name.startswith("_raylet.") for each in program.memory_maps())
+        return any(
+            Path(each.path).name.startswith("_raylet.")
+            for each in program.memory_maps()
+        )
     except psutil.AccessDenied:  # another user's
         return program.pid != 1
 
@@ -312,7 +365,9 @@ def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterErr
     fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
     if address.count(".") and ":" not in address:  # a machine alone
         fix = f"cluster.ray.address={address}:6379        (6379: the port of `ray start --head` unless it has --port)"
-    return ClusterError.about(code, "cluster.ray.address", what, got=address, why=why, fix=fix)
+    return ClusterError.about(
+        code, "cluster.ray.address", what, got=address, why=why, fix=fix
+    )
 
 
 class Guard:

@@ -24,9 +24,13 @@ END_S = 1.0  # for the template to end
 class Template:
     """The template of this node; as a Ray actor, of the actor's. Owns the process and its folder."""
 
-    def __init__(self, modules: Iterable[str], variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, modules: Iterable[str], variables: Mapping[str, str] | None = None
+    ) -> None:
         """Start it, without waiting: who wants a fork waits. `variables`: that imports find beside the environment."""
-        self._door = Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
+        self._door = (
+            Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
+        )
         self._guard = Guard.removing(self._door.parent)
         # Nobody reads while it runs: a pipe may fill.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
@@ -37,7 +41,9 @@ class Template:
                 self._process = self._started(door.fileno(), modules, variables or {})
         self._errors = ""
 
-    def _started(self, listening: int, modules: Iterable[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    def _started(
+        self, listening: int, modules: Iterable[str], variables: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, fork.__file__, "--template", str(listening), *modules],
             env={
@@ -57,7 +63,9 @@ class Template:
 
     def command(self) -> str:
         """Return what starts a fork in place of Python."""
-        return shlex.join([sys.executable, "-I", "-S", fork.__file__, "--client", str(self._door)])
+        return shlex.join(
+            [sys.executable, "-I", "-S", fork.__file__, "--client", str(self._door)]
+        )
 
     def why_not(self) -> str | None:
         """Return why the template has ended; None while it serves."""
@@ -83,5 +91,11 @@ class Template:
 
 def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
     """Name what workers of these classes import, as far as it is ours: code of users may start threads."""
-    own = [worker.__module__ for worker in workers if worker.__module__.startswith("rlplace.")]
-    return list(dict.fromkeys([*own, *(name for worker in workers for name in worker.imports)]))
+    own = [
+        worker.__module__
+        for worker in workers
+        if worker.__module__.startswith("rlplace.")
+    ]
+    return list(
+        dict.fromkeys([*own, *(name for worker in workers for name in worker.imports)])
+    )

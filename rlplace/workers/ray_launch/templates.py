@@ -19,20 +19,34 @@ _WAKE_S = 0.2  # the longest wait in which deferred signals are not delivered
 class Templates:
     """The templates of all nodes; where there is none, or it has ended, workers start as Ray starts them."""
 
-    def __init__(self, here: Template | None, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, here: Template | None, variables: Mapping[str, str] | None = None
+    ) -> None:
         """`here`: the one of this machine, for a Ray of this machine alone. `variables`: of workers' environment."""
         self._variables = variables or {}
         self._here = here
         self._elsewhere: dict[int, tuple[Any, str]] = {}  # by node: actor and command
         self._without: dict[int, str] = {}  # nodes where it failed: why
 
-    def start_on(self, nodes: Mapping[int, Mapping[str, Any]], modules: Iterable[str], timeout_s: float) -> None:
+    def start_on(
+        self,
+        nodes: Mapping[int, Mapping[str, Any]],
+        modules: Iterable[str],
+        timeout_s: float,
+    ) -> None:
         """Start one on each node not yet tried, by the options of an actor there. It stays without if this fails."""
         if self._here is not None:
             return
         made: Any = ray.remote(Template)
-        new = {node: on for node, on in nodes.items() if node not in self._elsewhere and node not in self._without}
-        hosts = {node: made.options(num_cpus=0, **on).remote(modules, self._variables) for node, on in new.items()}
+        new = {
+            node: on
+            for node, on in nodes.items()
+            if node not in self._elsewhere and node not in self._without
+        }
+        hosts = {
+            node: made.options(num_cpus=0, **on).remote(modules, self._variables)
+            for node, on in new.items()
+        }
         asked = {node: host.command.remote() for node, host in hosts.items()}
         if asked:
             late_of(list(asked.values()), timeout_s)
@@ -49,20 +63,33 @@ class Templates:
         """Return what starts a fork on a node in place of Python."""
         if self._here is not None:
             return self._here.command()
-        return self._elsewhere[node][1] if node in self._elsewhere else None
+        if node in self._elsewhere:
+            return self._elsewhere[node][1]
+        return None
 
     def why_not(self) -> str | None:
         """Return why workers start without one, here or on which nodes; None where none has to."""
         if self._here is not None:
             return self._here.why_not()
-        asked = {node: host.why_not.remote() for node, (host, _) in self._elsewhere.items()}
-        answers = ray.wait(list(asked.values()), num_returns=len(asked), timeout=END_S)[0] if asked else []
+        asked = {
+            node: host.why_not.remote() for node, (host, _) in self._elsewhere.items()
+        }
+        answers = (
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=END_S)[0]
+            if asked
+            else []
+        )
         ended = dict(self._without)
         for node, reference in asked.items():
             if reference in answers:
-                with contextlib.suppress(RayError):  # its node is lost, which is said elsewhere
+                with contextlib.suppress(
+                    RayError
+                ):  # its node is lost, which is said elsewhere
                     ended |= {node: why} if (why := ray.get(reference)) else {}
-        return "; ".join(f"node {node}: {why}" for node, why in sorted(ended.items())) or None
+        return (
+            "; ".join(f"node {node}: {why}" for node, why in sorted(ended.items()))
+            or None
+        )
 
     def stop(self) -> None:
         """End all; their forks go on. Idempotent."""
@@ -71,7 +98,11 @@ class Templates:
         hosts = [host for host, _ in self._elsewhere.values()]
         if hosts and ray.is_initialized():
             # Ray would kill the template with the actor, and leave the folder.
-            ray.wait([host.stop.remote() for host in hosts], num_returns=len(hosts), timeout=3 * END_S)
+            ray.wait(
+                [host.stop.remote() for host in hosts],
+                num_returns=len(hosts),
+                timeout=3 * END_S,
+            )
             for host in hosts:
                 ray.kill(host)
         self._elsewhere.clear()

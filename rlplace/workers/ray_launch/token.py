@@ -14,9 +14,12 @@ from rlplace.errors import ClusterError
 from rlplace.proxies import DIRECT
 from rlplace.workers.ray_launch import private
 
-_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
 _ASK_S = 5.0
-_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what each client of Ray asks first
+_CLUSTER_ID = (
+    "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what each client of Ray asks first
+)
 
 
 def make_token() -> Callable[[], None] | None:
@@ -24,8 +27,13 @@ def make_token() -> Callable[[], None] | None:
 
     Returns what takes it back, for clusters that are joined later and for subprocesses; None where none was made.
     """
-    loader, mode = private.token_loader(), os.environ.get(_MODE)
-    if loader is None or mode not in (None, "token") or loader.has_token(ignore_auth_mode=True):
+    loader = private.token_loader()
+    mode = os.environ.get(_MODE)
+    if (
+        loader is None
+        or mode not in (None, "token")
+        or loader.has_token(ignore_auth_mode=True)
+    ):
         return None
     os.environ[_TOKEN] = made = secrets.token_hex(32)  # for all processes of that Ray
     loader.reset_cache()
@@ -56,7 +64,9 @@ def use_token(address: str) -> None:
                 return
             why = "the one that is here is of another cluster"
     what = "the Ray cluster asks for a token"
-    raise ClusterError.about("cluster-token", "cluster.ray.address", what, got=address, why=why, fix=fix)
+    raise ClusterError.about(
+        "cluster-token", "cluster.ray.address", what, got=address, why=why, fix=fix
+    )
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:
@@ -64,9 +74,15 @@ def _refuses(address: str, headers: Mapping[str, str]) -> bool:
     import grpc
 
     with grpc.insecure_channel(address, options=DIRECT) as channel:
-        ask = channel.unary_unary(_CLUSTER_ID, request_serializer=None, response_deserializer=None)
+        ask = channel.unary_unary(
+            _CLUSTER_ID, request_serializer=None, response_deserializer=None
+        )
         try:
-            ask(b"", timeout=_ASK_S, metadata=[(name.lower(), value) for name, value in headers.items()])
+            ask(
+                b"",
+                timeout=_ASK_S,
+                metadata=[(name.lower(), value) for name, value in headers.items()],
+            )
         except grpc.RpcError as error:
             return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
     return False

@@ -39,7 +39,12 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.roles.checks import folder_of
 from rlplace.workers.roles.env import Recording
-from rlplace.workers.roles.learn_metrics import as_text, sample_metrics, skipped_metric, update_metrics
+from rlplace.workers.roles.learn_metrics import (
+    as_text,
+    sample_metrics,
+    skipped_metric,
+    update_metrics,
+)
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import out_of_step
 
@@ -72,15 +77,20 @@ class Actor(TrainedWorker):
         from rlplace.comm.weights.host_sync import WeightSender
         from rlplace.comm.weights.rendezvous import StoreAddress
 
-        context, sync = self.context, self.config.config.actor.sync
-        deliveries = (context.folder and self.config.deliveries) or deliver_by_rank(self.config.ranks["rollout"])
+        context = self.context
+        sync = self.config.config.actor.sync
+        deliveries = (context.folder and self.config.deliveries) or deliver_by_rank(
+            self.config.ranks["rollout"]
+        )
         device = None
         if any(isinstance(delivery, DeviceDelivery) for delivery in deliveries):
             device = DeviceSender(
                 context.channels[WEIGHTS],
                 rank=context.rank,
                 device=torch.device(context.device.torch_name),
-                store=StoreAddress(host=context.rendezvous.host, port=context.rendezvous.port),
+                store=StoreAddress(
+                    host=context.rendezvous.host, port=context.rendezvous.port
+                ),
             )
         self._sender = WeightSender(
             context.channels[WEIGHTS],
@@ -100,19 +110,25 @@ class Actor(TrainedWorker):
         The first push is of all weights, whatever the selection.
         """
         self._require(Residency.WEIGHTS, "push_weights")
-        mode, again = self.config.config.actor.sync.mode, self._pushes > 0
+        mode = self.config.config.actor.sync.mode
+        again = self._pushes > 0
         with self._working("sync"):
             shards = self._model.shards(mode, again=again)
-            enclosed, began = self._enclosed(), time.perf_counter()
+            enclosed = self._enclosed()
+            began = time.perf_counter()
             partial = again and self._model.leaves_out(mode)
             pushed = self._sender.push(version, (*shards, *enclosed), partial=partial)
-        seconds, pushed_bytes = time.perf_counter() - began, sum(pushed.values())
+        seconds = time.perf_counter() - began
+        pushed_bytes = sum(pushed.values())
         self._pushes += 1
         return {
             "actor/push_s": Metric(seconds, "max"),
             "actor/push_gb_per_s": Metric(pushed_bytes / seconds / 1e9, "sum"),
             "actor/pushed_bytes": Metric(pushed_bytes, "sum"),
-            **{f"actor/pushed_{name}_bytes": Metric(size, "sum") for name, size in pushed.items()},
+            **{
+                f"actor/pushed_{name}_bytes": Metric(size, "sum")
+                for name, size in pushed.items()
+            },
         }
 
     def _enclosed(self) -> tuple[Shard, ...]:
@@ -144,10 +160,16 @@ class PolicyActor(Actor):
         from rlplace.workers.training.policy_learner import PolicyLearner
         from rlplace.workers.training.trained_model import TrainedPolicy
 
-        context, job, config = self.context, self.config, self.config.config
+        context = self.context
+        job = self.config
+        config = self.config.config
         ranks = self._join()
-        module = build_policy(job.spaces, config.actor, config.algorithm, config.runner.seed)
-        policy = TrainedPolicy(module.to(context.device.torch_name), config.actor.compute, ranks)
+        module = build_policy(
+            job.spaces, config.actor, config.algorithm, config.runner.seed
+        )
+        policy = TrainedPolicy(
+            module.to(context.device.torch_name), config.actor.compute, ranks
+        )
         trainer = self._train(policy, config.actor.optimizer)
         route = job.routes.trajectories
         mine = route.receives(context.rank)
@@ -170,7 +192,10 @@ class PolicyActor(Actor):
             update = self._learner.learn(trajectory, iteration)
             watch.lap("learn")
         return {
-            **{f"actor/{name}": Metric(value) for name, value in (update.mean or {}).items()},
+            **{
+                f"actor/{name}": Metric(value)
+                for name, value in (update.mean or {}).items()
+            },
             "actor/lr": Metric(update.lr),
             "actor/optimizer_steps": Metric(update.steps),
             **skipped_metric("actor", [update]),
@@ -187,7 +212,8 @@ class PolicyActor(Actor):
         self._learner.take_over(carried)
 
     def _receive(self, version: int) -> Trajectory:
-        channel, key = self.context.channels[TRAJECTORIES], str(self.context.rank)
+        channel = self.context.channels[TRAJECTORIES]
+        key = str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)
         if not shares:  # this rank only takes part in the collectives
             steps = self.config.config.algorithm.rollout_steps
@@ -196,7 +222,9 @@ class PolicyActor(Actor):
             return recording.trajectory(first_row=0, env_rank=0)
         trajectory = concat([channel.get(key=key) for _ in shares])
         rows = range(trajectory.first_row, trajectory.first_row + trajectory.rows)
-        assert rows == range(shares[0].start, shares[-1].stop), f"{self.context.owner} got rows {rows}, not its own"
+        assert rows == range(shares[0].start, shares[-1].stop), (
+            f"{self.context.owner} got rows {rows}, not its own"
+        )
         return trajectory
 
 
@@ -216,9 +244,13 @@ class LmActor(Actor):
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None
-    _before: Tensor | None = None  # state of the estimator, from its estimates to the end of the iteration's learn
+    _before: Tensor | None = (
+        None  # state of the estimator, from its estimates to the end of the iteration's learn
+    )
     _reference: WeightSender | None = None  # of its weights, where it is refreshed
-    _accumulated: tuple[Experience, ...] = ()  # on rank 0, what this iteration's gradients are of so far
+    _accumulated: tuple[
+        Experience, ...
+    ] = ()  # on rank 0, what this iteration's gradients are of so far
     _accumulate_s: float = 0.0  # which that took
 
     def setup(self) -> None:
@@ -232,11 +264,16 @@ class LmActor(Actor):
         ranks = self._join()
         lm = TrainedLm(self._spec(actor), ranks, policy_of(config, self.config.model))
         trainer = self._train(lm, actor.optimizer, ema_decay=actor.ema_decay)
-        self._learner = ActorLearner(config, lm, trainer, ranks, self.config.read_again.get("actor"))
+        self._learner = ActorLearner(
+            config, lm, trainer, ranks, self.config.read_again.get("actor")
+        )
         self._estimate_advantages = AdvantageEstimator(self.config)
         self._open_sync()
-        if REFERENCE_WEIGHTS in self.context.channels:  # each rank of the reference gets a copy through the channel
-            channel, readers = self.context.channels[REFERENCE_WEIGHTS], deliver_by_rank(self.config.ranks["reference"])
+        if (
+            REFERENCE_WEIGHTS in self.context.channels
+        ):  # each rank of the reference gets a copy through the channel
+            channel = self.context.channels[REFERENCE_WEIGHTS]
+            readers = deliver_by_rank(self.config.ranks["reference"])
             self._reference = WeightSender(
                 channel,
                 rank=self.context.rank,
@@ -252,7 +289,8 @@ class LmActor(Actor):
 
     def begin_again(self, iteration: int) -> Metrics:
         self._groups = self._inferred = self._experience = None
-        self._accumulated, self._accumulate_s = (), 0.0
+        self._accumulated = ()
+        self._accumulate_s = 0.0
         self._learner.drop()
         if self._before is not None:
             self._estimate_advantages.take_over(self._before)
@@ -268,7 +306,11 @@ class LmActor(Actor):
             return {}
         with self._computing("infer", Residency.WEIGHTS):
             watch = Stopwatch()
-            shards = self._learner.shards(self._take(), infer=True) if self.context.rank == 0 else None
+            shards = (
+                self._learner.shards(self._take(), infer=True)
+                if self.context.rank == 0
+                else None
+            )
             shard = self._ranks.scatter(shards, "samples")
             watch.lap("infer_wait")
             found = self._learner.infer(shard, asked)
@@ -293,7 +335,11 @@ class LmActor(Actor):
         coming = self._waves() if self.context.rank == 0 else None
         with self._working("rollout"):
             watch = Stopwatch("accumulate_wait", "accumulate")
-            while (shard := self._ranks.scatter(self._next_wave(coming, iteration), "samples")) is not None:
+            while (
+                shard := self._ranks.scatter(
+                    self._next_wave(coming, iteration), "samples"
+                )
+            ) is not None:
                 watch.lap("accumulate_wait")
                 self._learner.accumulate(shard)
                 watch.lap("accumulate")
@@ -305,11 +351,17 @@ class LmActor(Actor):
         """Yield what fills a pass of every rank as it comes; keep what is left at the end."""
         from rlplace.workers.training.samples import arriving_groups, waves
 
-        arriving = arriving_groups(self.context.channels[SAMPLES], self.config.prompts, self.context.owner)
+        arriving = arriving_groups(
+            self.context.channels[SAMPLES], self.config.prompts, self.context.owner
+        )
         tokens = self.config.config.actor.token_budget * self._ranks.copies
-        self._groups = yield from waves(arriving, tokens, again=self.config.read_again.get("actor"))
+        self._groups = yield from waves(
+            arriving, tokens, again=self.config.read_again.get("actor")
+        )
 
-    def _next_wave(self, coming: Iterator[Groups] | None, iteration: int) -> Sequence[SampleShard | None] | None:
+    def _next_wave(
+        self, coming: Iterator[Groups] | None, iteration: int
+    ) -> Sequence[SampleShard | None] | None:
         """Return what each rank makes gradients of next, nothing when that is left to `learn`; on rank 0."""
         if coming is None:
             return None
@@ -325,7 +377,8 @@ class LmActor(Actor):
 
         What has been accumulated is a part of the only one.
         """
-        taken, self._accumulated = [*self._accumulated], ()
+        taken = [*self._accumulated]
+        self._accumulated = ()
         updates: list[Update] = []
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
@@ -336,15 +389,24 @@ class LmActor(Actor):
                 updates.append(self._learner.learn(shard, iteration))
                 watch.lap("learn")
         self._before = None
-        accumulate_s, self._accumulate_s = self._accumulate_s, 0.0
-        poisoned = [note for experience in taken for note in self._named(experience, iteration)]
+        accumulate_s = self._accumulate_s
+        self._accumulate_s = 0.0
+        poisoned = [
+            note for experience in taken for note in self._named(experience, iteration)
+        ]
         groups = [group for experience in taken for group in experience.groups]
         most = self.config.config.runner.samples
         texts = tuple(as_text(groups, most, self._tokenizer)) if groups and most else ()
         return {
             **sample_metrics(groups, version, texts),
-            **({"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))} if poisoned else {}),
-            **update_metrics("actor", updates, learn_s=watch.seconds["learn"] + accumulate_s),
+            **(
+                {"actor/poisoned": Metric(len(poisoned), "sum", notes=tuple(poisoned))}
+                if poisoned
+                else {}
+            ),
+            **update_metrics(
+                "actor", updates, learn_s=watch.seconds["learn"] + accumulate_s
+            ),
             **watch.metrics("actor"),
         }
 
@@ -356,7 +418,9 @@ class LmActor(Actor):
             for sample, why in experience.poisoned
         ]
 
-    def _receive(self, iteration: int, part: int) -> tuple[SampleShard, Experience | None]:
+    def _receive(
+        self, iteration: int, part: int
+    ) -> tuple[SampleShard, Experience | None]:
         """Return this rank's samples; on rank 0 also all of them, with the groups without signal."""
         shards: list[SampleShard] | None = None
         experience: Experience | None = None
@@ -368,17 +432,28 @@ class LmActor(Actor):
 
     def _shards(self, experience: Experience, iteration: int) -> list[SampleShard]:
         learned = experience.learned(self.config.config.algorithm)
-        targets, kl_coef = learned.targets, learned.kl_coef
-        return self._learner.shards(learned.groups, iteration, targets=targets, kl_coef=kl_coef)
+        targets = learned.targets
+        kl_coef = learned.kl_coef
+        return self._learner.shards(
+            learned.groups, iteration, targets=targets, kl_coef=kl_coef
+        )
 
     def _gather(self, part: int | None = None) -> Experience:
         """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
         from rlplace.workers.training.samples import take_scores
 
-        groups, context, skip = self._take(part), self.context, self.config.config.leaves_out
+        groups = self._take(part)
+        context = self.context
+        skip = self.config.config.leaves_out
         samples = [sample for group in groups for sample in group]
         scores = {
-            scorer: take_scores(context.channels[scores_of(scorer)], scorer, samples, context.owner, skip=skip)
+            scorer: take_scores(
+                context.channels[scores_of(scorer)],
+                scorer,
+                samples,
+                context.owner,
+                skip=skip,
+            )
             for scorer in self.config.scorers
         }
         if self._before is None:
@@ -394,8 +469,11 @@ class LmActor(Actor):
         from rlplace.workers.training.samples import take_groups
 
         if self._groups is None:
-            prompts, owner = self.config.prompts, self.context.owner
-            self._groups = take_groups(self.context.channels[SAMPLES], prompts, owner, part=part)
+            prompts = self.config.prompts
+            owner = self.context.owner
+            self._groups = take_groups(
+                self.context.channels[SAMPLES], prompts, owner, part=part
+            )
         return self._groups
 
     def refresh(self, iteration: int, version: int) -> Metrics:
@@ -403,15 +481,24 @@ class LmActor(Actor):
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
-            assert self._reference is not None, "a reference that is refreshed has a channel"
-            shards, began = self._model.shards(), time.perf_counter()
+            assert self._reference is not None, (
+                "a reference that is refreshed has a channel"
+            )
+            shards = self._model.shards()
+            began = time.perf_counter()
             self._reference.push(version, shards)
             seconds = time.perf_counter() - began
         return {"actor/refresh_s": Metric(seconds, "max")}
 
     def _carried(self) -> dict[str, Tensor]:
-        ours = self._estimate_advantages.state() if self._before is None else self._before.clone()
-        ours = ours if self.context.rank == 0 else ours.zero_()  # rank 0 alone has seen what it is about
+        ours = (
+            self._estimate_advantages.state()
+            if self._before is None
+            else self._before.clone()
+        )
+        ours = (
+            ours if self.context.rank == 0 else ours.zero_()
+        )  # rank 0 alone has seen what it is about
         return {"advantages": self._ranks.sum(ours.to(self._model.device))}
 
     def _take_over(self, carried: Mapping[str, Tensor]) -> None:
@@ -426,7 +513,9 @@ class LmActor(Actor):
 
         with self._computing("logprobs", Residency.WEIGHTS), torch.no_grad():
             ids = np.asarray(tokens)
-            packed = Packed.of([ids], [np.arange(len(ids)) > 0], self.context.device.torch_name)
+            packed = Packed.of(
+                [ids], [np.arange(len(ids)) > 0], self.context.device.torch_name
+            )
             scores: list[float] = self._model.module(packed).logprobs.tolist()
         return scores
 
@@ -438,7 +527,9 @@ class LmActor(Actor):
         from rlplace.workers.engines.weights import probe_shard, probe_tokens
 
         tokens = probe_tokens(self.config)
-        scores = self.logprobs(tokens) if self._pushes % sync.verify_every == 0 else None
+        scores = (
+            self.logprobs(tokens) if self._pushes % sync.verify_every == 0 else None
+        )
         return (probe_shard(scores, len(tokens), self.context.world_size),)
 
 
@@ -460,10 +551,14 @@ class Critic(TrainedWorker):
 
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
-        spec = self._spec(critic, folder_of(critic.model))  # the job's folder has no value head: it starts anew
+        spec = self._spec(
+            critic, folder_of(critic.model)
+        )  # the job's folder has no value head: it starts anew
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)
-        self._learner = CriticLearner(config, lm, trainer, ranks, self.config.read_again.get("critic"))
+        self._learner = CriticLearner(
+            config, lm, trainer, ranks, self.config.read_again.get("critic")
+        )
         self.move(Residency.OFF)
 
     def begin_again(self, iteration: int) -> Metrics:
@@ -480,47 +575,70 @@ class Critic(TrainedWorker):
             groups: Groups = []
             shards: list[SampleShard] | None = None
             if context.rank == 0:
-                groups = take_groups(context.channels[samples_for("critic")], self.config.prompts, context.owner)
+                groups = take_groups(
+                    context.channels[samples_for("critic")],
+                    self.config.prompts,
+                    context.owner,
+                )
                 shards = self._learner.shards(groups, iteration, infer=True)
             shard = self._ranks.scatter(shards, "samples")
             watch.lap("infer_wait")
             values = self._learner.values(shard).cpu()
             watch.lap("infer")
-        self._inferred = _Inferred(iteration=iteration, groups=groups, shard=shard, values=values)
+        self._inferred = _Inferred(
+            iteration=iteration, groups=groups, shard=shard, values=values
+        )
         parts = iter(values.split(list(shard.lengths.responses)))
         for group in groups:
-            scores = tuple(Scores(group=s.group, sample=s.sample, values=next(parts).numpy()) for s in group)
+            scores = tuple(
+                Scores(group=s.group, sample=s.sample, values=next(parts).numpy())
+                for s in group
+            )
             context.channels[scores_of("critic")].put(scores)
         return {
             **watch.metrics("critic"),
-            "critic/infer_tokens_per_s": Metric(sum(shard.lengths.tokens) / watch.seconds["infer"], "min"),
-            "critic/value": Metric(float(values.mean()) if len(values) else 0.0, weight=len(values)),
+            "critic/infer_tokens_per_s": Metric(
+                sum(shard.lengths.tokens) / watch.seconds["infer"], "min"
+            ),
+            "critic/value": Metric(
+                float(values.mean()) if len(values) else 0.0, weight=len(values)
+            ),
         }
 
     def learn(self, iteration: int, version: int) -> Metrics:
         """Wait for the returns of all groups of `iteration`, whose values were inferred; end with other weights."""
         from rlplace.algo.advantages import explained_variance
 
-        inferred, self._inferred = self._inferred, None
+        inferred = self._inferred
+        self._inferred = None
         if inferred is None or inferred.iteration != iteration:
             got = "nothing" if inferred is None else f"iteration {inferred.iteration}"
             what = f"learn({iteration}) has no values to start from"
-            raise out_of_step(self.context.owner, what, got=got, expected="infer before")
+            raise out_of_step(
+                self.context.owner, what, got=got, expected="infer before"
+            )
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
             returns = self._receive_returns(inferred)
             watch.lap("wait")
-            update = self._learner.learn(inferred.shard, inferred.values.to(returns.device), returns, iteration)
+            update = self._learner.learn(
+                inferred.shard, inferred.values.to(returns.device), returns, iteration
+            )
             watch.lap("learn")
         returns = returns.cpu()
         sound = ~returns.isnan()
-        values, returns = inferred.values[sound], returns[sound]
+        values = inferred.values[sound]
+        returns = returns[sound]
         tokens = len(values)
         return {
             **watch.metrics("critic"),
             **update_metrics("critic", [update], learn_s=watch.seconds["learn"]),
-            "critic/explained_variance": Metric(explained_variance(values, returns), weight=tokens),
-            "critic/return": Metric(float(returns.mean()) if tokens else 0.0, weight=tokens),
+            "critic/explained_variance": Metric(
+                explained_variance(values, returns), weight=tokens
+            ),
+            "critic/return": Metric(
+                float(returns.mean()) if tokens else 0.0, weight=tokens
+            ),
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:
@@ -533,7 +651,9 @@ class Critic(TrainedWorker):
         if self.context.rank == 0:
             samples = [sample for group in inferred.groups for sample in group]
             skip = self.config.config.leaves_out
-            taken = take_returns(self.context.channels[RETURNS], samples, self.context.owner, skip=skip)
+            taken = take_returns(
+                self.context.channels[RETURNS], samples, self.context.owner, skip=skip
+            )
             found.copy_(torch.from_numpy(joined(taken)))
         self._ranks.wait_for_rank_0("returns")
         return self._ranks.sum(found)  # zero on all others

@@ -26,7 +26,10 @@ from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
 
-TRIED_CHAT = [Message("user", "-"), Message("assistant", "-")]  # the shortest, to try a template
+TRIED_CHAT = [
+    Message("user", "-"),
+    Message("assistant", "-"),
+]  # the shortest, to try a template
 _READS_TOKENS = {
     "reference": "it computes the log-probability of each token that the policy drew",
     "critic": "it values the state before each token that the policy drew",
@@ -35,12 +38,23 @@ _READS_TOKENS = {
 
 def check_variant(config: Config) -> list[Problem]:
     """Report a variant of the algorithm that cannot be imported, or replaces nothing."""
-    variant, methods = config.algorithm.variant, ("advantages", "policy_loss", "value_loss", "metrics")
-    key, given = "algorithm.variant.name", ("the algorithm's config",)
+    variant = config.algorithm.variant
+    methods = ("advantages", "policy_loss", "value_loss", "metrics")
+    key = "algorithm.variant.name"
+    given = ("the algorithm's config",)
     if variant.name is None:
         return []
-    code, noun = "unknown-variant", "variant of an algorithm"
-    return check_named(variant.name, variant.kwargs, given=given, key=key, code=code, noun=noun, methods=methods)
+    code = "unknown-variant"
+    noun = "variant of an algorithm"
+    return check_named(
+        variant.name,
+        variant.kwargs,
+        given=given,
+        key=key,
+        code=code,
+        noun=noun,
+        methods=methods,
+    )
 
 
 # Methods of `engines.contract.TextEngine`, which needs more than a plan does.
@@ -49,20 +63,30 @@ _OF_AN_ENGINE = ("move", "load", "close", "submit", "step", "drop", "logprobs")
 
 def check_engine(rollout: TextRolloutConfig) -> list[Problem]:
     """Report an engine of the user's own that cannot be imported or called, or lacks methods of the contract."""
-    key, code, name = "rollout.engine", "unknown-engine", rollout.engine
+    key = "rollout.engine"
+    code = "unknown-engine"
+    name = rollout.engine
     try:
         found = named(name, {}, key=key, code=code, noun="engine")
     except ConfigError as error:
         return list(error.problems)
     why = "docs/own_engine.md has the contract"
     if not isinstance(found, type):
-        what, fix = f"is no class: {type(found).__name__}", "engine: <package.module:Class>"
+        what = f"is no class: {type(found).__name__}"
+        fix = "engine: <package.module:Class>"
         return list(ConfigError.of(code, key, what, name, why, fix).problems)
     problems = unknown_arguments(
-        found, rollout.engine_args, given=("settings", "device", "owner"), key="rollout.engine_args", code="engine-args"
+        found,
+        rollout.engine_args,
+        given=("settings", "device", "owner"),
+        key="rollout.engine_args",
+        code="engine-args",
     )
-    if lacking := [method for method in _OF_AN_ENGINE if not callable(getattr(found, method, None))]:
-        what, fix = f"lacks {', '.join(lacking)}", f"def {lacking[0]}(self, ...)"
+    if lacking := [
+        method for method in _OF_AN_ENGINE if not callable(getattr(found, method, None))
+    ]:
+        what = f"lacks {', '.join(lacking)}"
+        fix = f"def {lacking[0]}(self, ...)"
         problems += ConfigError.of(code, key, what, name, why, fix).problems
     return problems
 
@@ -71,7 +95,9 @@ def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem
     """Report what the placed scorers cannot work with. Folders that do not exist are reported elsewhere."""
     for component in components:
         if role_of(component) == "reward":
-            yield from _check_reward(config, config.reward_of(component), config.key_of(component))
+            yield from _check_reward(
+                config, config.reward_of(component), config.key_of(component)
+            )
         elif component in _READS_TOKENS:
             yield from _check_tokens(config, component)
 
@@ -106,19 +132,24 @@ def _check_reward(config: Config, block: RewardConfig, key: str) -> Iterator[Pro
 def folder_of(model: Mapping[str, object] | None) -> Path | None:
     """Return the folder that a block's `model` names; None where it names none."""
     path = (model or {}).get("path")
-    return None if path is None else Path(str(path))
+    if path is None:
+        return None
+    return Path(str(path))
 
 
 def _existing(model: Mapping[str, object] | None) -> Path | None:
     folder = folder_of(model)
-    return folder if folder is not None and os.path.isdir(folder) else None
+    if folder is not None and os.path.isdir(folder):
+        return folder
+    return None
 
 
 def _check_tokens(config: Config, component: str) -> Iterator[Problem]:
     """Report a tokenizer other than the policy's: an id must mean the same to both."""
     block = config.block_of(component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), component
-    policy, folder = _existing(config.model), _existing(block.model)
+    policy = _existing(config.model)
+    folder = _existing(block.model)
     if policy is not None and folder is not None and not same_tokens(policy, folder):
         yield Problem(
             code="other-tokenizer",
@@ -133,7 +164,11 @@ def _check_tokens(config: Config, component: str) -> Iterator[Problem]:
 def same_tokens(one: Path, other: Path) -> bool:
     """Return whether an id means the same token in both model folders."""
     files = [folder / "tokenizer.json" for folder in (one, other)]
-    if one == other or not files[1].is_file() or files[0].read_bytes() == files[1].read_bytes():
+    if (
+        one == other
+        or not files[1].is_file()
+        or files[0].read_bytes() == files[1].read_bytes()
+    ):
         return True  # a folder without a tokenizer was trained with the policy's
     from rlplace.models.tokenizer import Tokenizer
 
@@ -144,19 +179,38 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
     """Report a malformed address, and an environment variable that does not exist."""
     try:
         parts = urllib.parse.urlsplit(str(block.url))
-        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        well_formed = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+        )
     except ValueError:  # the port is no number
         well_formed = False
     if not well_formed:
-        what, why = "this is no address of an HTTP endpoint", "batches are posted there"
+        what = "this is no address of an HTTP endpoint"
+        why = "batches are posted there"
         fix = "url: http://<host>:<port>/get_reward"
-        yield Problem(code="bad-reward-url", key=f"{key}.url", what=what, got=block.url, why=why, fix=fix)
+        yield Problem(
+            code="bad-reward-url",
+            key=f"{key}.url",
+            what=what,
+            got=block.url,
+            why=why,
+            fix=fix,
+        )
     name = block.api_key_env
     if name is not None and not os.environ.get(name):
         what = "there is no such environment variable, or it is empty"
         why = "its value is sent with every request as a bearer token"
         fix = f"export {name}=<token>        (before the run, which gives it to the workers)"
-        yield Problem(code="no-api-key", key=f"{key}.api_key_env", what=what, got=name, why=why, fix=fix)
+        yield Problem(
+            code="no-api-key",
+            key=f"{key}.api_key_env",
+            what=what,
+            got=name,
+            why=why,
+            fix=fix,
+        )
 
 
 def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
@@ -165,17 +219,28 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
     wanted: Sequence[tuple[str, object, tuple[object, ...], str]] = (
         ("weights", trained.weights, ("fp32", "bf16"), fp16),
         ("compute", trained.compute, ("fp32", "bf16"), fp16),
-        ("zero_stage", trained.zero_stage, (2, 3), "a run shards gradients and optimizer over all ranks"),
+        (
+            "zero_stage",
+            trained.zero_stage,
+            (2, 3),
+            "a run shards gradients and optimizer over all ranks",
+        ),
     )
     kind = trained.optimizer.kind
-    rounded = trained.weights == "bf16" and kind != "adamw_master" and not trained.optimizer.on_host
+    rounded = (
+        trained.weights == "bf16"
+        and kind != "adamw_master"
+        and not trained.optimizer.on_host
+    )
     lost = Problem(
         code="rounded-away",
         key=f"{component}.weights",
         what="Adam's steps would be lost in rounding",
         got=f"weights: {trained.weights}, optimizer.kind: {kind}",
         why="a 16-bit weight keeps 8 bits: a step below 1/256 of it, as nearly all are, leaves it where it is",
-        fix=f"{component}.optimizer.kind=adamw_master" if kind == "adamw" else f"{component}.weights=fp32",
+        fix=f"{component}.optimizer.kind=adamw_master"
+        if kind == "adamw"
+        else f"{component}.weights=fp32",
     )
     nothing = Problem(
         code="nothing-to-offload",
@@ -205,27 +270,40 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
 
 # Families whose layers transformers cuts by heads and by columns, without a bias on what is summed over ranks.
 CUT_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-_CUT_EVENLY = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_CUT_EVENLY = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 
 
 def cut_problems(config: Config, spec: ComponentSpec) -> Iterator[Problem]:
     """Report why ranks cannot have a model between them, or its tokens, of a trained component or scorer."""
     block = config.block_of(spec.name)
-    own = block.language_model if isinstance(block, TrainedConfig) else getattr(block, "model", None)
+    own = (
+        block.language_model
+        if isinstance(block, TrainedConfig)
+        else getattr(block, "model", None)
+    )
     model = own or config.model or {}
     if spec.parallel.tensor_parallel_size > 1:
         yield from _model_problems(config, spec, model)
     yield from _token_problems(spec, model)
 
 
-def _token_problems(spec: ComponentSpec, model: Mapping[str, object]) -> Iterator[Problem]:
+def _token_problems(
+    spec: ComponentSpec, model: Mapping[str, object]
+) -> Iterator[Problem]:
     """Report heads that ranks cannot exchange for tokens: each has as many queries, keys are copied if they are few."""
-    tensor, size = spec.parallel.tensor_parallel_size, spec.parallel.context_parallel_size
+    tensor = spec.parallel.tensor_parallel_size
+    size = spec.parallel.context_parallel_size
     heads = model.get("num_attention_heads")
     keys = model.get("num_key_value_heads") or heads
     if size == 1 or not isinstance(heads, int) or not isinstance(keys, int):
         return
-    ours, theirs = max(1, heads // tensor), max(1, keys // tensor)
+    ours = max(1, heads // tensor)
+    theirs = max(1, keys // tensor)
 
     def goes(ranks: int) -> bool:
         return ours % ranks == 0 and (theirs % ranks == 0 or ranks % theirs == 0)
@@ -234,70 +312,133 @@ def _token_problems(spec: ComponentSpec, model: Mapping[str, object]) -> Iterato
         near = max(n for n in range(1, size) if spec.num_copies % n == 0 and goes(n))
         what = f"{ours} heads of queries and {theirs} of keys are not exchanged between {size} ranks"
         why = "within attention each rank has all tokens of as many heads as any other"
-        yield _uncut("context-parallel-heads", spec, what, why, f"context_parallel_size: {near}")
+        yield _uncut(
+            "context-parallel-heads", spec, what, why, f"context_parallel_size: {near}"
+        )
 
 
-def _model_problems(config: Config, spec: ComponentSpec, model: Mapping[str, object]) -> Iterator[Problem]:
-    size, block = spec.parallel.tensor_parallel_size, config.block_of(spec.name)
+def _model_problems(
+    config: Config, spec: ComponentSpec, model: Mapping[str, object]
+) -> Iterator[Problem]:
+    size = spec.parallel.tensor_parallel_size
+    block = config.block_of(spec.name)
     whole = "no tensor_parallel_size        (ranks then share the state by FSDP)"
-    family, biases = model.get("model_type"), [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
+    family = model.get("model_type")
+    biases = [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
     if family not in CUT_FAMILIES and family is not None:
-        what, why = f"a {family} model is not cut between ranks", f"it may be one of {', '.join(sorted(CUT_FAMILIES))}"
+        what = f"a {family} model is not cut between ranks"
+        why = f"it may be one of {', '.join(sorted(CUT_FAMILIES))}"
         yield _uncut("tensor-parallel-family", spec, what, why, whole)
     elif biases and family != "qwen2":
-        what, why = "its layers end in biases, which every rank of a copy would add", f"{biases[0]} in its config.json"
+        what = "its layers end in biases, which every rank of a copy would add"
+        why = f"{biases[0]} in its config.json"
         yield _uncut("tensor-parallel-family", spec, what, why, whole)
-    parts = {key: number for key in _CUT_EVENLY if isinstance(number := model.get(key), int) and number > 0}
+    parts = {
+        key: number
+        for key in _CUT_EVENLY
+        if isinstance(number := model.get(key), int) and number > 0
+    }
     if uneven := [f"{key}: {number}" for key, number in parts.items() if number % size]:
         total = len(spec.accelerators)
-        fitting = [n for n in range(1, total + 1) if total % n == 0 and not any(of % n for of in parts.values())]
-        near = [max(n for n in fitting if n < size), *[n for n in fitting if n > size][:1]]
+        fitting = [
+            n
+            for n in range(1, total + 1)
+            if total % n == 0 and not any(of % n for of in parts.values())
+        ]
+        near = [
+            max(n for n in fitting if n < size),
+            *[n for n in fitting if n > size][:1],
+        ]
         lines = [f"tensor_parallel_size: {n}" if n > 1 else whole for n in near]
         fix = one_of(lines) if len(lines) > 1 else lines[0]
         what = f"its layers cannot be shared by {size} ranks of a copy"
         why = f"each has as many heads and columns, and {', '.join(uneven)} in its config.json"
         yield _uncut("tensor-parallel-heads", spec, what, why, fix)
-    if isinstance(block, FrozenConfig) and block.on_host and not block.sharded and spec.num_copies > 1:
+    if (
+        isinstance(block, FrozenConfig)
+        and block.on_host
+        and not block.sharded
+        and spec.num_copies > 1
+    ):
         what = "weights on the host of a model that is cut between ranks are shared by its copies"
         why = "blocks come to the accelerators by FSDP, over all copies"
-        yield _uncut("plan-only", spec, what, why, f"{config.key_of(spec.name)}.sharded: true")
+        yield _uncut(
+            "plan-only", spec, what, why, f"{config.key_of(spec.name)}.sharded: true"
+        )
 
 
-def sight_problems(config: Config, placement: HybridComponentPlacement) -> Iterator[Problem]:
+def sight_problems(
+    config: Config, placement: HybridComponentPlacement
+) -> Iterator[Problem]:
     """Report what a run does not do with a model that sees images. All of it is code plan-only."""
     family = (config.model or {}).get("model_type")
     if family not in SEEING:
         return
     got = f"model_type: {family}"
     if (engine := config.text_rollout.engine) != "transformers":
-        what, why = f"{engine} is not shown images in a run", "it has not been compared with the actor on them"
+        what = f"{engine} is not shown images in a run"
+        why = "it has not been compared with the actor on them"
         why += "; its processors want torchvision" * (engine == "vllm")
-        fix, key = "rollout.engine: transformers", "rollout.engine"
+        fix = "rollout.engine: transformers"
+        key = "rollout.engine"
         yield Problem(code="plan-only", key=key, what=what, got=got, why=why, fix=fix)
     if config.actor.sync.mode == "delta":
-        why, key = "what changed has not been compared with all weights for a model that sees", "actor.sync.mode"
+        why = (
+            "what changed has not been compared with all weights for a model that sees"
+        )
+        key = "actor.sync.mode"
         yield Problem(
-            code="plan-only", key=key, what="is planned, not run", got="mode: delta", why=why, fix="mode: all"
+            code="plan-only",
+            key=key,
+            what="is planned, not run",
+            got="mode: delta",
+            why=why,
+            fix="mode: all",
         )
     if config.critic.on_actor or "critic" in placement.components:
         key = "critic.on_actor" if config.critic.on_actor else "critic"
-        what, why = "no critic sees images in a run", "values are by models of text, to which image tokens say nothing"
+        what = "no critic sees images in a run"
+        why = "values are by models of text, to which image tokens say nothing"
         fix = "algorithm.name: grpo        (which needs no critic)"
         yield Problem(code="plan-only", key=key, what=what, got=got, why=why, fix=fix)
     for component in placement.components:
-        spec, block = placement.spec(component), config.block_of(component)
+        spec = placement.spec(component)
+        block = config.block_of(component)
         if spec.parallel.ranks > 1:
-            what, why = "a model that sees is not divided between ranks", "each goes through its tower and layers whole"
-            yield _uncut("plan-only", spec, what, why, "no tensor_parallel_size, no context_parallel_size")
-        own = block.model if isinstance(block, FrozenConfig) and not isinstance(block, RewardConfig) else None
+            what = "a model that sees is not divided between ranks"
+            why = "each goes through its tower and layers whole"
+            yield _uncut(
+                "plan-only",
+                spec,
+                what,
+                why,
+                "no tensor_parallel_size, no context_parallel_size",
+            )
+        own = (
+            block.model
+            if isinstance(block, FrozenConfig) and not isinstance(block, RewardConfig)
+            else None
+        )
         if own is not None and own.get("model_type") != family:
-            what, why = f"the {component} sees no images as the actor does", f"it is a {own.get('model_type')}"
+            what = f"the {component} sees no images as the actor does"
+            why = f"it is a {own.get('model_type')}"
             fix = f"a {family}        (or {component}.model: null, the actor's own)"
-            yield Problem(code="plan-only", key=f"{component}.model", what=what, got=got, why=why, fix=fix)
+            yield Problem(
+                code="plan-only",
+                key=f"{component}.model",
+                what=what,
+                got=got,
+                why=why,
+                fix=fix,
+            )
         if isinstance(block, RewardConfig) and block.kind == "model":
-            what, why = "reward models are shown no images", "it would score answers to questions it cannot see"
-            key, fix = config.key_of(component), "a reward function, in env.rewards"
-            yield Problem(code="plan-only", key=key, what=what, got=got, why=why, fix=fix)
+            what = "reward models are shown no images"
+            why = "it would score answers to questions it cannot see"
+            key = config.key_of(component)
+            fix = "a reward function, in env.rewards"
+            yield Problem(
+                code="plan-only", key=key, what=what, got=got, why=why, fix=fix
+            )
 
 
 def _uncut(code: str, spec: ComponentSpec, what: str, why: str, fix: str) -> Problem:
@@ -307,7 +448,9 @@ def _uncut(code: str, spec: ComponentSpec, what: str, why: str, fix: str) -> Pro
 def critic_problems(config: Config) -> Iterator[Problem]:
     """Report what would stop a placed critic after its launch; `config` has the keys of the models' folders."""
     yield from not_run("critic", config.critic)
-    actor, critic = ((model or {}).get("vocab_size") for model in (config.model, config.critic.model))
+    actor, critic = (
+        (model or {}).get("vocab_size") for model in (config.model, config.critic.model)
+    )
     if isinstance(actor, int) and isinstance(critic, int) and critic < actor:
         yield Problem(
             code="critic-vocabulary",

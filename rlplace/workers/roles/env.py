@@ -18,7 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.envs.contract import ContinuousActions, DiscreteActions, Restorable, Simulator, Spaces, StepResult
+from rlplace.envs.contract import (
+    ContinuousActions,
+    DiscreteActions,
+    Restorable,
+    Simulator,
+    Spaces,
+    StepResult,
+)
 from rlplace.envs.registry import make_simulator, row_seeds
 from rlplace.errors import SimulatorError
 from rlplace.metrics import Metric, Metrics
@@ -31,7 +38,9 @@ from rlplace.workers.roles.oracle import ChannelOracle, Decided, DirectOracle, O
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext
 
-_NOTED = 20  # steps of a rank and iteration that were skipped and are named in the summary
+_NOTED = (
+    20  # steps of a rank and iteration that were skipped and are named in the summary
+)
 
 
 class EnvWorker(RoleWorker):
@@ -51,7 +60,9 @@ class EnvWorker(RoleWorker):
         else:
             device.release(self.holds)
         self.residency = to
-        return MoveReport(residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0)
+        return MoveReport(
+            residency=to, accelerator_bytes=device.held_bytes(), host_bytes=0
+        )
 
 
 # ── simulators ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -61,16 +72,29 @@ class Recording:
     """T steps of B rows, filled block by block, by step and then row. Used once: its arrays go to the receiver."""
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
-        actions, shape = spaces.actions, spaces.observation_shape
+        actions = spaces.actions
+        shape = spaces.observation_shape
         kind = np.float32 if isinstance(actions, ContinuousActions) else np.int64
         each = () if isinstance(actions, DiscreteActions) else actions.shape
-        self.observations: Array = np.empty((steps + 1, rows, *shape), spaces.observation_dtype)
+        self.observations: Array = np.empty(
+            (steps + 1, rows, *shape), spaces.observation_dtype
+        )
         self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
-        self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}  # of a Trajectory, by its names
-        self._arrays |= {name: np.empty((steps, rows), np.float32) for name in ("logprobs", "values", "rewards")}
-        self._arrays |= {name: np.empty((steps, rows), np.bool_) for name in ("terminated", "truncated")}
+        self._arrays: dict[str, NDArray[Any]] = {
+            "actions": self.actions
+        }  # of a Trajectory, by its names
+        self._arrays |= {
+            name: np.empty((steps, rows), np.float32)
+            for name in ("logprobs", "values", "rewards")
+        }
+        self._arrays |= {
+            name: np.empty((steps, rows), np.bool_)
+            for name in ("terminated", "truncated")
+        }
         self._finals: list[Array] = [np.empty((0, *shape), spaces.observation_dtype)]
-        self.memory: NDArray[np.float32] = np.zeros((rows, spaces.memory), np.float32)  # after the last decision
+        self.memory: NDArray[np.float32] = np.zeros(
+            (rows, spaces.memory), np.float32
+        )  # after the last decision
         self.versions: set[int] = set()  # of the policies that decided
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
@@ -117,8 +141,12 @@ class StageGroup:
     columns: slice  # its rows within the rank
     simulator: Simulator
     spaces: Spaces
-    observations: Array = dataclasses.field(init=False)  # [rows, *O], what comes next, from iteration to iteration
-    lengths: NDArray[np.int64] = dataclasses.field(init=False)  # [rows], steps of the episodes in progress
+    observations: Array = dataclasses.field(
+        init=False
+    )  # [rows, *O], what comes next, from iteration to iteration
+    lengths: NDArray[np.int64] = dataclasses.field(
+        init=False
+    )  # [rows], steps of the episodes in progress
     rows: int
 
     def begin(self, seed: int, iteration: int = 0) -> None:
@@ -127,12 +155,18 @@ class StageGroup:
         self.observations = self.remembering(self.simulator.reset(seeds))
         self.lengths = np.zeros(self.rows, np.int64)
 
-    def remembering(self, shown: Array, memory: NDArray[np.float32] | None = None) -> Array:
+    def remembering(
+        self, shown: Array, memory: NDArray[np.float32] | None = None
+    ) -> Array:
         """Return what the simulator shows [N, ...] with the memory [N, S] before it; None: an empty one."""
         spaces = self.spaces
         if not spaces.memory:
             return shown
-        memory = np.zeros((len(shown), spaces.memory), np.float32) if memory is None else memory
+        memory = (
+            np.zeros((len(shown), spaces.memory), np.float32)
+            if memory is None
+            else memory
+        )
         rows = shown.reshape(len(shown), prod(shown.shape[1:]))
         return np.concatenate([memory.view(spaces.observation_dtype), rows], axis=1)
 
@@ -142,25 +176,45 @@ class StageGroup:
         self.lengths = np.where(ended, 0, self.lengths + self.spaces.chunk)
         if self.spaces.memory:
             kept = np.where(ended[:, None], np.float32(0), memory)
-            finals = self.remembering(result.final_observations, memory[result.truncated])
+            finals = self.remembering(
+                result.final_observations, memory[result.truncated]
+            )
             shown = self.remembering(result.observations, kept)
-            result = dataclasses.replace(result, observations=shown, final_observations=finals)
+            result = dataclasses.replace(
+                result, observations=shown, final_observations=finals
+            )
         self.observations = result.observations
         return result
 
     def episodes(self) -> Episodes:
         """Return all that the next steps follow from; what the group does later leaves it as it is."""
         simulator = self.simulator
-        states = simulator.row_states() if isinstance(simulator, Restorable) else [{}] * len(self.lengths)
-        return Episodes(first_row=self.first_row, observations=self.observations, lengths=self.lengths, states=states)
+        states = (
+            simulator.row_states()
+            if isinstance(simulator, Restorable)
+            else [{}] * len(self.lengths)
+        )
+        return Episodes(
+            first_row=self.first_row,
+            observations=self.observations,
+            lengths=self.lengths,
+            states=states,
+        )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
         """Go on, after all episodes were begun, from `saved`; return the steps that are lost of rows that cannot."""
-        simulator, begun = self.simulator, dict(enumerate(self.observations))
+        simulator = self.simulator
+        begun = dict(enumerate(self.observations))
         if isinstance(simulator, Restorable):
-            begun = {row: self.remembering(shown[None])[0] for row, shown in simulator.restore(saved.states).items()}
+            begun = {
+                row: self.remembering(shown[None])[0]
+                for row, shown in simulator.restore(saved.states).items()
+            }
         again = list(begun)
-        self.observations, self.lengths = saved.observations.copy(), saved.lengths.copy()
+        self.observations, self.lengths = (
+            saved.observations.copy(),
+            saved.lengths.copy(),
+        )
         self.lengths[again] = 0
         for row, observation in begun.items():
             self.observations[row] = observation
@@ -180,21 +234,34 @@ class VectorEnvWorker(EnvWorker):
 
     config: SimulatorArguments
     _new = True  # its episodes are those of the start of a run
-    _started: tuple[int, Sequence[Episodes]] = (-1, ())  # the last iteration that was begun, and from what
+    _started: tuple[int, Sequence[Episodes]] = (
+        -1,
+        (),
+    )  # the last iteration that was begun, and from what
 
     def setup(self) -> None:
-        config, context = self.config.config, self.context
+        config = self.config.config
+        context = self.context
         shares = self.config.routes.observations.sends(context.rank)
         # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
-        cuts = {s.target: slice(s.start - shares[0].start, s.stop - shares[0].start) for s in shares}
-        direct, timeout_s = self.config.routes.direct, config.runner.channel_timeout_s
-        self._oracle: Oracle = DirectOracle(context, timeout_s) if direct else ChannelOracle(context, cuts)
+        cuts = {
+            s.target: slice(s.start - shares[0].start, s.stop - shares[0].start)
+            for s in shares
+        }
+        direct = self.config.routes.direct
+        timeout_s = config.runner.channel_timeout_s
+        self._oracle: Oracle = (
+            DirectOracle(context, timeout_s) if direct else ChannelOracle(context, cuts)
+        )
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
-        self._poison: list[str] = []  # what was skipped in this iteration, the first of it
+        self._poison: list[
+            str
+        ] = []  # what was skipped in this iteration, the first of it
         self._rows = config.simulator_env.total_num_envs // context.world_size
-        groups, chunk = config.torch_rollout.pipeline_stage_num, self.config.spaces.chunk
+        groups = config.torch_rollout.pipeline_stage_num
+        chunk = self.config.spaces.chunk
         rows = self._rows // groups
         for index in range(groups):
             first_row = context.rank * self._rows + index * rows
@@ -209,36 +276,60 @@ class VectorEnvWorker(EnvWorker):
                 rows=rows,
             )
             group.begin(config.runner.seed)
-            self._require_finite(group, range(rows), self._shown(group.observations), "the first observation")
+            self._require_finite(
+                group,
+                range(rows),
+                self._shown(group.observations),
+                "the first observation",
+            )
             self._groups.append(group)
 
     def run(self, iteration: int) -> Metrics:
         """Step every environment T times and send one trajectory; return when its last piece is put."""
         self._require(Residency.FULL, "run")
         self._poison = []
-        self._new, self._started = False, (iteration, [group.episodes() for group in self._groups])
+        self._new, self._started = (
+            False,
+            (iteration, [group.episodes() for group in self._groups]),
+        )
         watch = Stopwatch("sim", "wait", "put")
         steps = self.config.config.algorithm.rollout_steps
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
         with self._oracle.opened():
             self._step(iteration, steps, recording, watch)
-        for row in np.flatnonzero(recording.poisoned().all(axis=0)):  # to go on would be to learn nothing, for ever
+        for row in np.flatnonzero(
+            recording.poisoned().all(axis=0)
+        ):  # to go on would be to learn nothing, for ever
             first = self.context.rank * self._rows
-            raise self._not_finite(first + row, f"every step of iteration {iteration}", "all of its steps were skipped")
+            raise self._not_finite(
+                first + row,
+                f"every step of iteration {iteration}",
+                "all of its steps were skipped",
+            )
         self._send(recording)
         watch.lap("put", steps * self._rows)
-        returns, lengths = recording.episode_returns, recording.episode_lengths
-        episodes, poisoned = len(returns), int(recording.poisoned().sum())
+        returns = recording.episode_returns
+        lengths = recording.episode_lengths
+        episodes = len(returns)
+        poisoned = int(recording.poisoned().sum())
         return {
             "env/return": Metric(sum(returns) / max(1, episodes), "mean", episodes),
-            "env/episode_length": Metric(sum(lengths) / max(1, episodes), "mean", episodes),
+            "env/episode_length": Metric(
+                sum(lengths) / max(1, episodes), "mean", episodes
+            ),
             "env/episodes": Metric(episodes, "sum"),
             "env/steps": Metric(steps * self._rows * self.config.spaces.chunk, "sum"),
-            **({"env/poisoned": Metric(poisoned, "sum", notes=tuple(self._poison))} if poisoned else {}),
+            **(
+                {"env/poisoned": Metric(poisoned, "sum", notes=tuple(self._poison))}
+                if poisoned
+                else {}
+            ),
             **watch.metrics("env"),
         }
 
-    def _step(self, iteration: int, steps: int, recording: Recording, watch: Stopwatch) -> None:
+    def _step(
+        self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
+    ) -> None:
         """Step every group `steps` times by what the oracle decides."""
         for group in self._groups:
             recording.observations[0, group.columns] = group.observations
@@ -251,8 +342,14 @@ class VectorEnvWorker(EnvWorker):
                 watch.lap("wait")
                 result = group.simulator.step(recording.actions[step, group.columns])
                 if not self._finite(result):
-                    result = self._without_poison(group, result, f"step {step} of iteration {iteration}")
-                recording.result(step, group.columns, group.step(result, recording.memory[group.columns]))
+                    result = self._without_poison(
+                        group, result, f"step {step} of iteration {iteration}"
+                    )
+                recording.result(
+                    step,
+                    group.columns,
+                    group.step(result, recording.memory[group.columns]),
+                )
                 watch.lap("sim", len(group.lengths))
                 if step + 1 < steps:
                     self._oracle.ask(group, step + 1)
@@ -276,11 +373,15 @@ class VectorEnvWorker(EnvWorker):
 
         Raises ConfigError for the state of something else.
         """
-        began, self._new, lost, cut = time.perf_counter(), False, 0, 0
+        began = time.perf_counter()
+        self._new = False
+        lost = 0
+        cut = 0
         for group in self._groups:
             rows = range(group.first_row, group.first_row + len(group.observations))
             steps = group.go_on(read(Path(folder), rows, group.observations))
-            lost, cut = lost + int(steps.sum()), cut + int(np.count_nonzero(steps))
+            lost = lost + int(steps.sum())
+            cut = cut + int(np.count_nonzero(steps))
         return {
             "env/steps_lost": Metric(lost, "sum"),
             "env/episodes_cut": Metric(cut, "sum"),
@@ -290,39 +391,69 @@ class VectorEnvWorker(EnvWorker):
     def begin_again(self, iteration: int) -> Metrics:
         """Go back to where this rank began `iteration`, if it has. A new rank begins all episodes anew."""
         began_at, starts = self._started
-        back, cut = began_at == iteration, 0
+        back = began_at == iteration
+        cut = 0
         new = self._new and iteration > 0
         for number, group in enumerate(self._groups if back or new else ()):
             group.begin(self.config.config.runner.seed, iteration)
-            cut += int(np.count_nonzero(group.go_on(starts[number]))) if back else len(group.observations)
+            cut += (
+                int(np.count_nonzero(group.go_on(starts[number])))
+                if back
+                else len(group.observations)
+            )
         return {"env/episodes_cut": Metric(cut, "sum")}
 
-    def _without_poison(self, group: StageGroup, result: StepResult, what: str) -> StepResult:
+    def _without_poison(
+        self, group: StageGroup, result: StepResult, what: str
+    ) -> StepResult:
         """Return a step of which some numbers are not finite with these as `Trajectory` has them; begin new episodes.
 
         Raises SimulatorError, unless poison is to be skipped.
         """
         cut = np.flatnonzero(result.truncated)
-        poisoned = ~(np.isfinite(result.rewards) & self._finite_rows(result.observations))
+        poisoned = ~(
+            np.isfinite(result.rewards) & self._finite_rows(result.observations)
+        )
         poisoned[cut] |= ~self._finite_rows(result.final_observations)
         rows = np.flatnonzero(poisoned)
         for row in rows.tolist():
-            shown = result.final_observations[cut == row][0] if row in cut else result.observations[row]
-            numbers = np.array2string(self.config.spaces.shown.numbers_in(shown[None])[0], threshold=8)
+            shown = (
+                result.final_observations[cut == row][0]
+                if row in cut
+                else result.observations[row]
+            )
+            numbers = np.array2string(
+                self.config.spaces.shown.numbers_in(shown[None])[0], threshold=8
+            )
             got = f"reward {result.rewards[row]}, observation {numbers}"
             error = self._not_finite(group.first_row + row, what, got)
             if not self.config.config.skips_poison:
                 raise error
             self.context.log.warning("skipped: %s: %s", error.problem.what, got)
             if len(self._poison) < _NOTED:
-                self._poison.append(f"{self.context.owner}: {error.problem.what}: {got}")
-        going_on = ~(result.terminated | result.truncated) | ~self._finite_rows(result.observations)
+                self._poison.append(
+                    f"{self.context.owner}: {error.problem.what}: {got}"
+                )
+        going_on = ~(result.terminated | result.truncated) | ~self._finite_rows(
+            result.observations
+        )
         again = np.flatnonzero(poisoned & going_on)
         if len(again):
             result.observations[again] = group.simulator.restart(again.tolist())
-            self._require_finite(group, again, result.observations[again], f"the first observation after {what}")
-        result.rewards[rows], result.terminated[rows], result.truncated[rows] = np.nan, True, False
-        ended = [each for each in zip(result.episode_returns, result.episode_lengths, strict=True) if isfinite(each[0])]
+            self._require_finite(
+                group,
+                again,
+                result.observations[again],
+                f"the first observation after {what}",
+            )
+        result.rewards[rows] = np.nan
+        result.terminated[rows] = True
+        result.truncated[rows] = False
+        ended = [
+            each
+            for each in zip(result.episode_returns, result.episode_lengths, strict=True)
+            if isfinite(each[0])
+        ]
         return dataclasses.replace(
             result,
             final_observations=result.final_observations[~poisoned[cut]],
@@ -330,14 +461,23 @@ class VectorEnvWorker(EnvWorker):
             episode_lengths=[length for _, length in ended],
         )
 
-    def _require_finite(self, group: StageGroup, rows: Iterable[int], observations: Array, what: str) -> None:
-        for row, numbers in zip(rows, self.config.spaces.shown.numbers_in(observations), strict=True):
+    def _require_finite(
+        self, group: StageGroup, rows: Iterable[int], observations: Array, what: str
+    ) -> None:
+        for row, numbers in zip(
+            rows, self.config.spaces.shown.numbers_in(observations), strict=True
+        ):
             if not np.isfinite(numbers).all():
-                raise self._not_finite(group.first_row + row, what, np.array2string(numbers, threshold=8))
+                raise self._not_finite(
+                    group.first_row + row, what, np.array2string(numbers, threshold=8)
+                )
 
     def _finite(self, result: StepResult) -> bool:
         shown = (result.observations, result.final_observations)
-        return bool(np.isfinite(result.rewards).all() and all(self._finite_rows(each).all() for each in shown))
+        return bool(
+            np.isfinite(result.rewards).all()
+            and all(self._finite_rows(each).all() for each in shown)
+        )
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
         """Return [B] bool of [B, *O]."""
@@ -349,7 +489,9 @@ class VectorEnvWorker(EnvWorker):
         spaces = self.config.spaces
         shown = spaces.shown
         whole = observations.reshape(len(observations), -1)
-        return whole[:, whole.shape[1] - prod(shown.observation_shape) :].reshape(-1, *shown.observation_shape)
+        return whole[:, whole.shape[1] - prod(shown.observation_shape) :].reshape(
+            -1, *shown.observation_shape
+        )
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
         """`row`: global."""
@@ -365,7 +507,11 @@ class VectorEnvWorker(EnvWorker):
 
     def _send(self, recording: Recording) -> None:
         first_row = self.context.rank * self._rows
-        trajectory = recording.trajectory(first_row=first_row, env_rank=self.context.rank)
+        trajectory = recording.trajectory(
+            first_row=first_row, env_rank=self.context.rank
+        )
         for share in self.config.routes.trajectories.sends(self.context.rank):
             piece = trajectory.split(share.start - first_row, share.stop - first_row)
-            self.context.channels[TRAJECTORIES].put(piece, key=str(share.target), weight=piece.weight)
+            self.context.channels[TRAJECTORIES].put(
+                piece, key=str(share.target), weight=piece.weight
+            )

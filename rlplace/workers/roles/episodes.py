@@ -40,7 +40,13 @@ class Episodes:
         name = f"rows_{rows.start:05}-{rows.stop - 1:05}.npz"
         with open(folder / name, "wb") as out:
             arrays = _stacked(self.states)
-            np.savez(out, allow_pickle=False, observations=self.observations, lengths=self.lengths, **arrays)
+            np.savez(
+                out,
+                allow_pickle=False,
+                observations=self.observations,
+                lengths=self.lengths,
+                **arrays,
+            )
             out.flush()
             os.fsync(out.fileno())
         return name
@@ -48,7 +54,8 @@ class Episodes:
 
 def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
     """Read these rows, whatever files they are in; `like` are observations of as many. Raises ConfigError."""
-    observations, lengths = np.empty_like(like), np.empty(len(rows), np.int64)
+    observations = np.empty_like(like)
+    lengths = np.empty(len(rows), np.int64)
     states: list[RowState | None] = [None] * len(rows)
     for file in sorted(folder.glob("rows_*.npz")):
         first, last = map(int, re.findall("[0-9]+", file.stem))
@@ -57,25 +64,29 @@ def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
             continue
         try:
             with np.load(file, allow_pickle=False) as arrays:
-                found, steps, stored = arrays["observations"], arrays["lengths"], _unstacked(arrays, last + 1 - first)
+                found = arrays["observations"]
+                steps = arrays["lengths"]
+                stored = _unstacked(arrays, last + 1 - first)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise unreadable_state("env", file, error) from error
         if (found.shape[1:], found.dtype) != (like.shape[1:], like.dtype):
-            got, expected = (
-                f"{file}: observations of {found.dtype} {list(found.shape[1:])}",
-                f"observations of {like.dtype} {list(like.shape[1:])}",
-            )
+            got = f"{file}: observations of {found.dtype} {list(found.shape[1:])}"
+            expected = f"observations of {like.dtype} {list(like.shape[1:])}"
             raise other_state("env", got, expected)
-        there, mine = (
-            slice(here.start - first, here.stop - first),
-            slice(here.start - rows.start, here.stop - rows.start),
-        )
-        observations[mine], lengths[mine], states[mine] = found[there], steps[there], stored[there]
+        there = slice(here.start - first, here.stop - first)
+        mine = slice(here.start - rows.start, here.stop - rows.start)
+        observations[mine] = found[there]
+        lengths[mine] = steps[there]
+        states[mine] = stored[there]
     if None in states:
         lacking = rows.start + states.index(None)
-        raise other_state("env", f"{folder}: no row {lacking}", f"rows {rows.start}-{rows.stop - 1}")
+        raise other_state(
+            "env", f"{folder}: no row {lacking}", f"rows {rows.start}-{rows.stop - 1}"
+        )
     whole = [state for state in states if state is not None]
-    return Episodes(first_row=rows.start, observations=observations, lengths=lengths, states=whole)
+    return Episodes(
+        first_row=rows.start, observations=observations, lengths=lengths, states=whole
+    )
 
 
 def _stacked(states: Sequence[RowState]) -> dict[str, NDArray[Any]]:

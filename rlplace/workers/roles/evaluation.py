@@ -25,7 +25,9 @@ _CACHE_BYTES = 1 << 30  # of keys and values, where the config leaves it to the 
 _CAPACITY = 1024  # items of a channel
 
 
-def answers(config: Config, weights: Path, *, prompts: int, greedy: bool, seed: int) -> list[dict[str, Any]]:
+def answers(
+    config: Config, weights: Path, *, prompts: int, greedy: bool, seed: int
+) -> list[dict[str, Any]]:
     """Return one transcript for each of the first `prompts` held-out prompts, in their order, as JSON has it.
 
     `weights`: the actor's folder in a checkpoint. The model is on a GPU if there is one. `seed`: of answers that are
@@ -36,12 +38,16 @@ def answers(config: Config, weights: Path, *, prompts: int, greedy: bool, seed: 
     job = dataclasses.replace(
         config,
         runner=dataclasses.replace(config.runner, eval_every=1, eval_prompts=prompts),
-        rollout=dataclasses.replace(rollout, engine="transformers", kv_cache_memory=cache, seed=seed),
+        rollout=dataclasses.replace(
+            rollout, engine="transformers", kv_cache_memory=cache, seed=seed
+        ),
     )
     arguments = WorkerArguments(config=job, ranks={"actor": 1, "env": 1, "rollout": 1})
     timeout_s = config.runner.channel_timeout_s
     channels = {
-        name: LocalChannel(ChannelSpec(name=name, capacity_items=_CAPACITY, timeout_s=timeout_s))
+        name: LocalChannel(
+            ChannelSpec(name=name, capacity_items=_CAPACITY, timeout_s=timeout_s)
+        )
         for name in (REQUESTS, COMPLETIONS, WEIGHTS)
     }
     with ExitStack() as opened:
@@ -56,7 +62,10 @@ def answers(config: Config, weights: Path, *, prompts: int, greedy: bool, seed: 
         engine.engine.load(_weights(config, weights), version=0)
         engine.move(Residency.FULL)
         samples = _both(env, engine, channels, greedy=greedy)
-    return [_transcript(sample) for sample in sorted(samples, key=lambda sample: sample.group)]
+    return [
+        _transcript(sample)
+        for sample in sorted(samples, key=lambda sample: sample.group)
+    ]
 
 
 def _context(component: str, channels: dict[str, LocalChannel]) -> WorkerContext:
@@ -64,13 +73,24 @@ def _context(component: str, channels: dict[str, LocalChannel]) -> WorkerContext
 
     from rlplace.workers.launch.devices import CudaDevice, Device
 
-    slot = Slot(component=component, rank=0, node=0, local_rank=0, accelerators=(0,), local_accelerators=(0,))
+    slot = Slot(
+        component=component,
+        rank=0,
+        node=0,
+        local_rank=0,
+        accelerators=(0,),
+        local_accelerators=(0,),
+    )
     return WorkerContext(
         slot=slot,
         world_size=1,
-        device=CudaDevice(0, slot) if component == "rollout" and torch.cuda.is_available() else Device(),
+        device=CudaDevice(0, slot)
+        if component == "rollout" and torch.cuda.is_available()
+        else Device(),
         rendezvous=Rendezvous(host="", port=0),
-        channels={name: channel.named(slot.owner) for name, channel in channels.items()},
+        channels={
+            name: channel.named(slot.owner) for name, channel in channels.items()
+        },
     )
 
 
@@ -80,12 +100,18 @@ def _weights(config: Config, folder: Path) -> dict[str, Any]:
     from rlplace.models.sight import policy_of
 
     job = Path(config.model_path)
-    spec = LmSpec.of(config.actor, "actor", config.runner.seed, job_folder=job, own_folder=None)
+    spec = LmSpec.of(
+        config.actor, "actor", config.runner.seed, job_folder=job, own_folder=None
+    )
     return lm_weights(folder, spec, policy_of(config, job))
 
 
 def _both(
-    env: TextEnvWorker, rollout: TextRolloutWorker, channels: dict[str, LocalChannel], *, greedy: bool
+    env: TextEnvWorker,
+    rollout: TextRolloutWorker,
+    channels: dict[str, LocalChannel],
+    *,
+    greedy: bool,
 ) -> list[Sample]:
     """Have prompts asked here and answered in another thread; the failure of one ends the other."""
 
@@ -116,7 +142,11 @@ def _both(
 
 def _transcript(sample: Sample) -> dict[str, Any]:
     said = sample.transcript
-    prompt = said.prompt if isinstance(said.prompt, str) else [dataclasses.asdict(each) for each in said.prompt]
+    prompt = (
+        said.prompt
+        if isinstance(said.prompt, str)
+        else [dataclasses.asdict(each) for each in said.prompt]
+    )
     return {
         "prompt": prompt,
         "answers": said.answers,

@@ -25,13 +25,22 @@ from rlplace.tokens import Files, Sample
 from rlplace.workers.saving import unreadable_state
 
 Group = tuple[Sample, ...]
-Kept = dict[int, dict[int, Group]]  # by iteration and group, in the order in which they were whole
+Kept = dict[
+    int, dict[int, Group]
+]  # by iteration and group, in the order in which they were whole
 
 _ARRAYS = ("tokens", "mask", "logprobs", "versions")
 _VALUES = ("group", "sample", "reward", "rewards", "turns", "truncated")
 
 
-def write(folder: Path, groups: range, asked: str, kept: Mapping[int, list[Group]], *, text: bool) -> list[str]:
+def write(
+    folder: Path,
+    groups: range,
+    asked: str,
+    kept: Mapping[int, list[Group]],
+    *,
+    text: bool,
+) -> list[str]:
     """Write groups by their iterations as a file, on the disk; return its name, none for a rank without groups.
 
     `asked`: what was asked and how it is rewarded. `text`: with transcripts, but for what follows from the task. Images
@@ -39,18 +48,37 @@ def write(folder: Path, groups: range, asked: str, kept: Mapping[int, list[Group
     """
     if not groups:
         return []
-    samples = [(iteration, sample) for iteration, whole in kept.items() for group in whole for sample in group]
-    index = [{"iteration": i, "length": s.weight} | {name: getattr(s, name) for name in _VALUES} for i, s in samples]
+    samples = [
+        (iteration, sample)
+        for iteration, whole in kept.items()
+        for group in whole
+        for sample in group
+    ]
+    index = [
+        {"iteration": i, "length": s.weight}
+        | {name: getattr(s, name) for name in _VALUES}
+        for i, s in samples
+    ]
     for entry, (_, sample) in zip(index, samples, strict=True):
         entry["images"] = [digest.decode() for digest in digests(sample.images)]
     if text:
         for entry, (_, sample) in zip(index, samples, strict=True):
-            entry |= {"answers": sample.transcript.answers, "replies": sample.transcript.replies}
-    arrays = {n: np.concatenate([getattr(s, n) for _, s in samples]) if samples else np.empty(0) for n in _ARRAYS}
+            entry |= {
+                "answers": sample.transcript.answers,
+                "replies": sample.transcript.replies,
+            }
+    arrays = {
+        n: np.concatenate([getattr(s, n) for _, s in samples])
+        if samples
+        else np.empty(0)
+        for n in _ARRAYS
+    }
     header = json.dumps({"asked": asked, "samples": index}).encode()
     name = f"groups_{groups.start:05}-{groups.stop - 1:05}.npz"
     with open(folder / name, "wb") as out:
-        np.savez(out, allow_pickle=False, index=np.frombuffer(header, np.uint8), **arrays)
+        np.savez(
+            out, allow_pickle=False, index=np.frombuffer(header, np.uint8), **arrays
+        )
         out.flush()
         os.fsync(out.fileno())
     return [name]
@@ -68,7 +96,14 @@ def read(folder: Path, groups: range, asked: str) -> Kept:
             continue
         try:
             samples = _samples(file, asked)
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            zipfile.BadZipFile,
+        ) as error:
             raise unreadable_state("env", file, error) from error
         for iteration, sample in samples:
             if sample.group in groups:
@@ -87,12 +122,17 @@ def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
         if index["asked"] != asked:
             return []
         arrays = {name: stored[name] for name in _ARRAYS}
-    samples, start = [], 0
+    samples = []
+    start = 0
     for entry in index["samples"]:
         stop = start + entry["length"]
-        values = {name: array[start:stop] for name, array in arrays.items()} | {name: entry[name] for name in _VALUES}
+        values = {name: array[start:stop] for name, array in arrays.items()} | {
+            name: entry[name] for name in _VALUES
+        }
         images = tuple(digest.encode() for digest in entry.get("images", ()))
-        samples.append((entry["iteration"], _with_text(Sample(**values, images=images), entry)))
+        samples.append(
+            (entry["iteration"], _with_text(Sample(**values, images=images), entry))
+        )
         start = stop
     return samples
 
@@ -100,7 +140,17 @@ def _samples(file: Path, asked: str) -> list[tuple[int, Sample]]:
 def _with_text(sample: Sample, entry: Mapping[str, Any]) -> Sample:
     if "answers" not in entry:
         return sample
-    answers, replies = tuple(entry["answers"]), tuple(entry["replies"])
-    facts, tokens, cut = dict[str, Any](), sample.response_tokens, sample.truncated
-    text = Transcript(prompt="", answers=answers, replies=replies, facts=facts, tokens=tokens, truncated=cut)
+    answers = tuple(entry["answers"])
+    replies = tuple(entry["replies"])
+    facts = dict[str, Any]()
+    tokens = sample.response_tokens
+    cut = sample.truncated
+    text = Transcript(
+        prompt="",
+        answers=answers,
+        replies=replies,
+        facts=facts,
+        tokens=tokens,
+        truncated=cut,
+    )
     return dataclasses.replace(sample, transcript=text)

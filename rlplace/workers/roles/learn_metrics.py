@@ -18,52 +18,92 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 _SHOWN = 2000  # characters at each end of a long text
 
 
-def update_metrics(component: str, updates: Sequence[Update], *, learn_s: float) -> Metrics:
+def update_metrics(
+    component: str, updates: Sequence[Update], *, learn_s: float
+) -> Metrics:
     """Describe the updates of an iteration. All ranks agree on the numbers; tokens are of all ranks together."""
-    steps, stepped = sum(update.steps for update in updates), [update for update in updates if update.mean is not None]
+    steps = sum(update.steps for update in updates)
+    stepped = [update for update in updates if update.mean is not None]
     metrics = {
-        f"{component}/tokens_per_s": Metric(sum(update.tokens for update in updates) / learn_s, "min"),
+        f"{component}/tokens_per_s": Metric(
+            sum(update.tokens for update in updates) / learn_s, "min"
+        ),
         f"{component}/lr": Metric(stepped[-1].lr if stepped else 0.0),
         f"{component}/optimizer_steps": Metric(steps),
-        f"{component}/rank_imbalance": Metric(max(update.imbalance for update in updates)),
+        f"{component}/rank_imbalance": Metric(
+            max(update.imbalance for update in updates)
+        ),
         **skipped_metric(component, updates),
     }
     for update in stepped:
         for name, value in (update.mean or {}).items():
             before = metrics.get(f"{component}/{name}", Metric(0.0))
-            metrics[f"{component}/{name}"] = Metric(before.value + value * (update.steps / steps))
-    return {**metrics, **updates[0].metrics}  # the latter by the weights that the iteration began with
+            metrics[f"{component}/{name}"] = Metric(
+                before.value + value * (update.steps / steps)
+            )
+    return {
+        **metrics,
+        **updates[0].metrics,
+    }  # the latter by the weights that the iteration began with
 
 
 def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
     """Count optimizer steps that were not finite, in an iteration that has some."""
     skipped = tuple(note for update in updates for note in update.skipped)
-    return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)} if skipped else {}
+    if skipped:
+        return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)}
+    return {}
 
 
-def as_text(groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer) -> Iterator[str]:
+def as_text(
+    groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer
+) -> Iterator[str]:
     """Yield up to `most` samples as JSON for people to read, evenly chosen from the least reward to the greatest.
 
     The answer has what the environment wrote in between, and special tokens as the policy saw them.
     """
-    samples = sorted((s for group in groups for s in group), key=lambda s: (s.reward, s.group, s.sample))
-    for at in sorted({*np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int).tolist()}):
-        sample, start = samples[at], samples[at].prompt_tokens
+    samples = sorted(
+        (s for group in groups for s in group),
+        key=lambda s: (s.reward, s.group, s.sample),
+    )
+    for at in sorted(
+        {
+            *np.linspace(0, len(samples) - 1, min(most, len(samples)))
+            .round()
+            .astype(int)
+            .tolist()
+        }
+    ):
+        sample = samples[at]
+        start = samples[at].prompt_tokens
         asked, answered = (
             _clipped(tokenizer.decode(tokens, special=True))
             for tokens in (sample.tokens[:start], sample.tokens[start:])
         )
-        numbers = {"group": sample.group, "sample": sample.sample, "reward": sample.reward}
-        told = {"tokens": sample.response_tokens, "truncated": sample.truncated, "prompt": asked, "answer": answered}
+        numbers = {
+            "group": sample.group,
+            "sample": sample.sample,
+            "reward": sample.reward,
+        }
+        told = {
+            "tokens": sample.response_tokens,
+            "truncated": sample.truncated,
+            "prompt": asked,
+            "answer": answered,
+        }
         yield json.dumps(numbers | told, ensure_ascii=False)
 
 
 def _clipped(text: str) -> str:
     left = len(text) - 2 * _SHOWN
-    return text if left <= 0 else f"{text[:_SHOWN]}\n[{left:,} characters left out]\n{text[-_SHOWN:]}"
+    if left <= 0:
+        return text
+    return f"{text[:_SHOWN]}\n[{left:,} characters left out]\n{text[-_SHOWN:]}"
 
 
-def sample_metrics(groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()) -> Metrics:
+def sample_metrics(
+    groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()
+) -> Metrics:
     """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike.
 
     `texts`: of some of them, as notes.
@@ -73,18 +113,28 @@ def sample_metrics(groups: Sequence[Sequence[Sample]], version: int, texts: Sequ
     samples = [sample for group in groups for sample in group]
     if not samples:
         return {}
-    lengths, responses = [s.weight for s in samples], [s.response_tokens for s in samples]
-    ages = [version - s.versions[s.mask] for s in samples]  # versions from sampling a token to this; 0 is on-policy
+    lengths = [s.weight for s in samples]
+    responses = [s.response_tokens for s in samples]
+    ages = [
+        version - s.versions[s.mask] for s in samples
+    ]  # versions from sampling a token to this; 0 is on-policy
     rewards = [s.reward for s in samples]
     named = sorted({name for sample in samples for name in sample.rewards})
     return {
         "actor/groups": Metric(len(groups), "sum"),
-        "actor/groups_with_signal": _mean([carries_signal([s.reward for s in group]) for group in groups]),
+        "actor/groups_with_signal": _mean(
+            [carries_signal([s.reward for s in group]) for group in groups]
+        ),
         "actor/reward": _mean(rewards),
         "actor/reward_min": Metric(min(rewards), "min"),
         "actor/reward_max": Metric(max(rewards), "max"),
         "actor/samples": Metric(len(samples), "sum", notes=tuple(texts)),
-        **{f"actor/reward/{name}": _mean([s.rewards[name] for s in samples if name in s.rewards]) for name in named},
+        **{
+            f"actor/reward/{name}": _mean(
+                [s.rewards[name] for s in samples if name in s.rewards]
+            )
+            for name in named
+        },
         "actor/tokens": Metric(sum(lengths), "sum"),
         "actor/tokens_learned": Metric(sum(responses), "sum"),
         "actor/length": _mean(lengths),
@@ -93,9 +143,16 @@ def sample_metrics(groups: Sequence[Sequence[Sample]], version: int, texts: Sequ
         "actor/length_learned_max": Metric(max(responses), "max"),
         "actor/turns": _mean([s.turns for s in samples]),
         "actor/truncated_share": _mean([s.truncated for s in samples]),
-        "actor/age": Metric(sum(int(a.sum()) for a in ages) / max(1, sum(responses)), weight=sum(responses)),
-        "actor/age_max": Metric(max((int(a.max()) for a in ages if len(a)), default=0), "max"),
-        "actor/age_mixed": _mean([len(a) > 0 and int(a.min()) < int(a.max()) for a in ages]),
+        "actor/age": Metric(
+            sum(int(a.sum()) for a in ages) / max(1, sum(responses)),
+            weight=sum(responses),
+        ),
+        "actor/age_max": Metric(
+            max((int(a.max()) for a in ages if len(a)), default=0), "max"
+        ),
+        "actor/age_mixed": _mean(
+            [len(a) > 0 and int(a.min()) < int(a.max()) for a in ages]
+        ),
     }
 
 

@@ -37,7 +37,9 @@ class Decided(Protocol):
     def memory(self) -> NDArray[Any] | None: ...
 
 
-Decide = Callable[[int, int, NDArray[Any]], Decided]  # step, first global row, observations [B, *O]
+Decide = Callable[
+    [int, int, NDArray[Any]], Decided
+]  # step, first global row, observations [B, *O]
 
 
 class Oracle(abc.ABC):
@@ -61,7 +63,8 @@ class ChannelOracle(Oracle):
 
     def __init__(self, context: WorkerContext, cuts: Mapping[int, slice]) -> None:
         """`cuts`: rollout rank -> the rows of a stage group that it decides on."""
-        self._context, self._cuts = context, cuts
+        self._context = context
+        self._cuts = cuts
 
     def opened(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -75,20 +78,36 @@ class ChannelOracle(Oracle):
                 first_row=group.first_row + rows.start,
                 observations=group.observations[rows],
             )
-            self._context.channels[OBSERVATIONS].put(observation, key=str(rank), weight=observation.weight)
+            self._context.channels[OBSERVATIONS].put(
+                observation, key=str(rank), weight=observation.weight
+            )
 
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
         """Wait for the answers of all rollout ranks to the group's observations, in any order."""
-        due = {group.first_row + rows.start: rows.stop - rows.start for rows in self._cuts.values()}
+        due = {
+            group.first_row + rows.start: rows.stop - rows.start
+            for rows in self._cuts.values()
+        }
         while due:
-            chunk: ActionChunk = self._context.channels[ACTIONS].get(key=f"{self._context.rank}/{group.index}")
+            chunk: ActionChunk = self._context.channels[ACTIONS].get(
+                key=f"{self._context.rank}/{group.index}"
+            )
             rows = due.pop(chunk.first_row, None)
-            if rows != len(chunk.actions) or chunk.step != step or chunk.stage_group != group.index:
+            if (
+                rows != len(chunk.actions)
+                or chunk.step != step
+                or chunk.stage_group != group.index
+            ):
                 raise out_of_step(
                     self._context.owner,
                     "got an answer to something else",
                     got=_place(chunk.stage_group, chunk.step, chunk.first_row),
-                    expected=_place(group.index, step, *due, *([] if rows is None else [chunk.first_row])),
+                    expected=_place(
+                        group.index,
+                        step,
+                        *due,
+                        *([] if rows is None else [chunk.first_row]),
+                    ),
                 )
             start = group.columns.start + chunk.first_row - group.first_row
             recording.decision(step, slice(start, start + len(chunk.actions)), chunk)
@@ -98,16 +117,21 @@ class DirectOracle(Oracle):
     """The rollout rank of the same process: its decision runs in the thread that asks, without channels."""
 
     def __init__(self, context: WorkerContext, timeout_s: float) -> None:
-        self._context, self._timeout_s = context, timeout_s
+        self._context = context
+        self._timeout_s = timeout_s
         self._decide: Decide | None = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Raises ChannelBroken where the decision failed: the error is the rollout rank's, which raises it."""
         context = self._context
-        lending, process = context.lending, context.slot.process
+        lending = context.lending
+        process = context.slot.process
         borrowed = lending.borrow(
-            process, owner=context.owner, timeout_s=self._timeout_s, check=lambda: context.check_cancelled("run")
+            process,
+            owner=context.owner,
+            timeout_s=self._timeout_s,
+            check=lambda: context.check_cancelled("run"),
         )
         try:
             with borrowed as self._decide:

@@ -31,27 +31,43 @@ class Prompts:
     def __init__(self, config: Config, model: Path, split: Split) -> None:
         """Check the prompts without a worker. ConfigError: broken or empty data, no chat template, a long prompt."""
         env = config.text_env
-        self.task, self.held_out = make_task(env, seed=config.runner.seed, split=split), split == "held_out"
+        self.task = make_task(env, seed=config.runner.seed, split=split)
+        self.held_out = split == "held_out"
         self.tokenizer = Tokenizer.load(model)
         plain = PlainText(self.tokenizer, system=env.system)
         self._sight = Sight.of(model, env)
-        self.conversation = Chat(self.tokenizer, system=env.system, arguments=env.template) if env.chat else plain
-        self._longest, self._drop = config.algorithm.max_prompt_length, env.long_prompts == "drop"
+        self.conversation = (
+            Chat(self.tokenizer, system=env.system, arguments=env.template)
+            if env.chat
+            else plain
+        )
+        self._longest = config.algorithm.max_prompt_length
+        self._drop = env.long_prompts == "drop"
         self.dropped = 0
-        self._seed, self._orders = config.runner.seed, dict[int, list[int]]()  # of the newest epochs
-        self._rows = None if self.task.size is None else self._fitting(self.task.size)  # None: the task has no end
+        self._seed = config.runner.seed
+        self._orders = dict[int, list[int]]()  # of the newest epochs
+        self._rows = (
+            None if self.task.size is None else self._fitting(self.task.size)
+        )  # None: the task has no end
         self.episodes(0, 1)  # a mistake in an endless task shows here
 
-    def episodes(self, number: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
+    def episodes(
+        self, number: int, samples: int
+    ) -> tuple[Tokens, Files, list[TextEpisode]]:
         """Return the prompt [P] and images of episode `number`, 0 <= number, and the episode `samples` times."""
         if self._rows is not None:
             epoch, place = divmod(number, len(self._rows))
             if epoch not in self._orders:
-                self._orders = {**dict([*self._orders.items()][-_EPOCHS:]), epoch: list(self._rows)}
+                self._orders = {
+                    **dict([*self._orders.items()][-_EPOCHS:]),
+                    epoch: list(self._rows),
+                }
                 random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])
             return self._begun(self._orders[epoch][place], samples)
         lengths: list[int] = []
-        for row in itertools.islice(itertools.count(number, _APART), _TRIES if self._drop else 1):
+        for row in itertools.islice(
+            itertools.count(number, _APART), _TRIES if self._drop else 1
+        ):
             tokens, images, episodes = self._begun(row, samples)
             if len(tokens) <= self._longest:
                 return tokens, images, episodes
@@ -60,30 +76,52 @@ class Prompts:
 
     def _begun(self, row: int, samples: int) -> tuple[Tokens, Files, list[TextEpisode]]:
         together = getattr(self.task, "episodes", None)
-        episodes = together(row, samples) if together else [self.task.episode(row) for _ in range(samples)]
+        episodes = (
+            together(row, samples)
+            if together
+            else [self.task.episode(row) for _ in range(samples)]
+        )
         prompt = episodes[0].prompt
         try:
             tokens: Tokens = self.conversation.first(prompt)
         except ConfigError as error:  # of the template, or half of a character
-            asked = [replace(p, got=f"prompt {row}: {p.got}", source=self._place(row)) for p in error.problems]
+            asked = [
+                replace(p, got=f"prompt {row}: {p.got}", source=self._place(row))
+                for p in error.problems
+            ]
             raise NoPrompt(asked) from error
         images: Files = ()
-        shown = [] if isinstance(prompt, str) else [image for message in prompt for image in message.images]
+        shown = (
+            []
+            if isinstance(prompt, str)
+            else [image for message in prompt for image in message.images]
+        )
         if self._sight is not None:
             images, counts = self._sight.read(shown)
             tokens = self._sight.expand(tokens, counts)
         elif shown:
             raise self._unseen(shown)
         if not len(tokens):
-            what, got = "a prompt has no tokens", f"prompt {row}: {episodes[0].prompt!r}"
+            what = "a prompt has no tokens"
+            got = f"prompt {row}: {episodes[0].prompt!r}"
             why = "an answer's first token is drawn given what comes before it"
             fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
-            raise ConfigError.of("empty-prompt", "env.kwargs", what, got, why, fix, source=self._place(row))
+            raise ConfigError.of(
+                "empty-prompt",
+                "env.kwargs",
+                what,
+                got,
+                why,
+                fix,
+                source=self._place(row),
+            )
         return tokens, images, episodes
 
     def _place(self, row: int) -> Source | None:
         """Return the line of a data set that has this prompt."""
-        place: Source | None = self.task.place(row) if hasattr(self.task, "place") else None
+        place: Source | None = (
+            self.task.place(row) if hasattr(self.task, "place") else None
+        )
         return place
 
     def _fitting(self, size: int) -> list[int]:
@@ -98,19 +136,37 @@ class Prompts:
         return fitting
 
     def _unseen(self, shown: Sequence[Image]) -> ConfigError:
-        what, why = "a prompt has images, and the model sees none", "its config.json has no vision_config"
+        what = "a prompt has images, and the model sees none"
+        why = "its config.json has no vision_config"
         fix = "actor.model.path: <the folder of a model that sees, such as Qwen2.5-VL>        (or prompts of text)"
-        return ConfigError.of("bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix)
+        return ConfigError.of(
+            "bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix
+        )
 
-    def _too_long(self, got: str, enough: int, place: Source | None = None) -> ConfigError:
+    def _too_long(
+        self, got: str, enough: int, place: Source | None = None
+    ) -> ConfigError:
         what = f"prompts are longer than {self._longest} tokens"
         why = "a cut prompt asks something else, so none is cut"
-        fix = f"max_prompt_length: {enough}" + "        (or leave them out: env.long_prompts: drop)" * (not self._drop)
-        return ConfigError.of("long-prompts", "algorithm.max_prompt_length", what, got, why, fix, source=place)
+        fix = (
+            f"max_prompt_length: {enough}"
+            + "        (or leave them out: env.long_prompts: drop)" * (not self._drop)
+        )
+        return ConfigError.of(
+            "long-prompts",
+            "algorithm.max_prompt_length",
+            what,
+            got,
+            why,
+            fix,
+            source=place,
+        )
 
 
 def splits(config: Config) -> tuple[Split, ...]:
-    return ("train", "held_out") if config.runner.eval_every else ("train",)
+    if config.runner.eval_every:
+        return ("train", "held_out")
+    return ("train",)
 
 
 def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
@@ -120,5 +176,7 @@ def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
         try:
             Prompts(config, model, split)
         except ConfigError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+            problems += [
+                problem for problem in error.problems if problem not in problems
+            ]
     return tuple(problems)

@@ -13,7 +13,9 @@ from rlplace.envs.text import TextEpisode
 from rlplace.errors import RewardError
 
 Place = tuple[int, int]  # group and sample
-MOST_HUNG = 64  # threads of this process whose replies were given up and still do not end
+MOST_HUNG = (
+    64  # threads of this process whose replies were given up and still do not end
+)
 
 
 class Reply(NamedTuple):
@@ -42,7 +44,8 @@ class Replies:
     """
 
     def __init__(self, *, together: int, timeout_s: float) -> None:
-        self._together, self._timeout_s = together, timeout_s
+        self._together = together
+        self._timeout_s = timeout_s
         self._waiting: deque[_Asked] = deque()
         self._running: dict[_Asked, float] = {}  # with its deadline
         self._threads: dict[_Asked, _Thread] = {}
@@ -68,16 +71,26 @@ class Replies:
         """
         found: list[Reply] = []
         while self._running:
-            wait = 0.0 if found else max(0.0, min(wait_s, min(self._running.values()) - time.monotonic()))
+            wait = (
+                0.0
+                if found
+                else max(
+                    0.0, min(wait_s, min(self._running.values()) - time.monotonic())
+                )
+            )
             try:
-                asked, reply = self._ended.get(timeout=wait) if wait else self._ended.get_nowait()
+                asked, reply = (
+                    self._ended.get(timeout=wait) if wait else self._ended.get_nowait()
+                )
             except queue.Empty:
                 break
             self._threads.pop(asked, None)
             if self._running.pop(asked, None) is not None:  # else it was given up
                 found.append(reply)
         now = time.monotonic()
-        for asked in [asked for asked, deadline in self._running.items() if deadline <= now]:
+        for asked in [
+            asked for asked, deadline in self._running.items() if deadline <= now
+        ]:
             self._give_up(asked)
             found.append(Reply(asked.place, error=self._late(asked)))
         self._start()
@@ -91,10 +104,16 @@ class Replies:
 
     def _give_up(self, asked: _Asked) -> None:
         del self._running[asked]
-        if (thread := self._threads.pop(asked, None)) is None:  # the caller's own made it
+        if (
+            thread := self._threads.pop(asked, None)
+        ) is None:  # the caller's own made it
             return
         thread.given_up = True
-        hung = [t.name for t in threading.enumerate() if isinstance(t, _Thread) and t.given_up]
+        hung = [
+            t.name
+            for t in threading.enumerate()
+            if isinstance(t, _Thread) and t.given_up
+        ]
         if len(hung) > MOST_HUNG:
             raise self._too_many(asked, hung)
 
@@ -111,10 +130,16 @@ class Replies:
         try:
             text = asked.dialogue.reply(asked.answer)
             if not isinstance(text, str | None):
-                raise TypeError(f"reply() returned a {type(text).__name__}, where a text or None is due")
+                raise TypeError(
+                    f"reply() returned a {type(text).__name__}, where a text or None is due"
+                )
             reply = Reply(asked.place, text=text)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the task raises is reported by the episode
-            told = RuntimeError("reply() left the thread by SystemExit") if isinstance(error, SystemExit) else error
+            told = (
+                RuntimeError("reply() left the thread by SystemExit")
+                if isinstance(error, SystemExit)
+                else error
+            )
             reply = Reply(asked.place, error=told)
         self._ended.put((asked, reply))
 

@@ -36,15 +36,22 @@ from rlplace.workers.roles.checks import endpoint_problems
 from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
 from rlplace.workers.worker import cancelled
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
 _FIRST_TRIES = 4  # of an endpoint at the start, where an address may be wrong
 _LONGEST_ASKED_S = 60.0  # that a refusal may have the next try wait
 _DOWN = "reward-endpoint-down"
 _CHUNK = 1 << 16
 _LARGEST = 64 << 20  # bytes of an answer
 _SHOWN = 300  # characters of an answer in an error
-_NO_SERVER_BEHIND = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
-_POLL_S = 0.5  # how often a wait for the endpoint checks for cancellation and new samples
+_NO_SERVER_BEHIND = (
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+_POLL_S = (
+    0.5  # how often a wait for the endpoint checks for cancellation and new samples
+)
 
 
 class RewardFunctionWorker(Scorer):
@@ -58,7 +65,9 @@ class RewardFunctionWorker(Scorer):
         config, block = self.config.config, self.config.config.reward_of(self.component)
         assert block.function is not None, "this worker is for functions"
         self._failures = Failures(config.faults)
-        self._reward = named_reward(block.function, block.kwargs, key=config.key_of(self.component))
+        self._reward = named_reward(
+            block.function, block.kwargs, key=config.key_of(self.component)
+        )
         self._grader = grader_of(
             [self._reward],
             timeout_s=block.timeout_s,
@@ -75,18 +84,31 @@ class RewardFunctionWorker(Scorer):
 
     def infer(self, iteration: int, version: int) -> Metrics:
         self._failures.begin()
-        return {**super().infer(iteration, version), **self._failures.metrics(self.component)}
+        return {
+            **super().infer(iteration, version),
+            **self._failures.metrics(self.component),
+        }
 
     def _score(self, scoring: Scoring) -> None:
         grading: dict[tuple[int, int], Sample] = {}
         while scoring.due or grading:
             for sample in scoring.take(wait=not grading):
                 grading[sample.group, sample.sample] = sample
-                case = Case(group=sample.group, sample=sample.sample, transcript=sample.transcript)
+                case = Case(
+                    group=sample.group,
+                    sample=sample.sample,
+                    transcript=sample.transcript,
+                )
                 self._grader.submit(case)
             graded = self._grader.done(wait=True)
             samples = [grading.pop((case.group, case.sample)) for case, _ in graded]
-            scoring.put(samples, [np.array([rewards[self._reward.name]], np.float32) for _, rewards in graded])
+            scoring.put(
+                samples,
+                [
+                    np.array([rewards[self._reward.name]], np.float32)
+                    for _, rewards in graded
+                ],
+            )
 
 
 class RewardEndpointWorker(Scorer):
@@ -99,43 +121,66 @@ class RewardEndpointWorker(Scorer):
     def setup(self) -> None:
         """Raises ConfigError for a malformed address; RewardError where no server answers."""
         config, block = self.config.config, self.config.config.reward_of(self.component)
-        self._batch, self._failures = block.batch, Failures(config.faults)
+        self._batch = block.batch
+        self._failures = Failures(config.faults)
         self._client = RewardClient(
-            block, config.key_of(self.component), self.context.cancelled, skip=config.skips_poison
+            block,
+            config.key_of(self.component),
+            self.context.cancelled,
+            skip=config.skips_poison,
         )
         self._tokenizer = Tokenizer.load(self.config.model)
         self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
-        self._threads = ThreadPoolExecutor(block.concurrency, thread_name_prefix=self.context.owner)
+        self._threads = ThreadPoolExecutor(
+            block.concurrency, thread_name_prefix=self.context.owner
+        )
         self._opened.callback(self._threads.shutdown, wait=False, cancel_futures=True)
 
     def infer(self, iteration: int, version: int) -> Metrics:
         self._failures.begin()
-        return {**super().infer(iteration, version), **self._failures.metrics(self.component)}
+        return {
+            **super().infer(iteration, version),
+            **self._failures.metrics(self.component),
+        }
 
     def _score(self, scoring: Scoring) -> None:
-        asked: dict[Future[list[float]], tuple[Samples, int]] = {}  # and how often they were asked before
+        asked: dict[
+            Future[list[float]], tuple[Samples, int]
+        ] = {}  # and how often they were asked before
 
         def ask(batch: Samples, tries: int) -> None:
             texts, prompts = queries(batch, self._tokenizer)
             labels = [sample.transcript.facts.get("answer") for sample in batch]
-            asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = batch, tries
+            asked[self._threads.submit(self._client.scores, texts, prompts, labels)] = (
+                batch,
+                tries,
+            )
 
         while scoring.due or asked:
             arrived = scoring.take(wait=not asked)
-            for batch in (arrived[i : i + self._batch] for i in range(0, len(arrived), self._batch)):
+            for batch in (
+                arrived[i : i + self._batch]
+                for i in range(0, len(arrived), self._batch)
+            ):
                 ask(batch, 0)
-            done, _ = concurrent.futures.wait(asked, _POLL_S, concurrent.futures.FIRST_COMPLETED)
+            done, _ = concurrent.futures.wait(
+                asked, _POLL_S, concurrent.futures.FIRST_COMPLETED
+            )
             for request in done:
                 samples, tries = asked.pop(request)
                 try:
                     scores = request.result()
                 except RewardError as error:
-                    asked_again = NO_USE if error.code == _DOWN else tries  # the client has tried for long enough
+                    asked_again = (
+                        NO_USE if error.code == _DOWN else tries
+                    )  # the client has tried for long enough
                     if self._failures.again(error, asked_again, episodes=len(samples)):
                         ask(samples, tries + 1)
                         continue
                     scores = [math.nan] * len(samples)
-                scoring.put(samples, [np.array([score], np.float32) for score in scores])
+                scoring.put(
+                    samples, [np.array([score], np.float32) for score in scores]
+                )
 
 
 # ── the endpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,15 +197,26 @@ class _TransientError(Exception):
 class RewardClient:
     """Stateless but for its connections and the event that ends its waits; used by several threads."""
 
-    def __init__(self, block: RewardConfig, key: str, ended: threading.Event, *, skip: bool = False) -> None:
+    def __init__(
+        self,
+        block: RewardConfig,
+        key: str,
+        ended: threading.Event,
+        *,
+        skip: bool = False,
+    ) -> None:
         """`key`: of the block in the config. `skip`: numbers need not be finite.
 
         Raises ConfigError as `endpoint_problems` reports.
         """
         if problems := list(endpoint_problems(block, key)):
             raise ConfigError(problems)
-        self._url, self._timeout_s, self._tries = str(block.url), block.timeout_s, block.retries + 1
-        self._key, self._ended, self._skip = key, ended, skip
+        self._url = str(block.url)
+        self._timeout_s = block.timeout_s
+        self._tries = block.retries + 1
+        self._key = key
+        self._ended = ended
+        self._skip = skip
         self._headers = {"Content-Type": "application/json"}
         if block.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {os.environ[block.api_key_env]}"
@@ -168,9 +224,14 @@ class RewardClient:
 
         self._pool = urllib3.PoolManager(retries=False, maxsize=64)
 
-    def scores(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]) -> list[float]:
+    def scores(
+        self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]
+    ) -> list[float]:
         """Return a score per query. RewardError: refused, unreachable after all tries, no list of finite numbers."""
-        body = json.dumps({"query": list(queries), "prompts": list(prompts), "labels": list(labels)}, default=str)
+        body = json.dumps(
+            {"query": list(queries), "prompts": list(prompts), "labels": list(labels)},
+            default=str,
+        )
         answer = self._retried(body.encode(), self._tries)
         try:
             rewards = json.loads(answer)["rewards"]
@@ -180,12 +241,20 @@ class RewardClient:
         except (ValueError, KeyError, TypeError, OverflowError):
             why = 'it is not {"rewards": [number, ...]}'
         else:
-            if len(numbers) == len(queries) and (self._skip or all(map(math.isfinite, numbers))):
+            if len(numbers) == len(queries) and (
+                self._skip or all(map(math.isfinite, numbers))
+            ):
                 return numbers
             many = f"it has {len(numbers)} rewards for {len(queries)} queries"
-            why = many if len(numbers) != len(queries) else "one of its rewards is not finite"
+            why = (
+                many
+                if len(numbers) != len(queries)
+                else "one of its rewards is not finite"
+            )
         fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
-        raise self._failed("reward-endpoint-answer", f"it answered {_short(answer)}", why, fix)
+        raise self._failed(
+            "reward-endpoint-answer", f"it answered {_short(answer)}", why, fix
+        )
 
     def reach(self) -> None:
         """Check by a GET that a server answers, whatever its answer. Raises RewardError."""
@@ -198,7 +267,8 @@ class RewardClient:
             try:
                 return self._once(body)
             except _TransientError as failure:
-                last, asked_s = str(failure), failure.after_s
+                last = str(failure)
+                asked_s = failure.after_s
             if number < tries and self._ended.wait(max(pause_s, asked_s)):
                 raise cancelled(self._key, "asking the endpoint")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -216,7 +286,10 @@ class RewardClient:
         """
         import urllib3
 
-        deadline, pieces, status, size = time.monotonic() + self._timeout_s, list[bytes](), 0, 0
+        deadline = time.monotonic() + self._timeout_s
+        pieces = list[bytes]()
+        status = 0
+        size = 0
         try:
             response = self._pool.request(
                 "GET" if body is None else "POST",
@@ -238,34 +311,65 @@ class RewardClient:
                             f"it has more than {_LARGEST:,} bytes: {_short(pieces[0].decode(errors='replace'))}",
                             'answer {"rewards": [...]} with one finite number for each query, in their order',
                         )
-                    if time.monotonic() > deadline:  # a socket's own timeout begins anew with every byte
+                    if (
+                        time.monotonic() > deadline
+                    ):  # a socket's own timeout begins anew with every byte
                         raise urllib3.exceptions.TimeoutError
         except urllib3.exceptions.HTTPError as error:
             if status in (0, HTTPStatus.OK):
-                timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
+                timeout = urllib3.exceptions.TimeoutError
+                refused = urllib3.exceptions.NewConnectionError
                 late = isinstance(error, timeout) and not isinstance(error, refused)
-                why = f"no whole answer within {self._timeout_s:g} s" if late else f"{type(error).__name__}: {error}"
+                why = (
+                    f"no whole answer within {self._timeout_s:g} s"
+                    if late
+                    else f"{type(error).__name__}: {error}"
+                )
                 raise _TransientError(why) from error
-        text = b"".join(pieces).decode(errors="replace")  # of a refusal, as much as came
-        overloaded = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
+        text = b"".join(pieces).decode(
+            errors="replace"
+        )  # of a refusal, as much as came
+        overloaded = (
+            status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            or status == HTTPStatus.TOO_MANY_REQUESTS
+        )
         if (status in _NO_SERVER_BEHIND) if body is None else overloaded:
-            raise _TransientError(f"HTTP {status}: {_short(text)}", _retry_after_s(response.headers))
+            raise _TransientError(
+                f"HTTP {status}: {_short(text)}", _retry_after_s(response.headers)
+            )
         if body is not None and status >= HTTPStatus.MULTIPLE_CHOICES:
             fix = f"post there what it expects; {self._key}.api_key_env, if it needs a key"
-            raise self._failed("reward-endpoint-refused", f"the endpoint refused with HTTP {status}", _short(text), fix)
+            raise self._failed(
+                "reward-endpoint-refused",
+                f"the endpoint refused with HTTP {status}",
+                _short(text),
+                fix,
+            )
         return text
 
     def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
-        parts = urllib.parse.urlsplit(self._url)  # shown without user, password and query
-        got = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-        return RewardError.about(code, f"{self._key}.url", what, got=got, why=why, fix=fix)
+        parts = urllib.parse.urlsplit(
+            self._url
+        )  # shown without user, password and query
+        got = urllib.parse.urlunsplit(
+            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
+        )
+        return RewardError.about(
+            code, f"{self._key}.url", what, got=got, why=why, fix=fix
+        )
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
     """Return the seconds that a refusal asks to wait, within reason; 0 where it says nothing, or a date."""
     asked = headers.get("Retry-After", "").strip()
-    return min(float(asked), _LONGEST_ASKED_S) if asked.isdecimal() else 0.0
+    if asked.isdecimal():
+        return min(float(asked), _LONGEST_ASKED_S)
+    return 0.0
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + f" ... ({len(text)} characters)")
+    return repr(
+        text
+        if len(text) <= _SHOWN
+        else text[:_SHOWN] + f" ... ({len(text)} characters)"
+    )

@@ -34,12 +34,20 @@ class RewardServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, folder: Path, *, address: tuple[str, int], dtype: Any, head: str, token_budget: int, api_key: str | None
+        self,
+        folder: Path,
+        *,
+        address: tuple[str, int],
+        dtype: Any,
+        head: str,
+        token_budget: int,
+        api_key: str | None,
     ) -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._lm = FrozenLm(reward_lm(head), folder, dtype, None, device)
         self._tokenizer = Tokenizer.load(folder)
-        self._token_budget, self._lock = token_budget, threading.Lock()
+        self._token_budget = token_budget
+        self._lock = threading.Lock()
         self.api_key = api_key
         super().__init__(address, _Post)
 
@@ -50,7 +58,9 @@ class RewardServer(ThreadingHTTPServer):
             found = [0.0] * len(texts)
             for picks in fit([len(text) for text in texts], self._token_budget):
                 nowhere = [np.zeros(len(texts[i]), np.bool_) for i in picks]
-                scores = self._lm.module(Packed.of([texts[i] for i in picks], nowhere, self._lm.device))
+                scores = self._lm.module(
+                    Packed.of([texts[i] for i in picks], nowhere, self._lm.device)
+                )
                 for i, score in zip(picks, scores.tolist(), strict=True):
                     found[i] = score
         return found
@@ -64,13 +74,18 @@ class _Post(BaseHTTPRequestHandler):
         key = self.server.api_key
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
-            return self._answer(HTTPStatus.UNAUTHORIZED, {"error": "a bearer token is needed"})
+            return self._answer(
+                HTTPStatus.UNAUTHORIZED, {"error": "a bearer token is needed"}
+            )
         try:
             queries = json.loads(body)["query"]
             if not all(isinstance(query, str) and query for query in queries):
                 raise TypeError
         except (ValueError, KeyError, TypeError):
-            return self._answer(HTTPStatus.BAD_REQUEST, {"error": 'expected {"query": [text, ...]}, no text empty'})
+            return self._answer(
+                HTTPStatus.BAD_REQUEST,
+                {"error": 'expected {"query": [text, ...]}, no text empty'},
+            )
         return self._answer(HTTPStatus.OK, {"rewards": self.server.rewards(queries)})
 
     def _answer(self, status: HTTPStatus, content: object) -> None:
@@ -86,20 +101,32 @@ class _Post(BaseHTTPRequestHandler):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="serve_reward", description="Serves a reward model over HTTP.")
+    parser = argparse.ArgumentParser(
+        prog="serve_reward", description="Serves a reward model over HTTP."
+    )
     parser.add_argument(
-        "folder", type=Path, help="a Hugging Face folder or hub id: sequence classification with one label"
+        "folder",
+        type=Path,
+        help="a Hugging Face folder or hub id: sequence classification with one label",
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000, help="0: any free one")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
-    parser.add_argument("--head", default="score", help="name of the head's weight, before .weight")
-    parser.add_argument("--token-budget", type=int, default=8192, help="tokens of one pass")
-    parser.add_argument("--api-key-env", help="environment variable with the bearer token to ask for")
+    parser.add_argument(
+        "--head", default="score", help="name of the head's weight, before .weight"
+    )
+    parser.add_argument(
+        "--token-budget", type=int, default=8192, help="tokens of one pass"
+    )
+    parser.add_argument(
+        "--api-key-env", help="environment variable with the bearer token to ask for"
+    )
     options = parser.parse_args(arguments)
     key = None if options.api_key_env is None else os.environ.get(options.api_key_env)
     if options.api_key_env is not None and not key:
-        parser.error(f"--api-key-env: there is no environment variable {options.api_key_env}, or it is empty")
+        parser.error(
+            f"--api-key-env: there is no environment variable {options.api_key_env}, or it is empty"
+        )
     folder = model_folder(str(options.folder))
     if not folder.is_dir():
         parser.exit(2, f"{no_folder(str(options.folder), 'folder').render()}\n")

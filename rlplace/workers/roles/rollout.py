@@ -68,22 +68,35 @@ class RolloutWorker(RoleWorker):
         torch.set_num_threads(threads())
         self.engine = engine
         self._opened.callback(engine.close)
-        actor, context = self.config.config.actor, self.context
+        actor = self.config.config.actor
+        context = self.context
         self._receiver = receiver_of(
             context.channels[WEIGHTS],
             context.rank,
-            deliveries=self.config.deliveries if context.folder else (),  # else all ranks are threads without GPUs
+            deliveries=self.config.deliveries
+            if context.folder
+            else (),  # else all ranks are threads without GPUs
             folder=context.folder,
             device=torch.device(context.device.torch_name),
             load=getattr(engine, "load_from", None),
         )
         self._opened.callback(self._receiver.close)
-        scale = actor.lora_alpha / actor.lora_rank if actor.sync.mode == "lora" and actor.lora_rank else None
-        self._kept = KeptWeights(context.owner, keeps=actor.sync.mode in ("trainable", "lora"), scale=scale)
+        scale = (
+            actor.lora_alpha / actor.lora_rank
+            if actor.sync.mode == "lora" and actor.lora_rank
+            else None
+        )
+        self._kept = KeptWeights(
+            context.owner, keeps=actor.sync.mode in ("trainable", "lora"), scale=scale
+        )
         self._opened.callback(self._kept.close)
 
     def move(self, to: Residency) -> MoveReport:
-        return MoveReport(residency=to, accelerator_bytes=self.engine.move(to), host_bytes=self.engine.host_bytes)
+        return MoveReport(
+            residency=to,
+            accelerator_bytes=self.engine.move(to),
+            host_bytes=self.engine.host_bytes,
+        )
 
     def begin_again(self, iteration: int) -> Metrics:
         self._receiver.begin_again()
@@ -100,13 +113,19 @@ class RolloutWorker(RoleWorker):
             pulled = time.perf_counter()
             if not received.loaded:
                 self.engine.load(weights, version, factors)
-        loaded, pulled_bytes = time.perf_counter(), sum(received.transports.values())
+        loaded = time.perf_counter()
+        pulled_bytes = sum(received.transports.values())
         return {
             "rollout/pull_s": Metric(loaded - began, "max"),
             "rollout/load_s": Metric(loaded - pulled, "max"),
-            "rollout/pull_gb_per_s": Metric(pulled_bytes / (loaded - began) / 1e9, "min"),
+            "rollout/pull_gb_per_s": Metric(
+                pulled_bytes / (loaded - began) / 1e9, "min"
+            ),
             "rollout/pull_bytes": Metric(pulled_bytes, "sum"),
-            **{f"rollout/pulled_{name}_bytes": Metric(size, "sum") for name, size in received.transports.items()},
+            **{
+                f"rollout/pulled_{name}_bytes": Metric(size, "sum")
+                for name, size in received.transports.items()
+            },
             **(self._probe.compare() if self._probe is not None else {}),
         }
 
@@ -139,9 +158,18 @@ class VectorRolloutWorker(RolloutWorker):
 
         config, context, spaces = self.config.config, self.context, self.config.spaces
         context.device.verify()
-        policy = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
+        policy = build_policy(
+            spaces, config.actor, config.algorithm, config.runner.seed
+        )
         workspace = config.torch_rollout.workspace_memory
-        self._open(TorchEngine(policy, device=context.device, owner=context.owner, workspace_bytes=workspace))
+        self._open(
+            TorchEngine(
+                policy,
+                device=context.device,
+                owner=context.owner,
+                workspace_bytes=workspace,
+            )
+        )
         self._noise = RowNoise(
             seed=config.runner.seed,
             rows=config.simulator_env.total_num_envs,
@@ -158,17 +186,28 @@ class VectorRolloutWorker(RolloutWorker):
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
         """Answer what comes through the channel. Return how many batches that were."""
-        context, config = self.context, self.config.config.torch_rollout
-        source, key = context.channels[OBSERVATIONS], str(context.rank)
-        due = sum(share.stop - share.start for share in self.config.routes.observations.receives(context.rank))  # rows
+        context = self.context
+        config = self.config.config.torch_rollout
+        source = context.channels[OBSERVATIONS]
+        key = str(context.rank)
+        due = sum(
+            share.stop - share.start
+            for share in self.config.routes.observations.receives(context.rank)
+        )  # rows
         due *= self.config.config.algorithm.rollout_steps * config.pipeline_stage_num
         batches = 0
         while due:
             context.check_cancelled("generate")
-            arrived = source.get_batch(due, key=key) if config.merge_requests else [source.get(key=key)]
+            arrived = (
+                source.get_batch(due, key=key)
+                if config.merge_requests
+                else [source.get(key=key)]
+            )
             watch.lap("wait")
             places = [(o.step, o.first_row, len(o.observations)) for o in arrived]
-            decision = self._decide(iteration, places, np.concatenate([o.observations for o in arrived]))
+            decision = self._decide(
+                iteration, places, np.concatenate([o.observations for o in arrived])
+            )
             watch.lap("policy", len(decision.values))
             self._answer(arrived, decision)
             watch.lap("put")
@@ -180,16 +219,23 @@ class VectorRolloutWorker(RolloutWorker):
         """Have the env rank of this process decide by this rank's policy, in its thread, until it has all answers."""
         import torch
 
-        context, batches = self.context, 0
+        context = self.context
+        batches = 0
 
         def decide(step: int, first_row: int, observations: Array) -> Decision:
             nonlocal batches
             context.check_cancelled("generate")
             if not batches:
-                torch.set_num_threads(threads())  # as `_open` did, but each thread has a number of its own
+                torch.set_num_threads(
+                    threads()
+                )  # as `_open` did, but each thread has a number of its own
             watch.lap("wait")
-            writable = np.require(observations, requirements=("C", "W"))  # of other memory, torch warns
-            decision = self._decide(iteration, [(step, first_row, len(observations))], writable)
+            writable = np.require(
+                observations, requirements=("C", "W")
+            )  # of other memory, torch warns
+            decision = self._decide(
+                iteration, [(step, first_row, len(observations))], writable
+            )
             watch.lap("policy", len(observations))
             batches += 1
             return decision
@@ -204,9 +250,16 @@ class VectorRolloutWorker(RolloutWorker):
         watch.lap("wait")
         return batches
 
-    def _decide(self, iteration: int, places: Sequence[tuple[int, int, int]], observations: Array) -> Decision:
+    def _decide(
+        self,
+        iteration: int,
+        places: Sequence[tuple[int, int, int]],
+        observations: Array,
+    ) -> Decision:
         """Decide on rows at `places`: the step, the first global row and the number of rows of each piece."""
-        noise = np.concatenate([self._noise.rows(iteration, *place) for place in places])
+        noise = np.concatenate(
+            [self._noise.rows(iteration, *place) for place in places]
+        )
         return self.engine.decide(observations, noise)
 
     def _answer(self, observations: Sequence[Observation], decision: Decision) -> None:
@@ -224,7 +277,9 @@ class VectorRolloutWorker(RolloutWorker):
                 memory=None if decision.memory is None else decision.memory[start:stop],
             )
             key = f"{observation.env_rank}/{observation.stage_group}"
-            self.context.channels[ACTIONS].put(chunk, key=key, weight=observation.weight)
+            self.context.channels[ACTIONS].put(
+                chunk, key=key, weight=observation.weight
+            )
             start = stop
 
     def digest(self) -> str:
@@ -241,21 +296,32 @@ class RowNoise:
     and needs no agreement between ranks.
     """
 
-    def __init__(self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool) -> None:
+    def __init__(
+        self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool
+    ) -> None:
         """`uniform`: in [0, 1); else standard normal."""
         self._philox = np.random.Philox(key=seed)
-        self._state: Any = self._philox.state  # set for each draw: to make a Philox takes four times as long
+        self._state: Any = (
+            self._philox.state
+        )  # set for each draw: to make a Philox takes four times as long
         generator = np.random.Generator(self._philox)
         draw: Any = generator.random if uniform else generator.standard_normal
         self._fresh = functools.partial(draw, (rows, *shape), dtype=np.float32)
         self._step = functools.lru_cache(maxsize=_KEPT_STEPS)(self._draw)
 
-    def rows(self, iteration: int, step: int, first: int, count: int) -> NDArray[np.float32]:
+    def rows(
+        self, iteration: int, step: int, first: int, count: int
+    ) -> NDArray[np.float32]:
         """Noise of `count` global rows from `first` on, [count, *shape]; a read-only view."""
         return self._step(iteration, step)[first : first + count]
 
     def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
-        self._state["state"]["counter"][:] = (0, step, iteration, 0)  # words of 64 bits, the lowest first
+        self._state["state"]["counter"][:] = (
+            0,
+            step,
+            iteration,
+            0,
+        )  # words of 64 bits, the lowest first
         self._philox.state = self._state
         drawn: NDArray[np.float32] = self._fresh()
         drawn.flags.writeable = False
@@ -269,7 +335,8 @@ class _Counts:
     """Measurements of one iteration so far."""
 
     def __init__(self, cached_tokens: int) -> None:
-        self.began, self.watch = time.perf_counter(), Stopwatch("prefill", "decode", "wait", "put")
+        self.began = time.perf_counter()
+        self.watch = Stopwatch("prefill", "decode", "wait", "put")
         self.cached_before = cached_tokens
         self.answers = self.tokens = 0  # generated
         self.prompt_tokens = 0  # once per answer
@@ -278,15 +345,22 @@ class _Counts:
         self.held_out = False  # what is asked: the lengths of these answers are not those of samples
 
     def metrics(self, cached_tokens: int) -> Metrics:
-        cached, seconds = cached_tokens - self.cached_before, time.perf_counter() - self.began
+        cached = cached_tokens - self.cached_before
+        seconds = time.perf_counter() - self.began
         parts = self.watch.seconds
         return {
             "rollout/answers": Metric(self.answers, "sum"),
             "rollout/tokens": Metric(self.tokens, "sum"),
             "rollout/tokens_per_s": Metric(self.tokens / seconds, "sum"),
-            "rollout/batch": Metric(self.in_flight / max(1, self.steps), "mean", self.steps),
-            "rollout/prompt_cached": Metric(cached / max(1, self.prompt_tokens), "mean", self.prompt_tokens),
-            **({"rollout/updates": Metric(self.updates, "max")} if self.updates else {}),
+            "rollout/batch": Metric(
+                self.in_flight / max(1, self.steps), "mean", self.steps
+            ),
+            "rollout/prompt_cached": Metric(
+                cached / max(1, self.prompt_tokens), "mean", self.prompt_tokens
+            ),
+            **(
+                {"rollout/updates": Metric(self.updates, "max")} if self.updates else {}
+            ),
             **self.watch.metrics("rollout"),
             "rollout/policy_s": Metric(parts["prefill"] + parts["decode"], "max"),
         }
@@ -306,29 +380,47 @@ class TextRolloutWorker(RolloutWorker):
     )
 
     engine: TextEngine
-    _ahead = -1  # last version that was pulled while generating, before it was asked for
+    _ahead = (
+        -1
+    )  # last version that was pulled while generating, before it was asked for
 
     def setup(self) -> None:
         from rlplace.workers.engines.weights import SyncProbe
 
         algorithm = self.config.config.algorithm
-        answers = asked_at_once(self.config.prompts, algorithm.short_rounds) * algorithm.samples_per_prompt
+        answers = (
+            asked_at_once(self.config.prompts, algorithm.short_rounds)
+            * algorithm.samples_per_prompt
+        )
         self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
-        with self.context.device.alone(self.context.folder):  # vLLM takes for its own what comes or goes on its GPU
+        with self.context.device.alone(
+            self.context.folder
+        ):  # vLLM takes for its own what comes or goes on its GPU
             self._open(self._engine())
         if self.context.folder is not None and len(self.context.slot.accelerators) > 1:
             import psutil
 
-            claim(self.context.folder, [os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))])
+            claim(
+                self.context.folder,
+                [
+                    os.getpid(),
+                    *(p.pid for p in psutil.Process().children(recursive=True)),
+                ],
+            )
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
     def _engine(self) -> TextEngine:
         """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
-        job, context = self.config, self.context
-        stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(job.config.text_rollout.stop)
-        rollout, runner = job.config.text_rollout, job.config.runner
-        temperature, top_p = runner.eval_temperature, runner.eval_top_p
+        job = self.config
+        context = self.context
+        stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(
+            job.config.text_rollout.stop
+        )
+        rollout = job.config.text_rollout
+        runner = job.config.runner
+        temperature = runner.eval_temperature
+        top_p = runner.eval_top_p
         held_out = dataclasses.replace(
             rollout,
             temperature=rollout.temperature if temperature is None else temperature,
@@ -348,11 +440,22 @@ class TextRolloutWorker(RolloutWorker):
         if settings.rollout.engine == "transformers":
             from rlplace.workers.engines.transformers import TransformersEngine
 
-            return TransformersEngine(settings, device=context.device, owner=context.owner)
+            return TransformersEngine(
+                settings, device=context.device, owner=context.owner
+            )
         if settings.rollout.own:
-            make = named(settings.rollout.engine, {}, key="rollout.engine", code="unknown-engine", noun="engine")
+            make = named(
+                settings.rollout.engine,
+                {},
+                key="rollout.engine",
+                code="unknown-engine",
+                noun="engine",
+            )
             engine: TextEngine = make(
-                settings, device=context.device, owner=context.owner, **settings.rollout.engine_args
+                settings,
+                device=context.device,
+                owner=context.owner,
+                **settings.rollout.engine_args,
             )
             return engine
         from rlplace.workers.engines.vllm import VllmEngine
@@ -369,17 +472,22 @@ class TextRolloutWorker(RolloutWorker):
         metrics: Metrics = {}
         if version > self._ahead:
             held = self.engine.version
-            for due in range(version if held is None else min(held + 1, version), version + 1):
+            for due in range(
+                version if held is None else min(held + 1, version), version + 1
+            ):
                 metrics = super().pull_weights(due)
         return metrics
 
     def generate(self, iteration: int) -> Metrics:
         """Answer requests until this rank gets EndOfIteration, then finish what is in flight."""
         assert self._probe is not None, "setup comes first"
-        verified, counts = self._probe.compare(), _Counts(self.engine.cached_tokens)
+        verified = self._probe.compare()
+        counts = _Counts(self.engine.cached_tokens)
         while self._take(iteration, counts):
             self._step(counts)
-        while self.engine.in_flight:  # none where the end is put after the last answer was taken
+        while (
+            self.engine.in_flight
+        ):  # none where the end is put after the last answer was taken
             self._step(counts)
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
@@ -389,14 +497,22 @@ class TextRolloutWorker(RolloutWorker):
         requests = self.context.channels[REQUESTS]
         while self.engine.room and self.engine.in_flight < self._share:
             try:
-                item = requests.get_nowait() if self.engine.in_flight else requests.get()
+                item = (
+                    requests.get_nowait() if self.engine.in_flight else requests.get()
+                )
             except ChannelEmpty:
                 break
             if not self.engine.in_flight:
                 counts.watch.lap("wait")
             if item.iteration != iteration:
-                got, expected = f"iteration {item.iteration}", f"iteration {iteration}"
-                raise out_of_step(self.context.owner, "a request is of another iteration", got=got, expected=expected)
+                got = f"iteration {item.iteration}"
+                expected = f"iteration {iteration}"
+                raise out_of_step(
+                    self.context.owner,
+                    "a request is of another iteration",
+                    got=got,
+                    expected=expected,
+                )
             if isinstance(item, EndOfIteration):
                 if item.drop:
                     self.engine.drop()
@@ -407,7 +523,9 @@ class TextRolloutWorker(RolloutWorker):
         return True
 
     def _step(self, counts: _Counts) -> None:
-        while self._receiver.announced():  # the actor has begun to push it; answers in flight continue with it
+        while (
+            self._receiver.announced()
+        ):  # the actor has begun to push it; answers in flight continue with it
             held = self.engine.version
             assert held is not None, "nothing is generated without weights"
             super().pull_weights(held + 1)
@@ -422,8 +540,12 @@ class TextRolloutWorker(RolloutWorker):
                 error = _not_finite(self.context.owner, completion)
                 if not self.config.config.skips_poison:
                     raise error
-                self.context.log.warning("skipped: %s: %s", error.problem.what, error.problem.got)
-            self.context.channels[COMPLETIONS].put(completion, key=str(completion.env_rank))
+                self.context.log.warning(
+                    "skipped: %s: %s", error.problem.what, error.problem.got
+                )
+            self.context.channels[COMPLETIONS].put(
+                completion, key=str(completion.env_rank)
+            )
             counts.tokens += len(completion.tokens)
             if not counts.held_out:
                 counts.watch.draw("answer_tokens", len(completion.tokens))
@@ -433,11 +555,16 @@ class TextRolloutWorker(RolloutWorker):
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:
-    what, versions = "a token's log-probability is not finite", ", ".join(map(str, np.unique(completion.versions)))
+    what = "a token's log-probability is not finite"
+    versions = ", ".join(map(str, np.unique(completion.versions)))
     why = f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype"
-    got = f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
+    got = (
+        f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
+    )
     fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
     if not completion.versions.any():  # nothing has been learned yet
         why = "the weights in the folder of actor.model.path are not finite, or their logits overflow in rollout.dtype"
         fix = "rollout.dtype: fp32, or actor.model.path: <a model whose weights are finite>"
-    return DivergedError.about("logprob-not-finite", owner, what, got=got, why=why, fix=fix)
+    return DivergedError.about(
+        "logprob-not-finite", owner, what, got=got, why=why, fix=fix
+    )

@@ -36,10 +36,20 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Files, Sample, Scores, Tokens
-from rlplace.workers.arguments import REFERENCE_WEIGHTS, WorkerArguments, samples_for, scores_of
+from rlplace.workers.arguments import (
+    REFERENCE_WEIGHTS,
+    WorkerArguments,
+    samples_for,
+    scores_of,
+)
 from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
 from rlplace.workers.training.worker import JoinedWorker
-from rlplace.workers.worker import RoleWorker, WorkerContext, out_of_step, score_not_finite
+from rlplace.workers.worker import (
+    RoleWorker,
+    WorkerContext,
+    out_of_step,
+    score_not_finite,
+)
 
 if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from torch import Tensor
@@ -54,10 +64,14 @@ Values = NDArray[np.float32]
 class Scoring:
     """One iteration of a scorer rank: takes its `due` of all `groups` in order of arrival, puts scores, counts."""
 
-    def __init__(self, context: WorkerContext, *, groups: int, due: int, skip: bool = False) -> None:
+    def __init__(
+        self, context: WorkerContext, *, groups: int, due: int, skip: bool = False
+    ) -> None:
         """`skip`: let numbers that are not finite through: the actor leaves their samples out."""
         self._skip = skip
-        self._context, self._component, self._groups = context, context.slot.component, groups
+        self._context = context
+        self._component = context.slot.component
+        self._groups = groups
         self._seen: set[int] = set()
         self.due = due
         self._samples = self._tokens = 0  # scored
@@ -69,7 +83,8 @@ class Scoring:
         Raises ChannelTimeout, ChannelBroken; ChannelMisuse for a group that is not of this iteration.
         """
         self._context.check_cancelled("infer")
-        channel, taken = self._context.channels[samples_for(self._component)], list[Sample]()
+        channel = self._context.channels[samples_for(self._component)]
+        taken = list[Sample]()
         while self.due:
             try:
                 group = channel.get() if wait and not taken else channel.get_nowait()
@@ -77,16 +92,28 @@ class Scoring:
                 break
             number = group[0].group
             if number in self._seen or not 0 <= number < self._groups:
-                got, expected = f"group {number}", f"each of the groups 0-{self._groups - 1} once"
+                got = f"group {number}"
+                expected = f"each of the groups 0-{self._groups - 1} once"
                 owner = self._context.owner
-                raise out_of_step(owner, "samples are not of this iteration", got=got, expected=expected)
+                raise out_of_step(
+                    owner,
+                    "samples are not of this iteration",
+                    got=got,
+                    expected=expected,
+                )
             self._seen.add(number)
             self.due -= 1
             taken += group
         self.watch.lap("wait")
         return tuple(taken)
 
-    def put(self, samples: Sequence[Sample | ModelInput], values: Iterable[Values], *, size: int | None = None) -> None:
+    def put(
+        self,
+        samples: Sequence[Sample | ModelInput],
+        values: Iterable[Values],
+        *,
+        size: int | None = None,
+    ) -> None:
         """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned.
 
         `size` of the pass in tokens, where samples share what they begin with.
@@ -95,7 +122,11 @@ class Scoring:
         self.watch.lap("infer", tokens if size is None else size)
         self._context.check_cancelled("infer")
         scores = [
-            Scores(group=sample.group, sample=sample.sample, values=np.asarray(value, np.float32))
+            Scores(
+                group=sample.group,
+                sample=sample.sample,
+                values=np.asarray(value, np.float32),
+            )
             for sample, value in zip(samples, values, strict=True)
         ]
         for score in scores:
@@ -107,14 +138,18 @@ class Scoring:
         self._samples += len(scores)
         self._tokens += tokens
         if scores:
-            self._context.channels[scores_of(self._component)].put(tuple(scores), weight=len(scores))
+            self._context.channels[scores_of(self._component)].put(
+                tuple(scores), weight=len(scores)
+            )
             self.watch.lap("wait")
 
     def metrics(self) -> Metrics:
         busy_s = self.watch.seconds["infer"]
         return {
             f"{self._component}/samples": Metric(self._samples, "sum"),
-            f"{self._component}/tokens_per_s": Metric(self._tokens / busy_s if busy_s else 0.0, "sum"),
+            f"{self._component}/tokens_per_s": Metric(
+                self._tokens / busy_s if busy_s else 0.0, "sum"
+            ),
             **self.watch.metrics(self._component),
         }
 
@@ -140,11 +175,17 @@ class Scorer(RoleWorker, abc.ABC):
 
     def infer(self, iteration: int, version: int) -> Metrics:
         """Score every sample of this rank's groups of an iteration; return when the last scores are put."""
-        context, groups = self.context, self.config.prompts
+        context = self.context
+        groups = self.config.prompts
         self._require(Residency.FULL, "infer")
         first, stop = block_edges(groups, context.world_size)[context.rank :][:2]
-        due, config = groups if self._sharded else stop - first, self.config.config
-        skip = config.leaves_out if role_of(self.component) == "reward" else config.skips_poison
+        due = groups if self._sharded else stop - first
+        config = self.config.config
+        skip = (
+            config.leaves_out
+            if role_of(self.component) == "reward"
+            else config.skips_poison
+        )
         scoring = Scoring(context, groups=groups, due=due, skip=skip)
         self._score(scoring)
         return scoring.metrics()
@@ -169,10 +210,14 @@ class ModelScorer(Scorer, JoinedWorker):
     def __init__(self, config: WorkerArguments, context: WorkerContext) -> None:
         super().__init__(config, context)
         block = config.config.block_of(self.component)
-        assert isinstance(block, FrozenConfig), "scorers that are models are not trained"
+        assert isinstance(block, FrozenConfig), (
+            "scorers that are models are not trained"
+        )
         self._block, self._own_folder = block, folder_of(block.model)
         joint = block.sharded or config.parallel_of(self.component).ranks > 1
-        self._sharded = joint and context.world_size > 1  # a single rank has the whole model
+        self._sharded = (
+            joint and context.world_size > 1
+        )  # a single rank has the whole model
         self.folder = self._own_folder or config.model
         self._again = config.read_again.get(self.component)
 
@@ -191,7 +236,9 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.models.sight import causal_lm_of
         from rlplace.workers.offload import Offloadable
 
-        config, context, block = self.config.config, self.context, self._block
+        config = self.config.config
+        context = self.context
+        block = self._block
         ranks = self._join()
         cut = ranks.tensor_parallel > 1
         mesh = None
@@ -204,21 +251,34 @@ class ModelScorer(Scorer, JoinedWorker):
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
         kind: type[PackedLm] = (
-            reward_lm(block.head) if isinstance(block, RewardConfig) else causal_lm_of(config, self.folder)
+            reward_lm(block.head)
+            if isinstance(block, RewardConfig)
+            else causal_lm_of(config, self.folder)
         )
         self._lm = FrozenLm(
-            kind, self.folder, block.dtype, mesh, device, on_host=block.on_host, context=ranks.context, key=key
+            kind,
+            self.folder,
+            block.dtype,
+            mesh,
+            device,
+            on_host=block.on_host,
+            context=ranks.context,
+            key=key,
         )
         for module in self._lm.fsdp_modules:
             ranks.carry(module)
         self._parts = {}
         if not block.on_host:
-            weights = Offloadable(f"{self.component} weights", context.device, self._lm.weight_tensors)
+            weights = Offloadable(
+                f"{self.component} weights", context.device, self._lm.weight_tensors
+            )
             self._parts = {weights: Residency.WEIGHTS}
         self.move(Residency.OFF)
 
     def _host_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._lm.weight_tensors()) if self._block.on_host else 0
+        if self._block.on_host:
+            return sum(tensor.nbytes for tensor in self._lm.weight_tensors())
+        return 0
 
     def _score(self, scoring: Scoring) -> None:
         """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
@@ -229,7 +289,10 @@ class ModelScorer(Scorer, JoinedWorker):
                 for batch in self._micro_batches(scoring):
                     values = self._values(batch)
                     size = sizes_of(batch, again=self._again).size(range(len(batch)))
-                    scoring.put(*((batch, values) if self._ranks.counts else ((), ())), size=size)
+                    scoring.put(
+                        *((batch, values) if self._ranks.counts else ((), ())),
+                        size=size,
+                    )
             finally:
                 self._lm.drop_gathered()
 
@@ -242,16 +305,29 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.algo.packing import pack
         from rlplace.workers.training.samples import sizes_of
 
-        due, copies, together = scoring.due, self._ranks.copies if self._sharded else 1, self._ranks.together
+        due = scoring.due
+        copies = self._ranks.copies if self._sharded else 1
+        together = self._ranks.together
         ranks = copies * together
         while due:
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None
             if ranks == 1 or self.context.rank == 0:
                 inputs = [self._input(sample) for sample in scoring.take()]
-                packing = pack(sizes_of(inputs, again=self._again), copies, self._block.token_budget)
-                passes = ((scoring.due, [[inputs[i] for i in picks] for picks in copy]) for copy in packing.ranks)
+                packing = pack(
+                    sizes_of(inputs, again=self._again),
+                    copies,
+                    self._block.token_budget,
+                )
+                passes = (
+                    (scoring.due, [[inputs[i] for i in picks] for picks in copy])
+                    for copy in packing.ranks
+                )
                 parts = [one for one in passes for _ in range(together)]
-            due, batches = self._ranks.scatter(parts, "samples") if ranks > 1 or parts is None else parts[0]
+            due, batches = (
+                self._ranks.scatter(parts, "samples")
+                if ranks > 1 or parts is None
+                else parts[0]
+            )
             scoring.watch.lap("wait")
             yield from batches
 
@@ -263,7 +339,10 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.workers.training.samples import sizes_of
 
         alike = sizes_of(batch, again=self._again).alike(range(len(batch)))
-        tokens, masks, images = ([getattr(each, name) for each in batch] for name in ("tokens", "mask", "images"))
+        tokens, masks, images = (
+            [getattr(each, name) for each in batch]
+            for name in ("tokens", "mask", "images")
+        )
         packed = Packed.of(tokens, masks, self._lm.device, alike, images)
         with torch.no_grad():
             return self._lm.module(packed, *others)
@@ -272,10 +351,14 @@ class ModelScorer(Scorer, JoinedWorker):
 class ReferenceWorker(ModelScorer):
     """Scores the response tokens by their log-probabilities at the temperature they were drawn at."""
 
-    _receiver: CopyReceiver | None = None  # of the actor's weights, where it is refreshed
+    _receiver: CopyReceiver | None = (
+        None  # of the actor's weights, where it is refreshed
+    )
 
     def _input(self, sample: Sample) -> ModelInput:
-        return ModelInput(sample.group, sample.sample, sample.tokens, sample.mask, sample.images)
+        return ModelInput(
+            sample.group, sample.sample, sample.tokens, sample.mask, sample.images
+        )
 
     def setup(self) -> None:
         super().setup()
@@ -283,13 +366,21 @@ class ReferenceWorker(ModelScorer):
             from rlplace.comm.weights.host_sync import CopyReceiver
 
             channel = self.context.channels[REFERENCE_WEIGHTS]
-            self._receiver = CopyReceiver(channel, self.context.rank)  # each rank has a copy through the channel
+            self._receiver = CopyReceiver(
+                channel, self.context.rank
+            )  # each rank has a copy through the channel
             self._opened.callback(self._receiver.close)
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        temperature = self.config.config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
+        temperature = (
+            self.config.config.text_rollout.temperature or 1.0
+        )  # greedy answers come with the model's own
         logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
-        return np.split(logprobs, np.cumsum([each.mask.sum() for each in batch])[:-1]) if batch else []
+        if batch:
+            return np.split(
+                logprobs, np.cumsum([each.mask.sum() for each in batch])[:-1]
+            )
+        return []
 
     def save_state(self, folder: str) -> Metrics:
         """Copy the weights, which are those of an earlier actor; written into `folder` behind what follows."""
@@ -305,7 +396,10 @@ class ReferenceWorker(ModelScorer):
         from rlplace.models.sharding import beside, own
 
         weights = self._lm.module.lm.named_parameters()
-        return {f"model.{name}": beside(weight, self._where(own(weight))) for name, weight in weights}
+        return {
+            f"model.{name}": beside(weight, self._where(own(weight)))
+            for name, weight in weights
+        }
 
     def begin_again(self, iteration: int) -> Metrics:
         if self._receiver is not None:
@@ -334,7 +428,9 @@ class RewardModelWorker(ModelScorer):
     def _input(self, sample: Sample) -> ModelInput:
         tokens = self._tokens_of(sample)
         # No token is scored by itself: the score is of the whole episode.
-        return ModelInput(sample.group, sample.sample, tokens, np.zeros(len(tokens), np.bool_))
+        return ModelInput(
+            sample.group, sample.sample, tokens, np.zeros(len(tokens), np.bool_)
+        )
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
         return list(self._forward(batch).cpu().numpy()[:, None])
@@ -354,20 +450,28 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
         return False
     block = job.config.reward_of(component)
     own = folder_of(block.model)
-    return block.kind != "model" or (own is not None and not same_tokens(job.model, own))
+    return block.kind != "model" or (
+        own is not None and not same_tokens(job.model, own)
+    )
 
 
 def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return what turns a sample into tokens of the model in `folder`. ConfigError: no chat template for a chat."""
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
-    tokenizer, env = Tokenizer.load(folder), job.config.text_env
+    tokenizer = Tokenizer.load(folder)
+    env = job.config.text_env
     if not env.chat:
         return lambda sample: tokenizer.encode(
-            "\n".join(message.text for message in conversation(sample.transcript, env.system)), special=True
+            "\n".join(
+                message.text for message in conversation(sample.transcript, env.system)
+            ),
+            special=True,
         )
     tokenizer.render(TRIED_CHAT, answered=True)  # a template that refuses is found here
-    return lambda sample: tokenizer.chat(conversation(sample.transcript, env.system), answered=True)
+    return lambda sample: tokenizer.chat(
+        conversation(sample.transcript, env.system), answered=True
+    )
 
 
 def conversation(transcript: Transcript, system: str | None = None) -> list[Message]:
@@ -380,8 +484,13 @@ def conversation(transcript: Transcript, system: str | None = None) -> list[Mess
     return messages
 
 
-def queries(samples: Sequence[Sample], tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+def queries(
+    samples: Sequence[Sample], tokenizer: Tokenizer
+) -> tuple[list[str], list[str]]:
     """Return the texts of whole episodes and of their prompts, as the policy saw them: with special tokens."""
     whole = [tokenizer.decode(sample.tokens, special=True) for sample in samples]
-    prompts = [tokenizer.decode(sample.tokens[: sample.prompt_tokens], special=True) for sample in samples]
+    prompts = [
+        tokenizer.decode(sample.tokens[: sample.prompt_tokens], special=True)
+        for sample in samples
+    ]
     return whole, prompts

@@ -27,8 +27,12 @@ class Tails:
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
         """`prompts` of an iteration; `groups` of this rank."""
-        self._short, self._prompts, self._groups = short_rounds, prompts, groups
-        self.left: dict[int, int] = {}  # by short rounds of this run: prompts by those that were asked ahead
+        self._short = short_rounds
+        self._prompts = prompts
+        self._groups = groups
+        self.left: dict[
+            int, int
+        ] = {}  # by short rounds of this run: prompts by those that were asked ahead
         self._before: dict[int, int] = {}  # the same, as the checkpoint had it
 
     def asked(self, iteration: int) -> dict[int, int]:
@@ -41,7 +45,8 @@ class Tails:
         else:
             ahead = self._ahead(iteration)
             places |= {
-                self._prompts + group: number for group, number in zip(self._early(iteration), ahead, strict=True)
+                self._prompts + group: number
+                for group, number in zip(self._early(iteration), ahead, strict=True)
             }
         return {place: instead.get(number, number) for place, number in places.items()}
 
@@ -53,7 +58,8 @@ class Tails:
         """Keep prompts for the next round that waits: as many as `more` said."""
         first = iteration * self._prompts  # those before it are not asked again
         self._before, self.left = (
-            {n: m for n, m in known.items() if n >= first} for known in (self._before, self.left)
+            {n: m for n, m in known.items() if n >= first}
+            for known in (self._before, self.left)
         )
         self.left |= dict(zip(self._ahead(iteration), numbers, strict=True))
 
@@ -62,7 +68,11 @@ class Tails:
 
     def _early(self, iteration: int) -> list[int]:
         """List the groups of the long round whose prompts a short one asks."""
-        return [group for group in self._groups if self._short and group % self._short == self._round(iteration)]
+        return [
+            group
+            for group in self._groups
+            if self._short and group % self._short == self._round(iteration)
+        ]
 
     def _ahead(self, iteration: int) -> list[int]:
         """List the prompts of the long round that a short one asks."""
@@ -77,19 +87,26 @@ class Tails:
             return []
         name = f"tails_{self._groups.start:05}-{self._groups.stop - 1:05}.json"
         with open(folder / name, "w", encoding="utf-8") as out:
-            json.dump({"prompts": self._prompts, "instead": self._before | self.left}, out)
+            json.dump(
+                {"prompts": self._prompts, "instead": self._before | self.left}, out
+            )
             out.flush()
             os.fsync(out.fileno())
         return [name]
 
     def read(self, folder: Path) -> None:
         """Take what was left to these groups, whatever ranks had them; nothing where iterations have other prompts."""
-        self.left, self._before = {}, {}
+        self.left = {}
+        self._before = {}
         for file in sorted(folder.glob("tails_*.json")):
             first, last = map(int, re.findall("[0-9]+", file.stem))
             if max(first, self._groups.start) < min(last + 1, self._groups.stop):
                 pairs = self._stored(file).items()
-                self._before |= {ahead: left for ahead, left in pairs if ahead % self._prompts in self._groups}
+                self._before |= {
+                    ahead: left
+                    for ahead, left in pairs
+                    if ahead % self._prompts in self._groups
+                }
 
     def _stored(self, file: Path) -> Mapping[int, int]:
         try:

@@ -27,12 +27,25 @@ from rlplace.envs.text.contract import NoPrompt
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
 from rlplace.envs.text.rewards import Case, Reward, find_rewards
-from rlplace.errors import ChannelEmpty, ChannelFull, ChannelTimeout, ConfigError, RewardError
+from rlplace.errors import (
+    ChannelEmpty,
+    ChannelFull,
+    ChannelTimeout,
+    ConfigError,
+    RewardError,
+)
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Episode, Files, Request, Sample, Tokens
-from rlplace.workers.arguments import COMPLETIONS, REQUESTS, SAMPLES, Done, EndOfIteration, samples_for
+from rlplace.workers.arguments import (
+    COMPLETIONS,
+    REQUESTS,
+    SAMPLES,
+    Done,
+    EndOfIteration,
+    samples_for,
+)
 from rlplace.workers.roles.env import EnvWorker
 from rlplace.workers.roles.kept_groups import Kept, digests, read, write
 from rlplace.workers.roles.prompts import Prompts, splits
@@ -45,7 +58,9 @@ from rlplace.workers.worker import out_of_step
 _GRADING_S = 0.05  # between two looks at what is graded in other processes, or replied to in other threads
 _QUICK_S = 0.001  # most replies are there at once
 _POLL_S = 0.5  # how often a wait for replies checks for cancellation
-_OTHERS = 1 << 22  # between the number of a prompt and of one that is asked in its place
+_OTHERS = (
+    1 << 22
+)  # between the number of a prompt and of one that is asked in its place
 
 
 class TextEnvWorker(EnvWorker):
@@ -60,13 +75,24 @@ class TextEnvWorker(EnvWorker):
 
     def setup(self) -> None:
         config, model = self.config.config, self.config.model
-        self.prompts = {split: Prompts(config, model, split) for split in splits(config)}
+        self.prompts = {
+            split: Prompts(config, model, split) for split in splits(config)
+        }
         for split, prompts in self.prompts.items():
             if prompts.dropped:
                 longest = config.algorithm.max_prompt_length
-                self.context.log.warning("left out %d prompts above %d tokens (%s)", prompts.dropped, longest, split)
-        self._readers = {SAMPLES: False} | {samples_for(c): reads_text(self.config, c) for c in self.config.scorers}
-        self.rewards: Sequence[Reward] = find_rewards(config.text_env.rewards, self.prompts["train"].task)
+                self.context.log.warning(
+                    "left out %d prompts above %d tokens (%s)",
+                    prompts.dropped,
+                    longest,
+                    split,
+                )
+        self._readers = {SAMPLES: False} | {
+            samples_for(c): reads_text(self.config, c) for c in self.config.scorers
+        }
+        self.rewards: Sequence[Reward] = find_rewards(
+            config.text_env.rewards, self.prompts["train"].task
+        )
         self.failures = Failures(config.faults)
         self.grader = grader_of(
             self.rewards,
@@ -78,7 +104,11 @@ class TextEnvWorker(EnvWorker):
         )
         self._opened.callback(self.grader.close)
         self._kept: Kept = {}
-        self._tails = Tails(config.algorithm.short_rounds, self.config.prompts, self.config.groups(self.context.rank))
+        self._tails = Tails(
+            config.algorithm.short_rounds,
+            self.config.prompts,
+            self.config.groups(self.context.rank),
+        )
         self._behind = FilesBehind(self.context)
         self._opened.callback(self._behind.close)
 
@@ -93,48 +123,87 @@ class TextEnvWorker(EnvWorker):
         RewardError: no finite number; ConfigError: a long prompt.
         """
         self._require(Residency.FULL, "run")
-        job, algorithm = self.config, self.config.config.algorithm
+        job = self.config
+        algorithm = self.config.config.algorithm
         self.failures.begin()
-        self.forget(iteration - algorithm.max_staleness)  # else it would be too early for this one
-        kept, more = self._kept.pop(iteration, {}), self._tails.more(iteration)
-        groups = {group: n for group, n in self._tails.asked(iteration).items() if group not in kept}
-        numbers = iter(job.groups(self.context.rank))  # in a round that does not wait, groups are those that are whole
+        self.forget(
+            iteration - algorithm.max_staleness
+        )  # else it would be too early for this one
+        kept = self._kept.pop(iteration, {})
+        more = self._tails.more(iteration)
+        groups = {
+            group: n
+            for group, n in self._tails.asked(iteration).items()
+            if group not in kept
+        }
+        numbers = iter(
+            job.groups(self.context.rank)
+        )  # in a round that does not wait, groups are those that are whole
         samples: list[Sample] = []
-        refills = algorithm.refills if algorithm.only_with_signal and not job.rewards else 0
+        refills = (
+            algorithm.refills if algorithm.only_with_signal and not job.rewards else 0
+        )
         play = Pass(self, self.prompts["train"], iteration, refills=refills, more=more)
-        for group in itertools.chain(kept.values(), play.through(groups, algorithm.samples_per_prompt)):
+        for group in itertools.chain(
+            kept.values(), play.through(groups, algorithm.samples_per_prompt)
+        ):
             if more:
                 number = next(numbers)
-                group = tuple(dataclasses.replace(sample, group=number) for sample in group)
+                group = tuple(
+                    dataclasses.replace(sample, group=number) for sample in group
+                )
             samples += group
             if algorithm.max_staleness:
                 self._kept.setdefault(iteration, {})[group[0].group] = group
             tokens = sum(sample.weight for sample in group)
-            oldest = min((int(s.versions[s.mask].min()) for s in group if s.response_tokens), default=None)
+            oldest = min(
+                (int(s.versions[s.mask].min()) for s in group if s.response_tokens),
+                default=None,
+            )
             bare = tuple(sample.without_text() for sample in group)
             for channel, text in self._readers.items():
-                self.context.channels[channel].put(group if text else bare, weight=tokens, version=oldest)
-        refilled = {"env/groups_refilled": Metric(len(play.refilled), "sum")} if refills else {}
+                self.context.channels[channel].put(
+                    group if text else bare, weight=tokens, version=oldest
+                )
+        refilled = (
+            {"env/groups_refilled": Metric(len(play.refilled), "sum")}
+            if refills
+            else {}
+        )
         if algorithm.short_rounds:
             self._tails.leave(iteration, play.left)
             refilled["env/prompts_left"] = Metric(more, "sum")
         samples += [sample for group in play.refilled for sample in group]
         failed = self.failures.metrics("env")
-        return {**_metrics("env", samples, self.rewards, play.watch), **refilled, **failed}
+        return {
+            **_metrics("env", samples, self.rewards, play.watch),
+            **refilled,
+            **failed,
+        }
 
     def forget(self, before: int) -> Metrics:
         """Drop the groups of iterations before this one: they are learned."""
-        self._kept = {iteration: groups for iteration, groups in self._kept.items() if iteration >= before}
+        self._kept = {
+            iteration: groups
+            for iteration, groups in self._kept.items()
+            if iteration >= before
+        }
         return {}
 
     def save_state(self, folder: str) -> Metrics:
         """Have all groups that are kept written into `folder`, behind what follows."""
-        kept = {iteration: list(groups.values()) for iteration, groups in self._kept.items()}
-        groups, text = self.config.groups(self.context.rank), any(self._readers.values())
+        kept = {
+            iteration: list(groups.values()) for iteration, groups in self._kept.items()
+        }
+        groups = self.config.groups(self.context.rank)
+        text = any(self._readers.values())
         tails = copy.deepcopy(self._tails)
         self._behind.start(
             Path(folder),
-            lambda: write(Path(folder), groups, self._asked(), kept, text=text) + tails.write(Path(folder)),
+            lambda: (
+                write(Path(folder), groups, self._asked(), kept, text=text)
+                + tails.write(Path(folder))
+            ),
         )
         return {}
 
@@ -146,43 +215,76 @@ class TextEnvWorker(EnvWorker):
         """
         self._kept, text = {}, any(self._readers.values())
         self._tails.read(Path(folder))
-        for iteration, groups in read(Path(folder), self.config.groups(self.context.rank), self._asked()).items():
+        for iteration, groups in read(
+            Path(folder), self.config.groups(self.context.rank), self._asked()
+        ).items():
             for number, group in groups.items():
-                asked = self.prompts["train"].episodes(iteration * self.config.prompts + number, len(group))
+                asked = self.prompts["train"].episodes(
+                    iteration * self.config.prompts + number, len(group)
+                )
                 prompt, images, dialogues = asked
                 seen = digests(images)  # as many tokens may be of other images
-                if all(s.images == seen and np.array_equal(prompt, s.tokens[: s.prompt_tokens]) for s in group):
-                    group = tuple(dataclasses.replace(sample, images=images) for sample in group)
+                if all(
+                    s.images == seen
+                    and np.array_equal(prompt, s.tokens[: s.prompt_tokens])
+                    for s in group
+                ):
+                    group = tuple(
+                        dataclasses.replace(sample, images=images) for sample in group
+                    )
                     taken = _with_text(group, dialogues) if text else group
                     self._kept.setdefault(iteration, {})[number] = taken
         return {"env/groups_kept": Metric(sum(map(len, self._kept.values())), "sum")}
 
     def _asked(self) -> str:
-        algorithm, env = self.config.config.algorithm, self.config.config.text_env
-        sizes = (algorithm.prompts, algorithm.samples_per_prompt, algorithm.max_staleness)
+        algorithm = self.config.config.algorithm
+        env = self.config.config.text_env
+        sizes = (
+            algorithm.prompts,
+            algorithm.samples_per_prompt,
+            algorithm.max_staleness,
+        )
         return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
 
     def evaluate(self, iteration: int) -> Metrics:
         """Answer held-out prompts, beside `generate(iteration)` of rollout: once greedily, or as often as is drawn."""
         runner = self.config.config.runner
-        each, greedy = runner.eval_samples, not runner.eval_temperature
+        each = runner.eval_samples
+        greedy = not runner.eval_temperature
         if runner.eval_temperature is None:
             greedy = each == 1
         samples, watch = self.answered(iteration, greedy=greedy, each=each)
-        metrics = {**_metrics("eval", samples, self.rewards, watch), **self.failures.metrics("eval")}
-        sets = sorted({str(s.transcript.facts["data_set"]) for s in samples if "data_set" in s.transcript.facts})
+        metrics = {
+            **_metrics("eval", samples, self.rewards, watch),
+            **self.failures.metrics("eval"),
+        }
+        sets = sorted(
+            {
+                str(s.transcript.facts["data_set"])
+                for s in samples
+                if "data_set" in s.transcript.facts
+            }
+        )
         for name in sets:
             of_set = [s for s in samples if s.transcript.facts["data_set"] == name]
-            metrics = {**metrics, **_passed(f"eval/{name}", of_set, each), f"eval/{name}/reward": _mean_reward(of_set)}
+            metrics = {
+                **metrics,
+                **_passed(f"eval/{name}", of_set, each),
+                f"eval/{name}/reward": _mean_reward(of_set),
+            }
         return {**metrics, **_passed("eval", samples, each)}
 
-    def answered(self, iteration: int, *, greedy: bool, each: int = 1) -> tuple[list[Sample], Stopwatch]:
+    def answered(
+        self, iteration: int, *, greedy: bool, each: int = 1
+    ) -> tuple[list[Sample], Stopwatch]:
         """Return this rank's held-out prompts with `each` answers, rewarded, and what that took."""
         self._require(Residency.FULL, "evaluate")
         self.failures.begin()  # those of the iteration before are no concern of this one's budget
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
-        return [sample for group in play.through(groups, each) for sample in group], play.watch
+        return [
+            sample for group in play.through(groups, each) for sample in group
+        ], play.watch
 
 
 def _mean_reward(samples: Sequence[Sample]) -> Metric:
@@ -194,23 +296,39 @@ def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
     """Share of the prompts of which one of several answers is rewarded by 1 or more."""
     best: dict[int, float] = {}
     for sample in samples:
-        best[sample.group] = max(best.get(sample.group, -math.inf), -math.inf if sample.poisoned else sample.reward)
+        best[sample.group] = max(
+            best.get(sample.group, -math.inf),
+            -math.inf if sample.poisoned else sample.reward,
+        )
     passed = sum(reward >= 1.0 for reward in best.values())
-    return {f"{prefix}/passed": Metric(passed / max(1, len(best)), weight=len(best))} if each > 1 else {}
+    if each > 1:
+        return {
+            f"{prefix}/passed": Metric(passed / max(1, len(best)), weight=len(best))
+        }
+    return {}
 
 
-def _with_text(group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]) -> tuple[Sample, ...]:
+def _with_text(
+    group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]
+) -> tuple[Sample, ...]:
     """Complete saved transcripts by what the task says to the same answers."""
     found = []
     for sample, dialogue in zip(group, dialogues, strict=True):
         for answer in sample.transcript.answers:
             dialogue.reply(answer)
-        text = dataclasses.replace(sample.transcript, prompt=dialogue.prompt, facts=dialogue.facts())
+        text = dataclasses.replace(
+            sample.transcript, prompt=dialogue.prompt, facts=dialogue.facts()
+        )
         found.append(dataclasses.replace(sample, transcript=text))
     return tuple(found)
 
 
-def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward], watch: Stopwatch) -> Metrics:
+def _metrics(
+    component: str,
+    samples: Sequence[Sample],
+    rewards: Sequence[Reward],
+    watch: Stopwatch,
+) -> Metrics:
     """Means are over episodes, so ranks with more of them count more; poisoned ones are left out."""
     samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
@@ -220,15 +338,23 @@ def _metrics(component: str, samples: Sequence[Sample], rewards: Sequence[Reward
 
     numbers = {
         "reward": mean(sum(sample.reward for sample in samples)),
-        **{f"reward/{r.name}": mean(sum(sample.rewards[r.name] for sample in samples)) for r in rewards},
+        **{
+            f"reward/{r.name}": mean(sum(sample.rewards[r.name] for sample in samples))
+            for r in rewards
+        },
         "answer_tokens": mean(sum(sample.response_tokens for sample in samples)),
         "episode_tokens": mean(sum(sample.weight for sample in samples)),
         "turns": mean(sum(sample.turns for sample in samples)),
         "truncated": mean(sum(sample.truncated for sample in samples)),
         "episodes": Metric(episodes, "sum"),
-        "sim_s": Metric(watch.seconds["sim"] + watch.seconds["reward"], "max"),  # all its work: the loop reads it
+        "sim_s": Metric(
+            watch.seconds["sim"] + watch.seconds["reward"], "max"
+        ),  # all its work: the loop reads it
     }
-    return {**watch.metrics(component), **{f"{component}/{name}": metric for name, metric in numbers.items()}}
+    return {
+        **watch.metrics(component),
+        **{f"{component}/{name}": metric for name, metric in numbers.items()},
+    }
 
 
 # ── one pass ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +373,9 @@ class OpenEpisode:
 
     def transcript(self, *, failed: bool = False) -> Transcript:
         """Return it as text; the facts of a task that has `failed` are not asked for."""
-        completions = [piece for piece in self.tokens.pieces if isinstance(piece, Completion)]
+        completions = [
+            piece for piece in self.tokens.pieces if isinstance(piece, Completion)
+        ]
         return Transcript(
             prompt=self.dialogue.prompt,
             answers=tuple(self.answers),
@@ -278,11 +406,19 @@ class Pass:
 
         `more`: groups that it does not wait for; whichever are late are `left`, by the numbers of their prompts.
         """
-        self._worker, self._context, self._grader = worker, worker.context, worker.grader
-        self._refills, self.refilled = refills, list[list[Sample]]()  # groups that have given way
-        self._more, self.left = more, list[int]()
-        self._early = worker.config.config.algorithm.short_rounds > 0  # whether any pass ends before its last answer
-        self._prompts, self._iteration, self._greedy = prompts, iteration, greedy
+        self._worker = worker
+        self._context = worker.context
+        self._grader = worker.grader
+        self._refills = refills
+        self.refilled = list[list[Sample]]()  # groups that have given way
+        self._more = more
+        self.left = list[int]()
+        self._early = (
+            worker.config.config.algorithm.short_rounds > 0
+        )  # whether any pass ends before its last answer
+        self._prompts = prompts
+        self._iteration = iteration
+        self._greedy = greedy
         self._to_ask: deque[Request] = deque()
         self._due = 0  # answers that were asked for and have not arrived
         self._open: dict[tuple[int, int], OpenEpisode] = {}  # by group and sample
@@ -290,13 +426,19 @@ class Pass:
         self._left_out: list[Sample] = []  # since a reply failed
         self._numbers: dict[int, int] = {}  # of the prompts that are asked, by group
         settings = worker.config.config.text_env
-        together = 0 if getattr(prompts.task, "replies_alone", False) else settings.replies_together
+        together = (
+            0
+            if getattr(prompts.task, "replies_alone", False)
+            else settings.replies_together
+        )
         self._replies = Replies(together=together, timeout_s=settings.reply_timeout_s)
         self._done_ranks = 0  # other env ranks whose Done has arrived
         # sim: prompts, replies and their tokens; reward: what is calculated here, and waiting for the rest of it
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
-    def through(self, groups: Mapping[int, int], samples: int) -> Iterator[tuple[Sample, ...]]:
+    def through(
+        self, groups: Mapping[int, int], samples: int
+    ) -> Iterator[tuple[Sample, ...]]:
         """Play `samples` episodes of each group, then end the iteration; `groups` maps a group to its prompt's number.
 
         Give each group as soon as it is whole, in the order of its samples. Never wait for room while answers are due:
@@ -311,15 +453,23 @@ class Pass:
                 group, number, tried[group] = left.popleft()
                 self._numbers[group] = number + tried[group] * _OTHERS
                 try:
-                    prompt, images, dialogues = self._prompts.episodes(self._numbers[group], samples)
-                except NoPrompt as error:  # the same prompt is not tried again: another is asked
+                    prompt, images, dialogues = self._prompts.episodes(
+                        self._numbers[group], samples
+                    )
+                except (
+                    NoPrompt
+                ) as error:  # the same prompt is not tried again: another is asked
                     self._worker.failures.again(error, NO_USE, samples)
                     left.append((group, number, tried[group] + 1))
                     continue
                 for sample, dialogue in enumerate(dialogues):
-                    tokens = Episode(group=group, sample=sample, prompt=prompt, images=images)
+                    tokens = Episode(
+                        group=group, sample=sample, prompt=prompt, images=images
+                    )
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
-                asked = self._request(group, 0, samples, 0, prompt, images)  # the engine reads the prompt once
+                asked = self._request(
+                    group, 0, samples, 0, prompt, images
+                )  # the engine reads the prompt once
                 self._to_ask.append(asked)
                 self.watch.draw("prompt_tokens", len(prompt))
                 self.watch.lap("sim")
@@ -329,12 +479,16 @@ class Pass:
                 self._take()
             idle = not self._due and not self._to_ask
             self._hear(0.0 if not idle else _GRADING_S if self._grading else _POLL_S)
-            for graded in self._graded(wait=idle and not self._to_ask and not self._replies.in_flight):
+            for graded in self._graded(
+                wait=idle and not self._to_ask and not self._replies.in_flight
+            ):
                 whole[graded.group].append(graded)
                 group, sampled = graded.group, whole[graded.group]
                 if len(sampled) < samples:
                     continue
-                rewards = {sample.reward for sample in sampled if not sample.poisoned}  # of those that are learned
+                rewards = {
+                    sample.reward for sample in sampled if not sample.poisoned
+                }  # of those that are learned
                 if tried[group] < self._refills and len(rewards) < 2:
                     self.refilled.append(sampled)
                     whole[group] = []
@@ -358,9 +512,12 @@ class Pass:
 
     def _end(self) -> None:
         """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
-        channels, ranks = self._context.channels, self._worker.config.ranks
+        channels = self._context.channels
+        ranks = self._worker.config.ranks
         if self._context.rank:
-            channels[COMPLETIONS].put(Done(iteration=self._iteration, env_rank=self._context.rank), key="0")
+            channels[COMPLETIONS].put(
+                Done(iteration=self._iteration, env_rank=self._context.rank), key="0"
+            )
         else:
             while self._done_ranks < ranks["env"] - 1:
                 self._take()
@@ -369,12 +526,15 @@ class Pass:
                     while True:
                         channels[REQUESTS].get_nowait()
             for _ in range(ranks["rollout"]):
-                channels[REQUESTS].put(EndOfIteration(iteration=self._iteration, drop=self._early))
+                channels[REQUESTS].put(
+                    EndOfIteration(iteration=self._iteration, drop=self._early)
+                )
         self.watch.lap("put")
 
     def _ask(self) -> bool:
         """Put the next request; return False when there is no room. With no answer due, wait for room."""
-        channel, request = self._context.channels[REQUESTS], self._to_ask[0]
+        channel = self._context.channels[REQUESTS]
+        request = self._to_ask[0]
         try:
             if self._due:
                 channel.put_nowait(request, weight=request.weight)
@@ -392,11 +552,14 @@ class Pass:
 
         While others are graded or replied to, wait for a moment only: these are not to wait for a long answer.
         """
-        owner, rank = self._context.owner, self._context.rank
+        owner = self._context.owner
+        rank = self._context.rank
         try:
             busy = bool(self._grading) or self._replies.in_flight > 0
             patience_s = _GRADING_S if busy else None
-            item: Completion | Done = self._context.channels[COMPLETIONS].get(key=str(rank), timeout_s=patience_s)
+            item: Completion | Done = self._context.channels[COMPLETIONS].get(
+                key=str(rank), timeout_s=patience_s
+            )
         except ChannelTimeout:
             if not busy:
                 raise
@@ -405,17 +568,30 @@ class Pass:
             self.watch.lap("wait")
         if isinstance(item, Done):
             if item.iteration != self._iteration:
-                got, expected = f"the end of iteration {item.iteration}", f"iteration {self._iteration}"
-                raise out_of_step(owner, "an env rank is elsewhere", got=got, expected=expected)
+                got = f"the end of iteration {item.iteration}"
+                expected = f"iteration {self._iteration}"
+                raise out_of_step(
+                    owner, "an env rank is elsewhere", got=got, expected=expected
+                )
             self._done_ranks += 1
             return
-        asked = (item.iteration, item.held_out) == (self._iteration, self._prompts.held_out)
-        if self._early and (not asked or not self._open):  # of a round before this one, or of groups that were left
+        asked = (item.iteration, item.held_out) == (
+            self._iteration,
+            self._prompts.held_out,
+        )
+        if self._early and (
+            not asked or not self._open
+        ):  # of a round before this one, or of groups that were left
             return
         place = (item.group, item.sample)
         episode = self._open.get(place)
         if episode is None or item.turn != len(episode.answers):
-            waiting = ", ".join(f"{group}/{sample}" for group, sample in sorted(self._open)[:8]) or "none"
+            waiting = (
+                ", ".join(
+                    f"{group}/{sample}" for group, sample in sorted(self._open)[:8]
+                )
+                or "none"
+            )
             raise out_of_step(
                 owner,
                 "got an answer that no open episode waits for",
@@ -438,7 +614,9 @@ class Pass:
                 continue
             try:
                 following = self._continued(self._open[reply.place], reply.text)
-            except ConfigError as error:  # no text, or none that the chat template takes
+            except (
+                ConfigError
+            ) as error:  # no text, or none that the chat template takes
                 self._failed(reply.place, error)
                 continue
             self.watch.lap("sim")
@@ -470,24 +648,35 @@ class Pass:
             error.add_note(f"for sample {sample} of group {group}")
         if self._worker.failures.again(error, episode.tries):
             try:
-                prompt, images, (dialogue,) = self._prompts.episodes(self._numbers[group], 1)
+                prompt, images, (dialogue,) = self._prompts.episodes(
+                    self._numbers[group], 1
+                )
             except NoPrompt as again:
                 episode.tries += 1
                 self._open[place] = episode
                 return self._failed(place, again)
             tokens = Episode(group=group, sample=sample, prompt=prompt, images=images)
             self._open[place] = OpenEpisode(tokens, dialogue, tries=episode.tries + 1)
-            return self._to_ask.append(self._request(group, sample, 1, 0, prompt, images))
+            return self._to_ask.append(
+                self._request(group, sample, 1, 0, prompt, images)
+            )
         unknown = {reward.name: math.nan for reward in self._worker.rewards}
         left_out = episode.tokens.finish(unknown, dict.fromkeys(unknown, 1.0))
-        self._left_out.append(dataclasses.replace(left_out, transcript=episode.transcript(failed=True)))
+        self._left_out.append(
+            dataclasses.replace(left_out, transcript=episode.transcript(failed=True))
+        )
 
     def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
         """Return the next turn's request, or None when the episode is over."""
-        settings, completion = self._worker.config.config, episode.tokens.pieces[-1]
+        settings = self._worker.config.config
+        completion = episode.tokens.pieces[-1]
         assert isinstance(completion, Completion), "a reply is to an answer"
         # An answer that was cut is incomplete: the environment takes it as it is, and the episode ends.
-        if reply is None or completion.finish != "stop" or len(episode.answers) >= settings.text_env.max_turns:
+        if (
+            reply is None
+            or completion.finish != "stop"
+            or len(episode.answers) >= settings.text_env.max_turns
+        ):
             return None
         more = self._prompts.conversation.reply(completion.tokens, reply)
         if len(episode.tokens.tokens()) + len(more) >= settings.algorithm.longest:
@@ -496,9 +685,19 @@ class Pass:
         episode.tokens.pieces.append(more)
         episode.replies.append(reply)
         tokens, images = episode.tokens.tokens(), episode.tokens.images
-        return self._request(completion.group, completion.sample, 1, completion.turn + 1, tokens, images)
+        return self._request(
+            completion.group, completion.sample, 1, completion.turn + 1, tokens, images
+        )
 
-    def _request(self, group: int, first: int, samples: int, turn: int, tokens: Tokens, images: Files) -> Request:
+    def _request(
+        self,
+        group: int,
+        first: int,
+        samples: int,
+        turn: int,
+        tokens: Tokens,
+        images: Files,
+    ) -> Request:
         algorithm = self._worker.config.config.algorithm
         return Request(
             env_rank=self._context.rank,
@@ -508,7 +707,9 @@ class Pass:
             samples=samples,
             turn=turn,
             tokens=tokens,
-            max_new_tokens=min(algorithm.max_new_tokens, algorithm.longest - len(tokens)),
+            max_new_tokens=min(
+                algorithm.max_new_tokens, algorithm.longest - len(tokens)
+            ),
             greedy=self._greedy,
             held_out=self._prompts.held_out,
             images=images,
@@ -516,7 +717,8 @@ class Pass:
 
     def _graded(self, *, wait: bool) -> list[Sample]:
         weights = {reward.name: reward.weight for reward in self._worker.rewards}
-        finished, self._left_out = self._left_out, []
+        finished = self._left_out
+        self._left_out = []
         for case, rewards in self._grader.done(wait=wait):
             episode = self._grading.pop((case.group, case.sample))
             self.watch.draw("reward_s", time.perf_counter() - episode.submitted_s)

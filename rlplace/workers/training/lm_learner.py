@@ -26,8 +26,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlplace.algo.kl import KL_ESTIMATORS, Corrected, Correction, importance_weights, mismatch_metrics
-from rlplace.algo.losses import Clip, Totals, is_value_clipped, lm_terms, shares_of, token_weights, value_loss
+from rlplace.algo.kl import (
+    KL_ESTIMATORS,
+    Corrected,
+    Correction,
+    importance_weights,
+    mismatch_metrics,
+)
+from rlplace.algo.losses import (
+    Clip,
+    Totals,
+    is_value_clipped,
+    lm_terms,
+    shares_of,
+    token_weights,
+    value_loss,
+)
 from rlplace.algo.packing import MicroBatch, Packing, SampleSizes, pack, pack_steps
 from rlplace.algo.variants import TokenSamples
 from rlplace.config.schema import Config
@@ -38,7 +52,14 @@ from rlplace.models.packed import Packed, TokenScores
 from rlplace.stopwatch import Stopwatch
 from rlplace.workers.training.optimizer import Numbers, Trainer, Update, mean_of
 from rlplace.workers.training.ranks import Ranks
-from rlplace.workers.training.samples import Batch, BySample, Groups, Lengths, SampleShard, Target
+from rlplace.workers.training.samples import (
+    Batch,
+    BySample,
+    Groups,
+    Lengths,
+    SampleShard,
+    Target,
+)
 from rlplace.workers.training.trained_model import TrainedLm
 from rlplace.workers.training.variant import variant_of
 
@@ -50,14 +71,27 @@ class LmLearner:
     """The steps of an actor or critic. Borrows model and trainer; what infers or learns is a collective."""
 
     def __init__(
-        self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, again: float | None, token_budget: int
+        self,
+        config: Config,
+        lm: TrainedLm,
+        trainer: Trainer,
+        ranks: Ranks,
+        again: float | None,
+        token_budget: int,
     ) -> None:
         """`again`: what a prompt costs for each answer that reads it, as of `sizes_of`."""
         self._again = again
-        self._config, self._algorithm = config, config.algorithm
+        self._config = config
+        self._algorithm = config.algorithm
         self._variant = variant_of(config.algorithm)
-        self._lm, self._trainer, self._ranks, self._token_budget = lm, trainer, ranks, token_budget
-        self._longest = min(self._algorithm.max_new_tokens * config.text_env.max_turns, self._algorithm.longest)
+        self._lm = lm
+        self._trainer = trainer
+        self._ranks = ranks
+        self._token_budget = token_budget
+        self._longest = min(
+            self._algorithm.max_new_tokens * config.text_env.max_turns,
+            self._algorithm.longest,
+        )
 
     # ── which rank computes what ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,33 +132,49 @@ class LmLearner:
         passes += () if iteration is None else self.plan(lengths, iteration)
         shards: list[SampleShard] = []
         for copy in range(self._ranks.copies):
-            needed = {i for packing in passes for picks in packing.ranks[copy] for i in picks}
+            needed = {
+                i for packing in passes for picks in packing.ranks[copy] for i in picks
+            }
             shard = SampleShard(
                 lengths=lengths,
                 own={i: samples[i] for i in needed},
-                targets={name: {i: values[i] for i in needed} for name, values in (targets or {}).items()},
+                targets={
+                    name: {i: values[i] for i in needed}
+                    for name, values in (targets or {}).items()
+                },
                 kl_coef=kl_coef,
             )
             shards += [shard] * self._ranks.together
         return shards
 
     def _infer(
-        self, batch: Batch, micro_batches: Iterable[MicroBatch], scores: Callable[[Packed], Sequence[Tensor]], rows: int
+        self,
+        batch: Batch,
+        micro_batches: Iterable[MicroBatch],
+        scores: Callable[[Packed], Sequence[Tensor]],
+        rows: int,
     ) -> Tensor:
         """Return [rows, M] of what `scores` gives for the response tokens, on every rank. A collective.
 
         The micro-batches of all ranks, equally many, have each sample once.
         """
-        watch, found = Stopwatch(), torch.zeros(rows, batch.tokens, device=self._lm.device)
+        watch = Stopwatch()
+        found = torch.zeros(rows, batch.tokens, device=self._lm.device)
         with torch.no_grad():
             for picks in micro_batches:
-                found[:, batch.places(picks)] = torch.stack(tuple(scores(batch.packed(picks)))) * self._ranks.counts
+                found[:, batch.places(picks)] = (
+                    torch.stack(tuple(scores(batch.packed(picks)))) * self._ranks.counts
+                )
                 self._lap(watch, self._part("score"), batch.size(picks))
-            summed = self._ranks.sum(found.view(-1))  # each token is found by one rank, and zero on the others
+            summed = self._ranks.sum(
+                found.view(-1)
+            )  # each token is found by one rank, and zero on the others
         self._lap(watch, "exchange", self._ranks.world_size)
         return summed.view(found.shape)
 
-    def _value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
+    def _value_loss(
+        self, values: Tensor, old_values: Tensor, returns: Tensor
+    ) -> Tensor:
         """All tensors are [N]."""
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
@@ -137,7 +187,9 @@ class LmLearner:
 
     def _part(self, name: str) -> str:
         """Name a pass for a stopwatch: with several ranks, each pass exchanges weights."""
-        return f"sharded_{name}" if self._ranks.world_size > 1 else name
+        if self._ranks.world_size > 1:
+            return f"sharded_{name}"
+        return name
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,9 +206,11 @@ class LmLearner:
         `counted`: response tokens of each sample that are learned from; None: all.
         """
         steps: list[Numbers] = []
-        lr, watch = 0.0, Stopwatch()
+        lr = 0.0
+        watch = Stopwatch()
         for packing in plan:
-            lr, picked = self._trainer.learning_rate(iteration), packing.samples
+            lr = self._trainer.learning_rate(iteration)
+            picked = packing.samples
             tokens = sum((counted or lengths.responses)[i] for i in picked)
             totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
             shares: dict[str, Tensor] = {}
@@ -164,8 +218,12 @@ class LmLearner:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
                 self._lap(watch, self._part("micro_batch"), lengths.sizes.size(picks))
-                shares = {name: shares.get(name, 0.0) + part for name, part in parts.items()}
-            numbers = self._trainer.sum_over_ranks([*shares], torch.stack([*shares.values()]), iteration)
+                shares = {
+                    name: shares.get(name, 0.0) + part for name, part in parts.items()
+                }
+            numbers = self._trainer.sum_over_ranks(
+                [*shares], torch.stack([*shares.values()]), iteration
+            )
             watch.lap("exchange", self._ranks.world_size)
             if numbers is not None:
                 self._trainer.step(numbers["grad_norm"], lr)
@@ -194,7 +252,9 @@ class _Accumulated:
     tokens: int = 0
     responses: int = 0
     lost: float = 0.0  # imbalance, times tokens
-    shares: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # of the means, of this rank
+    shares: dict[str, Tensor] = dataclasses.field(
+        default_factory=dict
+    )  # of the means, of this rank
     sampled: list[_Sampled] = dataclasses.field(default_factory=list)
 
 
@@ -203,28 +263,52 @@ class ActorLearner(LmLearner):
 
     _accumulated: _Accumulated | None = None
 
-    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, again: float | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        lm: TrainedLm,
+        trainer: Trainer,
+        ranks: Ranks,
+        again: float | None,
+    ) -> None:
         super().__init__(config, lm, trainer, ranks, again, config.actor.token_budget)
         algorithm = self._algorithm
-        self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high, dual=algorithm.dual_clip)
+        self._clip = Clip(
+            low=algorithm.clip_ratio_low,
+            high=algorithm.clip_high,
+            dual=algorithm.dual_clip,
+        )
         cap = algorithm.tis_cap
         self._correction = (
-            None if cap is None else Correction(cap, algorithm.tis_level, algorithm.tis_above, algorithm.tis_floor)
+            None
+            if cap is None
+            else Correction(
+                cap, algorithm.tis_level, algorithm.tis_above, algorithm.tis_floor
+            )
         )
-        self._temperature = config.text_rollout.temperature or 1.0  # greedy answers come with the model's own
+        self._temperature = (
+            config.text_rollout.temperature or 1.0
+        )  # greedy answers come with the model's own
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
         """None in the warm-up of a critic."""
-        return () if iteration < self._config.critic.warmup_iterations else super().plan(lengths, iteration)
+        if iteration < self._config.critic.warmup_iterations:
+            return ()
+        return super().plan(lengths, iteration)
 
-    def infer(self, shard: SampleShard, asked: Collection[Target]) -> dict[Target, BySample]:
+    def infer(
+        self, shard: SampleShard, asked: Collection[Target]
+    ) -> dict[Target, BySample]:
         """Infer what is `asked` of the weights as they are, of all samples; the same on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.copy]
 
         def found(*fields: str) -> list[BySample]:
             scores = self._token_scores(batch, micro_batches, fields).cpu()
-            return [[part.numpy() for part in score.split(list(shard.lengths.responses))] for score in scores]
+            return [
+                [part.numpy() for part in score.split(list(shard.lengths.responses))]
+                for score in scores
+            ]
 
         inferred: dict[Target, BySample] = {}
         if "values" in asked:
@@ -236,7 +320,9 @@ class ActorLearner(LmLearner):
                 (inferred["reference"],) = found("logprobs")
         return inferred
 
-    def _token_scores(self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str]) -> Tensor:
+    def _token_scores(
+        self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str]
+    ) -> Tensor:
         """Return [fields, M] of the model's scores."""
 
         def scores(packed: Packed) -> list[Tensor]:
@@ -249,20 +335,27 @@ class ActorLearner(LmLearner):
         if self._algorithm.accumulate_early:
             self.accumulate(shard)
             return self._step(iteration)
-        algorithm, corrects = self._algorithm, self._correction is not None
+        algorithm = self._algorithm
+        corrects = self._correction is not None
         plan = self.plan(shard.lengths, iteration)
-        batch, copy = Batch(shard, self._lm.device), self._ranks.copy
+        batch = Batch(shard, self._lm.device)
+        copy = self._ranks.copy
         old = None
         if corrects and len(plan) > 1 and "old" not in shard.targets:
             epoch = plan[: len(plan) // algorithm.epochs]
-            micro_batches = [picks for packing in epoch for picks in packing.ranks[copy]]
+            micro_batches = [
+                picks for packing in epoch for picks in packing.ranks[copy]
+            ]
             old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
         in_first_step = len(plan[0].ranks[copy]) if plan else 0
         sampled: list[_Sampled] = []
 
-        def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
+        def differentiate(
+            picks: MicroBatch, totals: Totals
+        ) -> tuple[Tensor, dict[str, Tensor]]:
             scores = self._lm.module(batch.packed(picks), self._temperature)
-            trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
+            trainer = scores.logprobs.detach()
+            engine = batch.engine_logprobs(picks)
             if "old" in shard.targets:
                 behaviour = batch.target("old", picks)
             elif corrects:
@@ -275,14 +368,22 @@ class ActorLearner(LmLearner):
             return self._loss(batch, picks, totals, scores, behaviour, importance)
 
         update = self._learn(shard.lengths, plan, iteration, differentiate)
-        return dataclasses.replace(update, metrics=self._mismatch(sampled, iteration)) if sampled else update
+        if sampled:
+            return dataclasses.replace(
+                update, metrics=self._mismatch(sampled, iteration)
+            )
+        return update
 
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
         """Compare engine and trainer; an iteration is learned by the policy version of its number."""
-        by_trainer, by_engine, versions, cut = (torch.cat(parts) for parts in zip(*sampled, strict=True))
+        by_trainer, by_engine, versions, cut = (
+            torch.cat(parts) for parts in zip(*sampled, strict=True)
+        )
         return mismatch_metrics(by_trainer, by_engine, versions == iteration, cut)
 
-    def _corrected(self, behaviour: Tensor, engine: Tensor, lengths: Tensor) -> Corrected | tuple[None, Tensor]:
+    def _corrected(
+        self, behaviour: Tensor, engine: Tensor, lengths: Tensor
+    ) -> Corrected | tuple[None, Tensor]:
         """Weigh tokens [N] by how much likelier the actor finds them than the engine did; None: all alike."""
         if self._correction is None:
             return None, torch.zeros_like(engine, dtype=torch.bool)
@@ -296,41 +397,61 @@ class ActorLearner(LmLearner):
         """
         lengths = shard.lengths
         held = self._accumulated = self._accumulated or _Accumulated()
-        watch, batch, packing = Stopwatch(), Batch(shard, self._lm.device), self.inference_plan(lengths)
+        watch = Stopwatch()
+        batch = Batch(shard, self._lm.device)
+        packing = self.inference_plan(lengths)
         held.samples += len(lengths.tokens)
         held.tokens += sum(lengths.tokens)
         held.responses += sum(lengths.responses)
         held.lost += packing.imbalance * sum(lengths.tokens)
         for picks in packing.ranks[self._ranks.copy] if any(lengths.responses) else ():
             scores = self._lm.module(batch.packed(picks), self._temperature)
-            trainer, engine = scores.logprobs.detach(), batch.engine_logprobs(picks)
+            trainer = scores.logprobs.detach()
+            engine = batch.engine_logprobs(picks)
             behaviour = engine if self._correction is None else trainer
             importance, cut = self._corrected(behaviour, engine, batch.lengths(picks))
             held.sampled.append((trainer, engine, batch.versions(picks), cut))
-            loss, parts = self._loss(batch, picks, self._most, scores, behaviour, importance)
+            loss, parts = self._loss(
+                batch, picks, self._most, scores, behaviour, importance
+            )
             loss.backward()
             self._lap(watch, self._part("micro_batch"), batch.size(picks))
-            held.shares = {name: held.shares.get(name, 0.0) + part for name, part in parts.items()}
+            held.shares = {
+                name: held.shares.get(name, 0.0) + part for name, part in parts.items()
+            }
 
     @property
     def _most(self) -> Totals:
         """What a step of all samples of an iteration can have at most."""
         samples = (self._algorithm.prompts or 1) * self._algorithm.samples_per_prompt
-        return Totals(samples=samples, tokens=samples * self._longest, longest=self._longest)
+        return Totals(
+            samples=samples, tokens=samples * self._longest, longest=self._longest
+        )
 
     def _step(self, iteration: int) -> Update:
         """Make the step of all samples that were accumulated, as if they had come at once. A collective."""
-        held, most, self._accumulated = self._accumulated or _Accumulated(), self._most, None
+        held = self._accumulated or _Accumulated()
+        most = self._most
+        self._accumulated = None
         if not held.responses:
             return Update(mean=None, steps=0, lr=0.0)
         by_tokens = most.tokens / held.responses
-        by_loss = by_tokens if self._algorithm.mean == "token" else most.samples / held.samples
+        by_loss = (
+            by_tokens
+            if self._algorithm.mean == "token"
+            else most.samples / held.samples
+        )
         watch = Stopwatch()
         with torch.no_grad():
             torch._foreach_mul_(self._lm.gradients(), by_loss)
-        shares = [part * (by_loss if name == "loss" else by_tokens) for name, part in held.shares.items()]
+        shares = [
+            part * (by_loss if name == "loss" else by_tokens)
+            for name, part in held.shares.items()
+        ]
         lr = self._trainer.learning_rate(iteration)
-        numbers = self._trainer.sum_over_ranks([*held.shares], torch.stack(shares), iteration)
+        numbers = self._trainer.sum_over_ranks(
+            [*held.shares], torch.stack(shares), iteration
+        )
         watch.lap("exchange", self._ranks.world_size)
         if numbers is not None:
             self._trainer.step(numbers["grad_norm"], lr)
@@ -359,7 +480,9 @@ class ActorLearner(LmLearner):
         old_logprobs: Tensor,
         importance: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        algorithm, lengths, tokens = self._algorithm, batch.lengths(picks), max(1, totals.tokens)
+        algorithm = self._algorithm
+        lengths = batch.lengths(picks)
+        tokens = max(1, totals.tokens)
         advantages = batch.target("advantages", picks)
         terms = lm_terms(
             logprobs=scores.logprobs,
@@ -377,17 +500,24 @@ class ActorLearner(LmLearner):
             samples = TokenSamples(old_logprobs, advantages, lengths)
             if self._variant.has("policy_loss"):
                 each = self._variant.policy_loss(scores.logprobs, samples)
-                terms = terms._replace(policy_loss=each if importance is None else importance * each)
+                terms = terms._replace(
+                    policy_loss=each if importance is None else importance * each
+                )
             found = self._variant.metrics(scores.logprobs, samples).items()
-            more = {name: values.sum(dtype=torch.float64) / tokens for name, values in found}
+            more = {
+                name: values.sum(dtype=torch.float64) / tokens for name, values in found
+            }
         weights = token_weights(algorithm.mean, lengths, totals)
         loss = terms.loss(weights, algorithm.entropy_coef)
         if algorithm.kl_in == "loss" and batch.kl_coef:
-            kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.target("reference", picks) - scores.logprobs)
+            kl = KL_ESTIMATORS[algorithm.kl_estimator](
+                batch.target("reference", picks) - scores.logprobs
+            )
             loss = loss + batch.kl_coef * (weights * kl).sum()
         numbers = shares_of(terms, tokens) | more
         if isinstance(scores, ValuedScores):
-            returns, before = batch.target("returns", picks), batch.target("values", picks)
+            returns = batch.target("returns", picks)
+            before = batch.target("values", picks)
             valued = self._value_loss(scores.values, before, returns).sum() / tokens
             loss = loss + algorithm.value_coef * valued
             numbers["value_loss"] = valued.detach().double()
@@ -398,30 +528,60 @@ class ActorLearner(LmLearner):
 class CriticLearner(LmLearner):
     """Brings the values of response tokens nearer to their returns."""
 
-    def __init__(self, config: Config, lm: TrainedLm, trainer: Trainer, ranks: Ranks, again: float | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        lm: TrainedLm,
+        trainer: Trainer,
+        ranks: Ranks,
+        again: float | None,
+    ) -> None:
         super().__init__(config, lm, trainer, ranks, again, config.critic.token_budget)
 
     def values(self, shard: SampleShard) -> Tensor:
         """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.copy]
-        return self._infer(batch, micro_batches, lambda packed: [self._lm.module(packed)], 1)[0]
+        return self._infer(
+            batch, micro_batches, lambda packed: [self._lm.module(packed)], 1
+        )[0]
 
-    def learn(self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int) -> Update:
+    def learn(
+        self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int
+    ) -> Update:
         """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device."""
-        batch, clip, lengths = Batch(shard, self._lm.device), self._algorithm.value_clip, shard.lengths
+        batch = Batch(shard, self._lm.device)
+        clip = self._algorithm.value_clip
+        lengths = shard.lengths
         sound = ~returns.isnan()
-        counted = [int(part.sum()) for part in sound.cpu().split(list(lengths.responses))]
+        counted = [
+            int(part.sum()) for part in sound.cpu().split(list(lengths.responses))
+        ]
 
-        def differentiate(picks: MicroBatch, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-            places, tokens = batch.places(picks), max(1, totals.tokens)
+        def differentiate(
+            picks: MicroBatch, totals: Totals
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            places = batch.places(picks)
+            tokens = max(1, totals.tokens)
             counts = sound[places]  # poisoned: nothing is learned from it
             values, old, wanted = (
-                each[counts] for each in (self._lm.module(batch.packed(picks)), old_values[places], returns[places])
+                each[counts]
+                for each in (
+                    self._lm.module(batch.packed(picks)),
+                    old_values[places],
+                    returns[places],
+                )
             )
             loss = self._value_loss(values, old, wanted).sum() / tokens
-            clipped = is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
+            clipped = (
+                is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
+            )
             # clip_share: of tokens, whose value has gone as far as it may
-            return loss, {"value_loss": loss.detach().double(), "clip_share": clipped.double()}
+            return loss, {
+                "value_loss": loss.detach().double(),
+                "clip_share": clipped.double(),
+            }
 
-        return self._learn(lengths, self.plan(lengths, iteration), iteration, differentiate, counted)
+        return self._learn(
+            lengths, self.plan(lengths, iteration), iteration, differentiate, counted
+        )

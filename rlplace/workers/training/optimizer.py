@@ -21,15 +21,25 @@ from rlplace.workers.training.trained_model import TrainedModel
 _LOG = logging.getLogger(__name__)
 _MOST_SKIPPED = 10  # steps in a row that are not finite: the weights themselves are damaged, or all that is learned
 
-Numbers = Mapping[str, float]  # of one optimizer step over all ranks, by name; the same on each of them
+Numbers = Mapping[
+    str, float
+]  # of one optimizer step over all ranks, by name; the same on each of them
 
 
 def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
     """Return the rate of the next step; `progress` is the share of iterations that are over."""
-    warmth = min(1.0, (steps_made + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    warmth = (
+        min(1.0, (steps_made + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    )
+    left = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }
     least = config.min_lr_ratio
-    return config.lr * warmth * (least + (1.0 - least) * max(0.0, left[config.schedule]))
+    return (
+        config.lr * warmth * (least + (1.0 - least) * max(0.0, left[config.schedule]))
+    )
 
 
 class Adam:
@@ -41,11 +51,15 @@ class Adam:
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
         """`shards`: what is trained, plain tensors that stay where they are; each may be empty."""
-        self._shards, self._on_host = tuple(shards), config.on_host
+        self._shards = tuple(shards)
+        self._on_host = config.on_host
         self._copied = config.on_host or config.kind == "adamw_master"
         stepped = [shard.detach() for shard in shards]
         if self._copied:
-            stepped = [s.to("cpu" if config.on_host else s.device, torch.float32, copy=True) for s in stepped]
+            stepped = [
+                s.to("cpu" if config.on_host else s.device, torch.float32, copy=True)
+                for s in stepped
+            ]
         if config.on_host and any(shard.is_cuda for shard in shards):
             stepped = [master.pin_memory() for master in stepped]
         self.stepped: Sequence[Tensor] = stepped  # the shards, or the copies
@@ -55,7 +69,10 @@ class Adam:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
         """`gradients` are in the order of the shards; they may be changed."""
-        fitting = [g.to(device=t.device, dtype=t.dtype) for g, t in zip(gradients, self.stepped, strict=True)]
+        fitting = [
+            g.to(device=t.device, dtype=t.dtype)
+            for g, t in zip(gradients, self.stepped, strict=True)
+        ]
         self.moments.step(self.stepped, fitting, lr)
         self.follow(lambda tensor: tensor)
 
@@ -85,8 +102,11 @@ class MovingAverage:
 
     def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
         """`shards`: what is trained, on the accelerator now; they stay the same tensors."""
-        self._shards, self._decay = tuple(shards), decay
-        self.averages = [shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards]
+        self._shards = tuple(shards)
+        self._decay = decay
+        self.averages = [
+            shard.detach().to("cpu", torch.float32, copy=True) for shard in self._shards
+        ]
 
     @property
     def host_bytes(self) -> int:
@@ -117,18 +137,28 @@ class MovingAverage:
 class Update:
     """The optimizer steps of one iteration; but for `metrics` the same on every rank."""
 
-    mean: Numbers | None  # over the steps evaluated; None where there was nothing to learn
+    mean: (
+        Numbers | None
+    )  # over the steps evaluated; None where there was nothing to learn
     steps: int  # optimizer steps made
     lr: float  # of the last step
     tokens: int = 0  # that went through the model over all ranks, prompts included, in each epoch anew
-    skipped: tuple[str, ...] = ()  # further steps, which were not finite, the same on every rank
+    skipped: tuple[
+        str, ...
+    ] = ()  # further steps, which were not finite, the same on every rank
     imbalance: float = 0.0  # share of the slowest step's time that was lost to waiting for its slowest rank
-    metrics: Metrics = dataclasses.field(default_factory=dict)  # what else is to be reported
+    metrics: Metrics = dataclasses.field(
+        default_factory=dict
+    )  # what else is to be reported
 
 
 def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
     """Return the mean over steps by name; None of none."""
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} if steps else None
+    if steps:
+        return {
+            name: sum(step[name] for step in steps) / len(steps) for name in steps[0]
+        }
+    return None
 
 
 class Trainer:
@@ -146,28 +176,49 @@ class Trainer:
         on_poison: OnPoison = "stop",
     ) -> None:
         """`iterations`: of the whole run. `component`: that trains, for errors. `ema_decay` None: keep no average."""
-        self._model, self._config, self._ranks = model, config, ranks
-        self._iterations, self._component, self.steps_made = iterations, component, 0
-        self._may_skip, self._skipped = (_MOST_SKIPPED if on_poison == "skip" else 0), 0  # in a row
+        self._model = model
+        self._config = config
+        self._ranks = ranks
+        self._iterations = iterations
+        self._component = component
+        self.steps_made = 0
+        self._may_skip = _MOST_SKIPPED if on_poison == "skip" else 0
+        self._skipped = 0  # in a row
         self._notes: list[str] = []  # of steps that were skipped since `take_skipped`
         self.optimizer = Adam(model.trained_shards(), config)
-        self.average = None if ema_decay is None else MovingAverage(model.trained_shards(), ema_decay)
+        self.average = (
+            None
+            if ema_decay is None
+            else MovingAverage(model.trained_shards(), ema_decay)
+        )
 
     @property
     def host_bytes(self) -> int:
         """Bytes that are always on the host."""
-        return self.optimizer.host_bytes + (self.average.host_bytes if self.average else 0)
+        return self.optimizer.host_bytes + (
+            self.average.host_bytes if self.average else 0
+        )
 
     def learning_rate(self, iteration: int) -> float:
-        return learning_rate(self._config, self.steps_made, iteration / self._iterations)
+        return learning_rate(
+            self._config, self.steps_made, iteration / self._iterations
+        )
 
-    def sum_over_ranks(self, names: Sequence[str], shares: Tensor, iteration: int) -> Numbers | None:
+    def sum_over_ranks(
+        self, names: Sequence[str], shares: Tensor, iteration: int
+    ) -> Numbers | None:
         """Sum this rank's `shares` of means over ranks, by `names`, with the gradient norm before clipping.
 
         A collective. For a number that is not finite, on all ranks: None where that is skipped, with the gradients
         dropped, so that there is nothing to step by; else, and after so many of these in a row, DivergedError.
         """
-        numbers = dict(zip((*names, "grad_norm"), self._model.sum_shares(shares).tolist(), strict=True))
+        numbers = dict(
+            zip(
+                (*names, "grad_norm"),
+                self._model.sum_shares(shares).tolist(),
+                strict=True,
+            )
+        )
         if math.isfinite(sum(numbers.values())):
             self._skipped = 0
             return numbers
@@ -177,22 +228,32 @@ class Trainer:
         if self._skipped > self._may_skip:
             raise error
         if self._ranks.rank == 0:
-            _LOG.warning("skipped, %d in a row: %s: %s", self._skipped, error.problem.what, error.problem.got)
+            _LOG.warning(
+                "skipped, %d in a row: %s: %s",
+                self._skipped,
+                error.problem.what,
+                error.problem.got,
+            )
         row = f", {self._skipped} in a row" if self._skipped > 1 else ""
-        self._notes.append(f"{self._component}: optimizer step {self.steps_made} of the run{row}: {where}")
+        self._notes.append(
+            f"{self._component}: optimizer step {self.steps_made} of the run{row}: {where}"
+        )
         self._model.end_step()
         return None
 
     def take_skipped(self) -> tuple[str, ...]:
         """Return a line for each step that was skipped since the last call."""
-        notes, self._notes = tuple(self._notes), []
+        notes = tuple(self._notes)
+        self._notes = []
         return notes
 
     def _ranks_at_fault(self, shares: Tensor) -> str:
         """Name the ranks whose share of the loss is not finite, or of the gradient alone. A collective."""
         faults = torch.zeros(2, self._ranks.world_size, device=shares.device)
         for at, tensors in enumerate(([shares], self._model.own_gradients())):
-            faults[at, self._ranks.rank] = float(not all(bool(tensor.isfinite().all()) for tensor in tensors))
+            faults[at, self._ranks.rank] = float(
+                not all(bool(tensor.isfinite().all()) for tensor in tensors)
+            )
         loss, gradient = self._ranks.sum(faults.flatten()).view(2, -1).tolist()
         what, by_rank = ("loss", loss) if any(loss) else ("gradient", gradient)
         ranks = [str(rank) for rank, fault in enumerate(by_rank) if fault]

@@ -23,7 +23,14 @@ from torch import Tensor
 from rlplace.algo.advantages import gae
 from rlplace.algo.losses import PPO_MEANS, Clip, StepSamples, ppo_slopes
 from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
-from rlplace.algo.normalize import Moments, ReturnScale, merge, no_moments, normalized, shifted_sums
+from rlplace.algo.normalize import (
+    Moments,
+    ReturnScale,
+    merge,
+    no_moments,
+    normalized,
+    shifted_sums,
+)
 from rlplace.algo.variants import Steps, ppo_slopes_by_variant
 from rlplace.config.schema import Config
 from rlplace.metrics import Metric
@@ -43,14 +50,27 @@ _AT_ONCE = 1024  # last observations whose values are found in one pass
 class PolicyLearner:
     """Owns the reward statistics; borrows the policy. `learn` is a collective."""
 
-    def __init__(self, config: Config, rows: Rows, policy: TrainedPolicy, trainer: Trainer, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        rows: Rows,
+        policy: TrainedPolicy,
+        trainer: Trainer,
+        ranks: Ranks,
+    ) -> None:
         algorithm = self._algorithm = config.algorithm
-        self._rows, self._seed, self._device = rows, config.runner.seed, policy.device
-        self._policy, self._trainer, self._ranks = policy, trainer, ranks
+        self._rows = rows
+        self._seed = config.runner.seed
+        self._device = policy.device
+        self._policy = policy
+        self._trainer = trainer
+        self._ranks = ranks
         self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high)
         self._return_scale = ReturnScale(rows.count, algorithm.gamma, policy.device)
         self._variant = variant_of(algorithm)
-        self._own = self._variant if self._variant and self._variant.differentiates else None
+        self._own = (
+            self._variant if self._variant and self._variant.differentiates else None
+        )
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
         """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""
@@ -59,23 +79,41 @@ class PolicyLearner:
         watch.lap("estimate", len(samples.actions))
         sound = torch.from_numpy(~np.isnan(trajectory.rewards)).flatten()
         moments, observation_sums = self._statistics(samples, sound)
-        of_all = None if int(moments.count) == self._rows.steps * self._rows.total else self._sound_of_all(sound)
+        of_all = (
+            None
+            if int(moments.count) == self._rows.steps * self._rows.total
+            else self._sound_of_all(sound)
+        )
         if self._algorithm.advantages_normalized:
-            of_advantages = Moments(count=moments.count, mean=moments.mean[0], var=moments.var[0])
-            samples = samples._replace(advantages=normalized(samples.advantages, of_advantages, 1e-8))
-        samples = samples._replace(observations=self._policy.module.prepared(samples.observations))
+            of_advantages = Moments(
+                count=moments.count, mean=moments.mean[0], var=moments.var[0]
+            )
+            samples = samples._replace(
+                advantages=normalized(samples.advantages, of_advantages, 1e-8)
+            )
+        samples = samples._replace(
+            observations=self._policy.module.prepared(samples.observations)
+        )
         lr = self._trainer.learning_rate(iteration)
         watch.lap("exchange", self._ranks.world_size)
-        samples = samples._replace(observations=_rows(samples.observations), actions=_rows(samples.actions))
-        sequences = self._sequences(samples, trajectory, None if of_all is None else sound)
+        samples = samples._replace(
+            observations=_rows(samples.observations), actions=_rows(samples.actions)
+        )
+        sequences = self._sequences(
+            samples, trajectory, None if of_all is None else sound
+        )
         with torch.inference_mode(self._policy.module.by_hand and self._own is None):
-            steps, stopped = self._steps(samples, sequences, of_all, iteration, lr, watch)
+            steps, stopped = self._steps(
+                samples, sequences, of_all, iteration, lr, watch
+            )
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
         metrics = {"actor/kl_stop": Metric(float(stopped))}
         _, returns, errors = moments.var.tolist()
-        if returns > 0.0:  # 1: a perfect critic; 0: one that predicts nothing but the mean
+        if (
+            returns > 0.0
+        ):  # 1: a perfect critic; 0: one that predicts nothing but the mean
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(
             mean=mean_of(steps),
@@ -87,33 +125,50 @@ class PolicyLearner:
 
     def state(self) -> dict[str, Tensor]:
         """Return what it carries from one iteration to the next, of all rows, in new tensors. A collective."""
-        rows, scale = self._rows, self._return_scale
+        rows = self._rows
+        scale = self._return_scale
         returns = torch.zeros(rows.total, dtype=torch.float64, device=self._device)
         returns[rows.first : rows.first + rows.count] = scale.returns
-        moments = torch.stack([scale.moments.count, scale.moments.mean, scale.moments.var])
-        return {"return_scale.returns": self._ranks.sum(returns), "return_scale.moments": moments}
+        moments = torch.stack(
+            [scale.moments.count, scale.moments.mean, scale.moments.var]
+        )
+        return {
+            "return_scale.returns": self._ranks.sum(returns),
+            "return_scale.moments": moments,
+        }
 
     def take_over(self, state: Mapping[str, Tensor]) -> None:
         """Carry what another's `state` had, also where its ranks had other rows."""
         count, mean, var = state["return_scale.moments"].unbind()
         self._return_scale.moments = Moments(count=count, mean=mean, var=var)
-        first, count_here = self._rows.first, self._rows.count
-        self._return_scale.returns = state["return_scale.returns"][first : first + count_here].clone()
+        first = self._rows.first
+        count_here = self._rows.count
+        self._return_scale.returns = state["return_scale.returns"][
+            first : first + count_here
+        ].clone()
 
     def _samples(self, trajectory: Trajectory) -> StepSamples:
         """Scale rewards, bootstrap cuts, estimate advantages; nothing is normalised over the batch yet."""
-        terminated, truncated = self._tensor(trajectory.terminated), self._tensor(trajectory.truncated)
-        rewards, values = self._tensor(trajectory.rewards), self._tensor(trajectory.values)
+        terminated = self._tensor(trajectory.terminated)
+        truncated = self._tensor(trajectory.truncated)
+        rewards = self._tensor(trajectory.rewards)
+        values = self._tensor(trajectory.values)
         poisoned = rewards.isnan()
         if self._algorithm.normalize_rewards:
             rewards = rewards.masked_fill(poisoned, 0.0)
-            rewards = self._return_scale(rewards, terminated | truncated, self._ranks.sum)
+            rewards = self._return_scale(
+                rewards, terminated | truncated, self._ranks.sum
+            )
         # An end with the reward that was expected: to the step before, the value is all that there is to come.
         rewards = torch.where(poisoned, values, rewards)
-        beyond = np.concatenate([trajectory.last_observations, trajectory.final_observations])
+        beyond = np.concatenate(
+            [trajectory.last_observations, trajectory.final_observations]
+        )
         with torch.no_grad():
             pieces = self._tensor(beyond).split(_AT_ONCE)
-            beyond_values = torch.cat([self._policy.module(piece).values for piece in pieces])
+            beyond_values = torch.cat(
+                [self._policy.module(piece).values for piece in pieces]
+            )
         known = Steps(
             rewards=rewards,
             values=values,
@@ -125,8 +180,11 @@ class PolicyLearner:
         if self._variant is not None and self._variant.has("advantages"):
             advantages, returns = self._variant.advantages_and_returns(known)
         else:
-            gamma, gae_lambda = self._algorithm.gamma, self._algorithm.gae_lambda
-            advantages, returns = gae(**known._asdict(), gamma=gamma, gae_lambda=gae_lambda)
+            gamma = self._algorithm.gamma
+            gae_lambda = self._algorithm.gae_lambda
+            advantages, returns = gae(
+                **known._asdict(), gamma=gamma, gae_lambda=gae_lambda
+            )
         return StepSamples(
             observations=self._tensor(trajectory.observations).flatten(0, 1),
             actions=self._tensor(trajectory.actions).flatten(0, 1),
@@ -136,14 +194,19 @@ class PolicyLearner:
             returns=returns.flatten(),
         )
 
-    def _statistics(self, samples: StepSamples, sound: Tensor) -> tuple[Moments, Tensor]:
+    def _statistics(
+        self, samples: StepSamples, sound: Tensor
+    ) -> tuple[Moments, Tensor]:
         """Return moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any.
 
         They are of the samples that are `sound`, [N] bool on the host: not poisoned.
         """
         if not bool(sound.all()):
             samples = samples.pick(sound.nonzero().flatten().to(self._device))
-        columns = torch.stack([samples.advantages, samples.returns, samples.returns - samples.values], dim=-1)
+        columns = torch.stack(
+            [samples.advantages, samples.returns, samples.returns - samples.values],
+            dim=-1,
+        )
         nothing = no_moments((3,), self._device)
         parts = [shifted_sums(columns, nothing.mean)]
         if self._policy.module.normalizer is not None:
@@ -157,17 +220,25 @@ class PolicyLearner:
         """Return [T * all rows] bool on the host of each rank's `sound`."""
         rows = self._rows
         found = torch.zeros(rows.steps, rows.total, device=self._device)
-        found[:, rows.first : rows.first + rows.count] = sound.view(rows.steps, rows.count).to(found)
+        found[:, rows.first : rows.first + rows.count] = sound.view(
+            rows.steps, rows.count
+        ).to(found)
         return self._ranks.sum(found.flatten()).cpu().bool()
 
-    def _sequences(self, samples: StepSamples, trajectory: Trajectory, sound: Tensor | None) -> SequenceSamples | None:
+    def _sequences(
+        self, samples: StepSamples, trajectory: Trajectory, sound: Tensor | None
+    ) -> SequenceSamples | None:
         """Cut the samples into sequences; None where the policy has no memory. `sound`: of this rank's samples."""
-        policy, algorithm = self._policy.module, self._algorithm
+        policy = self._policy.module
+        algorithm = self._algorithm
         if not (isinstance(policy, NetworkPolicy) and policy.remembered):
             return None
-        length, burn_in = algorithm.unrolled, algorithm.burn_in
+        length = algorithm.unrolled
+        burn_in = algorithm.burn_in
         sound = None if sound is None else sound.to(self._device)
-        return SequenceSamples(policy, samples, trajectory, length=length, burn_in=burn_in, sound=sound)
+        return SequenceSamples(
+            policy, samples, trajectory, length=length, burn_in=burn_in, sound=sound
+        )
 
     def _steps(
         self,
@@ -183,14 +254,19 @@ class PolicyLearner:
         `sound`: which samples of all ranks count, on the host; None: all do.
         """
         steps: list[Numbers] = []
-        target, generator = self._algorithm.target_kl, iteration_generator(self._seed, iteration)
+        target = self._algorithm.target_kl
+        generator = iteration_generator(self._seed, iteration)
         names: tuple[str, ...] = PPO_MEANS
         if self._own is not None:
-            nothing = samples.pick(torch.empty(0, dtype=torch.int64, device=self._device))
+            nothing = samples.pick(
+                torch.empty(0, dtype=torch.int64, device=self._device)
+            )
             names += tuple(self._own.metrics(nothing.logprobs, nothing))
         passes = self._policy.passes(len(names))
         for _ in range(self._algorithm.epochs):
-            for given, mine, count in self._minibatches(samples, sequences, sound, generator):
+            for given, mine, count in self._minibatches(
+                samples, sequences, sound, generator
+            ):
                 shares = self._differentiate(passes, given, mine, count)
                 self._policy.settle()
                 watch.lap("minibatch", len(mine.actions))
@@ -219,16 +295,25 @@ class PolicyLearner:
         """
         number = self._algorithm.num_minibatches
         if sequences is not None:
-            for own_sequences, count in minibatches(self._rows, number, generator, sound, self._algorithm.unrolled):
+            for own_sequences, count in minibatches(
+                self._rows, number, generator, sound, self._algorithm.unrolled
+            ):
                 yield *sequences.pick(own_sequences), count
             return
-        own, counts = zip(*minibatches(self._rows, number, generator, sound), strict=True)
-        order, sizes = torch.cat(own).to(self._device), [len(part) for part in own]
+        own, counts = zip(
+            *minibatches(self._rows, number, generator, sound), strict=True
+        )
+        order = torch.cat(own).to(self._device)
+        sizes = [len(part) for part in own]
         columns = (column.split(sizes) for column in samples.pick(order))
-        for mine, count in zip(map(StepSamples._make, zip(*columns, strict=True)), counts, strict=True):
+        for mine, count in zip(
+            map(StepSamples._make, zip(*columns, strict=True)), counts, strict=True
+        ):
             yield mine.observations, mine, count
 
-    def _differentiate(self, passes: Passes, given: Tensor | Sequences, mine: StepSamples, count: int) -> Tensor:
+    def _differentiate(
+        self, passes: Passes, given: Tensor | Sequences, mine: StepSamples, count: int
+    ) -> Tensor:
         """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it.
 
         Return this rank's shares of the means.
@@ -236,7 +321,11 @@ class PolicyLearner:
         algorithm = self._algorithm
         outputs, values = passes.forward(given)
         chosen = passes.actions(outputs, mine.actions)
-        differentiate = ppo_slopes if self._own is None else functools.partial(ppo_slopes_by_variant, self._own)
+        differentiate = (
+            ppo_slopes
+            if self._own is None
+            else functools.partial(ppo_slopes_by_variant, self._own)
+        )
         slopes = differentiate(
             chosen.logprobs,
             values,
@@ -247,11 +336,15 @@ class PolicyLearner:
             value_coef=algorithm.value_coef,
             count=count,
         )
-        passes.backward(chosen, slopes.logprobs, -algorithm.entropy_coef / count, slopes.values)
+        passes.backward(
+            chosen, slopes.logprobs, -algorithm.entropy_coef / count, slopes.values
+        )
         return slopes.shares
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.tensor(array, device=self._device)  # copies: what came through a channel may be read-only
+        return torch.tensor(
+            array, device=self._device
+        )  # copies: what came through a channel may be read-only
 
 
 def _rows(tensor: Tensor) -> Tensor:

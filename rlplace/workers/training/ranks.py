@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 Shard = TypeVar("Shard")
 _ALONE = Parallel()
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
 _MOST_NAMED = 8  # ranks in an error
 
 
@@ -56,7 +57,9 @@ class Ranks:
     _opening = threading.Lock()
     _members = 0  # of the process group, in this process
 
-    def __init__(self, context: WorkerContext, timeout_s: float, parallel: Parallel = _ALONE) -> None:
+    def __init__(
+        self, context: WorkerContext, timeout_s: float, parallel: Parallel = _ALONE
+    ) -> None:
         """Block until all ranks of the worker's group have joined; its thread computes on its device from now on.
 
         `timeout_s`: of a whole stage, to wait for rank 0, which has shorter ones for each thing it takes.
@@ -69,10 +72,14 @@ class Ranks:
         self.copies = world_size // self.together  # how many parts the samples have
         self.copy, at = divmod(rank, self.together)
         self.within = rank % tensor_parallel
-        self.counts = at == 0  # of ranks with the same samples, whose numbers are alike, one counts in a sum over all
-        self._context, self._timeout_s = context, timeout_s
+        self.counts = (
+            at == 0
+        )  # of ranks with the same samples, whose numbers are alike, one counts in a sum over all
+        self._context = context
+        self._timeout_s = timeout_s
         self._epoch = self._waits = 0
-        device, meet = torch.device(context.device.torch_name), context.rendezvous
+        device = torch.device(context.device.torch_name)
+        meet = context.rendezvous
         self._on_host = device.type != "cuda"
         context.device.verify()
         if not self._on_host:
@@ -90,7 +97,9 @@ class Ranks:
         )
         self._meet(meet.timeout_s)
         with Ranks._opening:
-            if not (world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1):  # a group to share
+            if not (
+                world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1
+            ):  # a group to share
                 dist.init_process_group(
                     "gloo" if self._on_host else "nccl",
                     store=self.store,
@@ -102,14 +111,25 @@ class Ranks:
             Ranks._members += 1
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
-        self.mesh = DeviceMesh.from_group(everyone, device.type, mesh_dim_names=(SHARD,))
+        self.mesh = DeviceMesh.from_group(
+            everyone, device.type, mesh_dim_names=(SHARD,)
+        )
         if tensor_parallel > 1:
             self.mesh = self._of_copies(device.type, timeout)
         self.context: ContextParallel | None = None
         if self.together > tensor_parallel:
-            parts = torch.arange(world_size).view(self.copies, -1, tensor_parallel).transpose(1, 2).flatten(0, 1)
+            parts = (
+                torch.arange(world_size)
+                .view(self.copies, -1, tensor_parallel)
+                .transpose(1, 2)
+                .flatten(0, 1)
+            )
             self.context = ContextParallel(_subgroup(parts, timeout))
-        self._shared = self._share_memory(meet.timeout_s) if world_size > 1 and self._on_host else None
+        self._shared = (
+            self._share_memory(meet.timeout_s)
+            if world_size > 1 and self._on_host
+            else None
+        )
 
     def _meet(self, timeout_s: float) -> None:
         """Wait until every rank is here. NCCL would wait for one that never comes without a deadline.
@@ -122,7 +142,9 @@ class Ranks:
         pause_s = _FIRST_PAUSE_S
         while here < self.world_size:
             if self._context.cancelled.wait(pause_s):
-                raise cancelled(self._context.owner, "waiting for the other ranks of its group")
+                raise cancelled(
+                    self._context.owner, "waiting for the other ranks of its group"
+                )
             if time.monotonic() > deadline:
                 raise self._absent(timeout_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -131,7 +153,11 @@ class Ranks:
     def _absent(self, timeout_s: float) -> ClusterError:
         """Return the error that names the ranks which have not come."""
         component = self._context.slot.component
-        absent = [rank for rank in range(self.world_size) if not self.store.check([f"here {rank}"])]
+        absent = [
+            rank
+            for rank in range(self.world_size)
+            if not self.store.check([f"here {rank}"])
+        ]
         return ClusterError.about(
             "ranks-absent",
             self._context.owner,
@@ -144,13 +170,17 @@ class Ranks:
         """Return the mesh of copies, and of the ranks of each. A collective."""
         ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
         groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
-        return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=(SHARD, TENSOR))
+        return DeviceMesh.from_group(
+            groups, device_type, mesh=ranks, mesh_dim_names=(SHARD, TENSOR)
+        )
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
         """Return what ranks of one host sum by; None where not all of them have it. A collective."""
         if self.rank == 0:
             self.store.set("sums", f"sums-{uuid.uuid4().hex}")
-        file = (self._context.folder or Path("/nowhere")) / self.store.get("sums").decode()
+        file = (self._context.folder or Path("/nowhere")) / self.store.get(
+            "sums"
+        ).decode()
         shared = None
         if self.rank == 0:
             with suppress(OSError):  # there is no folder, or no room in it
@@ -163,14 +193,18 @@ class Ranks:
         dist.all_reduce(every, dist.ReduceOp.MIN)
         if self.rank == 0:
             file.unlink(missing_ok=True)
-        return shared if every else None
+        if every:
+            return shared
+        return None
 
     def alone(self) -> DeviceMesh:
         """Return a mesh of each rank by itself. A collective."""
         if self.world_size == 1:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
-        return DeviceMesh.from_group(group, self.mesh.device_type, mesh_dim_names=(SHARD,))
+        return DeviceMesh.from_group(
+            group, self.mesh.device_type, mesh_dim_names=(SHARD,)
+        )
 
     def beside(self) -> dist.ProcessGroup | None:
         """Open a group of the same ranks for what another thread has in host memory. None: a single rank needs none.
@@ -179,7 +213,9 @@ class Ranks:
         """
         if self.world_size == 1:
             return None
-        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        group: dist.ProcessGroup = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=self._timeout_s)
+        )
         return group
 
     def sum(self, values: Tensor) -> Tensor:
@@ -189,10 +225,18 @@ class Ranks:
         if self._shared is not None and values.nbytes <= MOST_BYTES:
             return self._shared.sum(values)
         if self._on_host and values.nbytes * self.world_size <= SUMMED_AT_ONCE_BYTES:
-            return _exchange(values.repeat(self.world_size)).view(self.world_size, -1).sum(dim=0)
+            return (
+                _exchange(values.repeat(self.world_size))
+                .view(self.world_size, -1)
+                .sum(dim=0)
+            )
         if self._on_host:
             missing = -len(values) % self.world_size
-            mine = _exchange(functional.pad(values, (0, missing))).view(self.world_size, -1).sum(dim=0)
+            mine = (
+                _exchange(functional.pad(values, (0, missing)))
+                .view(self.world_size, -1)
+                .sum(dim=0)
+            )
             return _exchange(mine.repeat(self.world_size))[: len(values)]
         total = values.clone()
         dist.all_reduce(total)
@@ -233,7 +277,8 @@ class Ranks:
             return
         key = f"call {number} for rank {self.rank}"
         # The store's own wait cannot be cancelled; one check takes it about 50 microseconds.
-        deadline, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = _FIRST_PAUSE_S
         while not self.store.check([key]):
             if self._context.cancelled.wait(pause_s):
                 raise cancelled(self._context.owner, f"waiting for {what}")
@@ -251,7 +296,8 @@ class Ranks:
 
     def begin_again(self) -> None:
         """Agree anew on the number of calls: some ranks may have waited for a call of rank 0 that never came."""
-        self._epoch, self._waits = self._epoch + 1, 0
+        self._epoch = self._epoch + 1
+        self._waits = 0
 
     def close(self) -> None:
         with Ranks._opening:
@@ -262,19 +308,25 @@ class Ranks:
 
 def _listed(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    return f"{shown} and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else shown
+    if len(ranks) > _MOST_NAMED:
+        return f"{shown} and {len(ranks) - _MOST_NAMED} more"
+    return shown
 
 
 def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
     """Return this rank's of the groups that are rows of `ranks`. A collective."""
-    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)[0]
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
+        ranks.tolist(), timeout=timeout
+    )[0]
     return group
 
 
 class _OnHost:
     """The buffers FSDP asks its collectives for."""
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
 
@@ -282,7 +334,11 @@ class _DirectAllGather(_OnHost):
     """Every rank sends its shard to every other at once."""
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
     ) -> None:
         _exchange(input_tensor.repeat(group.size()), output_tensor, group)
 
@@ -291,14 +347,25 @@ class _DirectReduceScatter(_OnHost):
     """Every rank gets its shard of all others' gradients at once and sums them in rank order."""
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
-        assert op == dist.ReduceOp.SUM, f"gradients are summed here, not reduced by {op}"
+        assert op == dist.ReduceOp.SUM, (
+            f"gradients are summed here, not reduced by {op}"
+        )
         shards = _exchange(input_tensor, group=group).view(group.size(), -1)
         torch.sum(shards, dim=0, out=output_tensor)
 
 
-def _exchange(outgoing: Tensor, incoming: Tensor | None = None, group: dist.ProcessGroup | None = None) -> Tensor:
+def _exchange(
+    outgoing: Tensor,
+    incoming: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
     """Send piece i of `outgoing` to rank i; piece i of the result came from rank i."""
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)

@@ -50,7 +50,10 @@ class Lengths:
     def of(cls, groups: Groups, *, again: float | None) -> Lengths:
         """`again`: as `sizes_of`."""
         samples = [sample for group in groups for sample in group]
-        return cls(sizes=sizes_of(samples, again=again), responses=tuple(s.response_tokens for s in samples))
+        return cls(
+            sizes=sizes_of(samples, again=again),
+            responses=tuple(s.response_tokens for s in samples),
+        )
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -78,17 +81,22 @@ def sizes_of(samples: Sequence[Masked], *, again: float | None) -> SampleSizes:
     What is in common ends before the first token that is scored in any of them. With images it is all of that, or
     nothing.
     """
-    tokens, groups = tuple(len(sample.tokens) for sample in samples), tuple(sample.group for sample in samples)
+    tokens = tuple(len(sample.tokens) for sample in samples)
+    groups = tuple(sample.group for sample in samples)
     if again is None:
         return SampleSizes(tokens, groups=groups)
     prompts = list[int]()
     for _, members in itertools.groupby(samples, key=lambda sample: sample.group):
         first, *others = group = list(members)
-        whole = shared = min(int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group)
+        whole = shared = min(
+            int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group
+        )
         for other in others:
             differ = np.flatnonzero(first.tokens[:shared] != other.tokens[:shared])
             shared = int(differ[0]) if len(differ) else shared
-        if any(s.images for s in group) and (shared < whole or any(s.images != first.images for s in others)):
+        if any(s.images for s in group) and (
+            shared < whole or any(s.images != first.images for s in others)
+        ):
             shared = 0
         prompts += [shared] * len(group)
     return SampleSizes(tokens, tuple(prompts), groups, again)
@@ -98,14 +106,18 @@ def sizes_of(samples: Sequence[Masked], *, again: float | None) -> SampleSizes:
 class SampleShard:
     lengths: Lengths
     own: Mapping[int, Sample]  # by number
-    targets: Mapping[Target, Mapping[int, TokenArray]]  # of the same samples, as far as they have been computed
+    targets: Mapping[
+        Target, Mapping[int, TokenArray]
+    ]  # of the same samples, as far as they have been computed
     kl_coef: float  # weight of the KL from the reference
 
 
 # ── from channels, by rank 0 ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None = None) -> list[list[Sample]]:
+def take_groups(
+    channel: Channel, groups: int, owner: str, *, part: int | None = None
+) -> list[list[Sample]]:
     """Block until all `groups` of an iteration are here, in any order, or a `part` of them; return them ascending.
 
     Raises ChannelTimeout; ChannelMisuse where a group came twice, so that one of them is not of this iteration.
@@ -115,7 +127,9 @@ def take_groups(channel: Channel, groups: int, owner: str, *, part: int | None =
     return list(by_group([sample for group in taken for sample in group]).values())
 
 
-def arriving_groups(channel: Channel, groups: int, owner: str) -> Iterator[Sequence[Sample]]:
+def arriving_groups(
+    channel: Channel, groups: int, owner: str
+) -> Iterator[Sequence[Sample]]:
     """Yield the `groups` of an iteration as they come; wait for each. Raises as `take_groups`."""
     taken = set[int]()
     while len(taken) < groups:
@@ -123,22 +137,31 @@ def arriving_groups(channel: Channel, groups: int, owner: str) -> Iterator[Seque
         number = group[0].group
         if number in taken or not 0 <= number < groups:
             expected = f"each of the groups 0-{groups - 1} once"
-            raise out_of_step(owner, "samples are not of this iteration", got=f"group {number}", expected=expected)
+            raise out_of_step(
+                owner,
+                "samples are not of this iteration",
+                got=f"group {number}",
+                expected=expected,
+            )
         taken.add(number)
         yield group
 
 
-def waves(arriving: Iterable[Sequence[Sample]], tokens: int, *, again: float | None) -> Generator[Groups, None, Groups]:
+def waves(
+    arriving: Iterable[Sequence[Sample]], tokens: int, *, again: float | None
+) -> Generator[Groups, None, Groups]:
     """Yield groups as they come, as many at a time as have the size of `tokens`, one at least; return the rest.
 
     A wave is there when a group has come that no longer fits.
     """
-    wave, held = list[Sequence[Sample]](), 0
+    wave = list[Sequence[Sample]]()
+    held = 0
     for group in arriving:
         size = sizes_of(group, again=again).size(range(len(group)))
         if wave and held + size > tokens:
             yield wave
-            wave, held = [], 0
+            wave = []
+            held = 0
         wave.append(group)
         held += size
     return wave
@@ -168,7 +191,9 @@ def take_scores(
                 values = np.full_like(values, np.nan)
             found[scores.group, scores.sample] = values
     except ChannelTimeout as error:
-        missing = [f"{s.group}/{s.sample}" for s in samples if (s.group, s.sample) not in found]
+        missing = [
+            f"{s.group}/{s.sample}" for s in samples if (s.group, s.sample) not in found
+        ]
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         raise ChannelTimeout.about(
             "scores-missing",
@@ -181,7 +206,9 @@ def take_scores(
     return [found[sample.group, sample.sample] for sample in samples]
 
 
-def take_returns(channel: Channel, samples: Sequence[Sample], owner: str, *, skip: bool = False) -> list[TokenArray]:
+def take_returns(
+    channel: Channel, samples: Sequence[Sample], owner: str, *, skip: bool = False
+) -> list[TokenArray]:
     """Return what the actor gives a critic to learn for each of `samples`, in their order, while the actor works on it.
 
     Raises ChannelTimeout of the channel; ChannelMisuse for others. For a return that is not finite DivergedError; with
@@ -203,14 +230,19 @@ def _return_not_finite(owner: str, returns: Scores) -> DivergedError:
         "returns-not-finite",
         owner,
         f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
-        got=str(returns.values[:8].tolist()) + (" ..." if len(returns.values) > 8 else ""),
+        got=str(returns.values[:8].tolist())
+        + (" ..." if len(returns.values) > 8 else ""),
         why="the actor sums them from rewards and the critic's values, and these are too large",
         fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
     )
 
 
 def _arriving(
-    channel: Channel, giver: str, samples: Sequence[Sample], owner: str, timeout_s: float | None = None
+    channel: Channel,
+    giver: str,
+    samples: Sequence[Sample],
+    owner: str,
+    timeout_s: float | None = None,
 ) -> Iterator[Scores]:
     """Yield what `giver` puts, until it is there for every sample. Raises ChannelMisuse for what is not due."""
     due = {(sample.group, sample.sample): sample for sample in samples}
@@ -220,12 +252,24 @@ def _arriving(
             place = f"{scores.group}/{scores.sample}"
             sample = due.pop((scores.group, scores.sample), None)
             if sample is None:
-                got, expected = f"scores of sample {place}", "each sample of this iteration once"
-                raise out_of_step(owner, f"{giver} scored what it was not asked for", got=got, expected=expected)
+                got = f"scores of sample {place}"
+                expected = "each sample of this iteration once"
+                raise out_of_step(
+                    owner,
+                    f"{giver} scored what it was not asked for",
+                    got=got,
+                    expected=expected,
+                )
             number = 1 if role_of(giver) == "reward" else sample.response_tokens
             if scores.values.shape != (number,):
-                got, expected = f"an array of shape {scores.values.shape}", f"{number} for sample {place}"
-                raise out_of_step(owner, f"{giver} gave another number of scores", got=got, expected=expected)
+                got = f"an array of shape {scores.values.shape}"
+                expected = f"{number} for sample {place}"
+                raise out_of_step(
+                    owner,
+                    f"{giver} gave another number of scores",
+                    got=got,
+                    expected=expected,
+                )
             yield scores
 
 
@@ -241,7 +285,9 @@ class Batch:
     """A rank's samples of an iteration as tensors, and where the response tokens of each lie among all M."""
 
     def __init__(self, shard: SampleShard, device: torch.device) -> None:
-        self._shard, self._device, self.kl_coef = shard, device, shard.kl_coef
+        self._shard = shard
+        self._device = device
+        self.kl_coef = shard.kl_coef
         self._first = np.cumsum([0, *shard.lengths.responses]).tolist()
 
     @property
@@ -250,31 +296,53 @@ class Batch:
 
     def packed(self, picks: MicroBatch) -> Packed:
         chosen = [self._shard.own[i] for i in picks]
-        alike, images = self._shard.lengths.sizes.alike(picks), [s.images for s in chosen]
-        return Packed.of([s.tokens for s in chosen], [s.mask for s in chosen], self._device, alike, images)
+        alike = self._shard.lengths.sizes.alike(picks)
+        images = [s.images for s in chosen]
+        return Packed.of(
+            [s.tokens for s in chosen],
+            [s.mask for s in chosen],
+            self._device,
+            alike,
+            images,
+        )
 
     def size(self, picks: MicroBatch) -> int:
         return self._shard.lengths.sizes.size(picks)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
-        return torch.tensor([self._shard.lengths.responses[i] for i in picks], dtype=torch.int64, device=self._device)
+        return torch.tensor(
+            [self._shard.lengths.responses[i] for i in picks],
+            dtype=torch.int64,
+            device=self._device,
+        )
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:
         """Return [N] as the engine sampled them."""
         chosen = [self._shard.own[i] for i in picks]
-        return torch.tensor(joined([s.logprobs[s.mask] for s in chosen]), device=self._device)
+        return torch.tensor(
+            joined([s.logprobs[s.mask] for s in chosen]), device=self._device
+        )
 
     def versions(self, picks: MicroBatch) -> Tensor:
         """Return [N] of the policies that sampled them."""
         chosen = [self._shard.own[i] for i in picks]
-        versions = np.concatenate([np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)])
+        versions = np.concatenate(
+            [np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)]
+        )
         return torch.tensor(versions, device=self._device)
 
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
         """Return [N] of a target that is known."""
-        return torch.tensor(joined([self._shard.targets[name][i] for i in picks]), device=self._device)
+        return torch.tensor(
+            joined([self._shard.targets[name][i] for i in picks]), device=self._device
+        )
 
     def places(self, picks: MicroBatch) -> Tensor:
         """Return [N] where their response tokens lie among all M."""
-        pieces = [torch.arange(self._first[i], self._first[i + 1], device=self._device) for i in picks]
-        return torch.cat([torch.empty(0, dtype=torch.int64, device=self._device), *pieces])
+        pieces = [
+            torch.arange(self._first[i], self._first[i + 1], device=self._device)
+            for i in picks
+        ]
+        return torch.cat(
+            [torch.empty(0, dtype=torch.int64, device=self._device), *pieces]
+        )

@@ -38,17 +38,27 @@ class SequenceSamples:
         sound: Tensor | None,
     ) -> None:
         """`samples`: [T * B], observations as rows. `sound`: [T * B] bool, which count; None: all do."""
-        self._policy, self._samples, self._rows = policy, samples, trajectory.rows
-        self._length, self._burn_in, self._sound = length, burn_in, sound
+        self._policy = policy
+        self._samples = samples
+        self._rows = trajectory.rows
+        self._length = length
+        self._burn_in = burn_in
+        self._sound = sound
         ended = torch.from_numpy(trajectory.terminated | trajectory.truncated)
-        begins = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])  # the stored memory of step 0 is emptied already
+        begins = torch.cat(
+            [torch.zeros_like(ended[:1]), ended[:-1]]
+        )  # the stored memory of step 0 is emptied already
         self._begins = begins.flatten().to(samples.actions.device)
 
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:
         """Return the sequences of these numbers, flattened [T / L, B], and the samples that are learned from them."""
         numbers = numbers.to(self._begins.device)
-        first, row = numbers // self._rows * self._length, numbers % self._rows
-        steps = first + torch.arange(-self._burn_in, self._length, device=numbers.device)[:, None]
+        first = numbers // self._rows * self._length
+        row = numbers % self._rows
+        steps = (
+            first
+            + torch.arange(-self._burn_in, self._length, device=numbers.device)[:, None]
+        )
         index = steps.clamp(min=0) * self._rows + row  # [b + L, M]
         own = index[self._burn_in :].flatten()
         learned = None

@@ -21,8 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SLOT_BYTES, _LINE_BYTES = 256 << 10, 64
-_YIELDS, _PAUSE_S = 100, 1e-4  # first it lets others run: on fewer cores than ranks these are who it waits for
+_SLOT_BYTES = 256 << 10
+_LINE_BYTES = 64
+_YIELDS = 100
+_PAUSE_S = 1e-4  # first it lets others run: on fewer cores than ranks these are who it waits for
 MOST_BYTES = 16 * _SLOT_BYTES  # of larger ones every rank reads too much: ranks x bytes
 
 
@@ -37,7 +39,9 @@ class SharedSum:
 
         `timeout_s`: the longest that one rank may wait for another.
         """
-        self._rank, self._timeout_s, self._calls = rank, timeout_s, 0
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._calls = 0
         with open(file, "r+b") as opened:
             size = _size(ranks)
             if os.fstat(opened.fileno()).st_size != size:
@@ -65,7 +69,9 @@ class SharedSum:
         Raises TimeoutError, also where a rank has ended: nothing says so here, as the socket of an exchange would.
         """
         parts = values.split(_SLOT_BYTES // values.itemsize)
-        return self._sum(values) if len(parts) == 1 else torch.cat([self._sum(part) for part in parts])
+        if len(parts) == 1:
+            return self._sum(values)
+        return torch.cat([self._sum(part) for part in parts])
 
     def _sum(self, values: Tensor) -> Tensor:
         self._calls += 1
@@ -84,8 +90,14 @@ class SharedSum:
         deadline = time.monotonic() + self._timeout_s
         while self._counts.min() < self._calls:
             if time.monotonic() > deadline:
-                late = [rank for rank, calls in enumerate(self._counts.tolist()) if calls < self._calls]
-                raise TimeoutError(f"waited {self._timeout_s:g} s for ranks {late} to come to sum {self._calls}")
+                late = [
+                    rank
+                    for rank, calls in enumerate(self._counts.tolist())
+                    if calls < self._calls
+                ]
+                raise TimeoutError(
+                    f"waited {self._timeout_s:g} s for ranks {late} to come to sum {self._calls}"
+                )
             time.sleep(_PAUSE_S)
 
 

@@ -24,7 +24,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rlplace.checkpoints import STATE_FILE_BYTES
@@ -42,7 +45,9 @@ State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
 # ── what a trained model's state is ──────────────────────────────────────────────────────────────────────────────────
 
 
-def trained_state(model: TrainedModel, trainer: Trainer, moments: Values, where: Where) -> dict[str, Tensor]:
+def trained_state(
+    model: TrainedModel, trainer: Trainer, moments: Values, where: Where
+) -> dict[str, Tensor]:
     """Return all but what a learner carries; `moments`: as the optimizer's are read. Only numbers are copied."""
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
@@ -71,7 +76,9 @@ class StateFiles:
 
     def __init__(self, context: WorkerContext, ranks: Ranks, *, copies: bool) -> None:
         """`copies`: the host has room for one of this rank's state."""
-        self._ranks, self._component, self._copies = ranks, context.slot.component, copies
+        self._ranks = ranks
+        self._component = context.slot.component
+        self._copies = copies
         self._behind = FilesBehind(context)
         self._group = ranks.beside()
         # Both are right here: a single rank saves by itself, and every rank reads its own rows by itself.
@@ -84,19 +91,34 @@ class StateFiles:
         """
         self._behind.wait()
         copied = state.keys() - new if self._copies else ()
-        there = {name: _copied(tensor) if name in copied else _at_least_1d(tensor) for name, tensor in state.items()}
+        there = {
+            name: _copied(tensor) if name in copied else _at_least_1d(tensor)
+            for name, tensor in state.items()
+        }
         self._behind.start(folder, lambda: self._write(folder, there))
         if not self._copies:
             self._behind.wait()
 
     def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
-        writer = HuggingFaceStorageWriter(str(folder), _file_numbers(state, self._ranks), save_distributed=True)
-        writer.per_thread_copy_ahead = 0  # from a GPU: there is nothing to copy, and this thread has none
+        writer = HuggingFaceStorageWriter(
+            str(folder), _file_numbers(state, self._ranks), save_distributed=True
+        )
+        writer.per_thread_copy_ahead = (
+            0  # from a GPU: there is nothing to copy, and this thread has none
+        )
         try:
-            state_dict_saver.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            state_dict_saver.save(
+                state,
+                storage_writer=writer,
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from None  # of the lowest rank
-        return sorted(file.name for file in folder.glob(f"shard-{self._ranks.rank + 1:05}-*.safetensors"))
+        return sorted(
+            file.name
+            for file in folder.glob(f"shard-{self._ranks.rank + 1:05}-*.safetensors")
+        )
 
     def load(self, folder: Path, state: State) -> None:
         """Fill the tensors of `state` in place from `folder`. Raises ConfigError; then nothing has changed."""
@@ -110,7 +132,9 @@ class StateFiles:
         try:
             state_dict_loader.load(shown, storage_reader=reader, no_dist=True)
         except CheckpointException as error:
-            raise unreadable_state(self._component, folder, next(iter(error.failures.values()))[0]) from error
+            raise unreadable_state(
+                self._component, folder, next(iter(error.failures.values()))[0]
+            ) from error
 
     def _compare(self, folder: Path, found: Metadata, state: State) -> None:
         """Raise ConfigError for the first difference."""
@@ -118,9 +142,15 @@ class StateFiles:
         for name in sorted(there.keys() | state.keys()):
             expected = _described(state[name]) if name in state else "nothing"
             stored = there.get(name)
-            got = _stored(stored) if isinstance(stored, TensorStorageMetadata) else "nothing"
+            got = (
+                _stored(stored)
+                if isinstance(stored, TensorStorageMetadata)
+                else "nothing"
+            )
             if name not in state or stored is None or not _same(stored, state[name]):
-                raise other_state(self._component, f"{folder}: {name} has {got}", expected)
+                raise other_state(
+                    self._component, f"{folder}: {name} has {got}", expected
+                )
 
     def close(self) -> None:
         self._behind.close()
@@ -128,7 +158,9 @@ class StateFiles:
 
 def _at_least_1d(tensor: Tensor) -> Tensor:
     """A file has places within tensors, and a single number has none."""
-    return tensor if tensor.dim() else tensor.view(1)
+    if tensor.dim():
+        return tensor
+    return tensor.view(1)
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -139,7 +171,8 @@ def _copied(tensor: Tensor) -> Tensor:
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
     """Cut the tensors into files of about equal size; the same on all ranks, whose parts may differ in size."""
-    numbers, written = dict[str, int](), 0
+    numbers = dict[str, int]()
+    written = 0
     for name, tensor in state.items():
         written += tensor.nbytes // ranks.world_size
         numbers[name] = 1 + written // STATE_FILE_BYTES
@@ -151,13 +184,16 @@ def _same(stored: object, tensor: Tensor) -> bool:
     if not isinstance(stored, TensorStorageMetadata):
         return False
     dtype, here = stored.properties.dtype, tensor.dtype
-    whole = sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(stored.size)
+    whole = sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(
+        stored.size
+    )
     same = dtype == here or (dtype.is_floating_point and here.is_floating_point)
     return whole and same and tuple(stored.size) == tuple(_at_least_1d(tensor).shape)
 
 
 def _stored(stored: TensorStorageMetadata) -> str:
-    numbers, whole = sum(math.prod(chunk.sizes) for chunk in stored.chunks), math.prod(stored.size)
+    numbers = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
+    whole = math.prod(stored.size)
     part = "" if numbers == whole else f", {numbers:,} of its {whole:,} numbers"
     return f"{stored.properties.dtype} {list(stored.size)}{part}".removeprefix("torch.")
 

@@ -40,7 +40,9 @@ from rlplace.models.sharding import (
 )
 from rlplace.workers.training.ranks import Ranks
 
-if TYPE_CHECKING:  # importing transformers takes seconds, which policies of simulators do without
+if (
+    TYPE_CHECKING
+):  # importing transformers takes seconds, which policies of simulators do without
     from rlplace.models.causal_lm import LmSpec, PackedLm
 
 
@@ -63,8 +65,11 @@ class TrainedModel(abc.ABC):
         """
         # FSDP puts other tensors into the module while it has gathered them: these are the rank's own.
         self._tensors = dict(tensors)
-        self._module, self._ranks, self._compute = module, ranks, compute
-        self._kept, self._lora_scale = kept, lora_scale
+        self._module = module
+        self._ranks = ranks
+        self._compute = compute
+        self._kept = kept
+        self._lora_scale = lora_scale
         self.device = torch.device(ranks.mesh.device_type)
 
     def settle(self) -> None:
@@ -114,21 +119,30 @@ class TrainedModel(abc.ABC):
         """
         merging = mode != "lora"
         return tuple(
-            self._shard(names, tensor, self._merged(names[0], tensor, own) if merging else None)
+            self._shard(
+                names, tensor, self._merged(names[0], tensor, own) if merging else None
+            )
             for names, tensor in self._named()
-            if not (merging and is_factor(names[0])) and not (again and self._stays(mode, names[0], tensor))
+            if not (merging and is_factor(names[0]))
+            and not (again and self._stays(mode, names[0], tensor))
         )
 
     def leaves_out(self, mode: str) -> bool:
         """Return whether syncs of this mode leave something out once every receiver has had all."""
-        return any(self._stays(mode, name, tensor) for (name, *_), tensor in self._named())
+        return any(
+            self._stays(mode, name, tensor) for (name, *_), tensor in self._named()
+        )
 
     @staticmethod
     def _stays(mode: str, name: str, tensor: Tensor) -> bool:
         """Return whether a sync of this mode never changes it."""
         if mode == "lora":
             return not is_factor(name)
-        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and factors_of(name) is None
+        frozen = (
+            isinstance(tensor, nn.Parameter)
+            and not tensor.requires_grad
+            and factors_of(name) is None
+        )
         return mode == "trainable" and frozen
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -139,7 +153,10 @@ class TrainedModel(abc.ABC):
         for (name, *_), tensor in self._named():
             if not is_factor(name):
                 with_factors = self._merged(name, tensor, whole)
-                yield checkpoint_name(name), whole(tensor) if with_factors is None else with_factors
+                yield (
+                    checkpoint_name(name),
+                    whole(tensor) if with_factors is None else with_factors,
+                )
                 del with_factors
 
     def save(self, path: Path, rank: int) -> None:
@@ -152,14 +169,20 @@ class TrainedModel(abc.ABC):
             if rank == 0:
                 self._write(path, weights)
         finally:
-            deque(weights, maxlen=0)  # the other ranks gather them all, also where they cannot be written
+            deque(
+                weights, maxlen=0
+            )  # the other ranks gather them all, also where they cannot be written
 
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
     def named_buffers(self) -> list[tuple[str, Tensor]]:
         """Return what changes without being trained."""
-        return [(name, tensor) for name, tensor in self._tensors.items() if not isinstance(tensor, nn.Parameter)]
+        return [
+            (name, tensor)
+            for name, tensor in self._tensors.items()
+            if not isinstance(tensor, nn.Parameter)
+        ]
 
     def weight_tensors(self) -> list[Tensor]:
         return [*map(own, self._tensors.values()), *self._module.buffers()]
@@ -172,37 +195,53 @@ class TrainedModel(abc.ABC):
                 names.setdefault(tensor, []).append(name)
         return [(tied, tensor) for tensor, tied in names.items()]
 
-    def _shard(self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None) -> Shard:
+    def _shard(
+        self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None
+    ) -> Shard:
         """`data`: this rank's part, if it is not that of `tensor` itself."""
         parameter = isinstance(tensor, nn.Parameter)
         part, placements = by_rows(tensor, own(tensor) if data is None else data)
         return Shard(
             names=tuple(map(checkpoint_name, names)),
-            dtype=dtype_name(torch.empty(0, dtype=self._compute if parameter else tensor.dtype)),
+            dtype=dtype_name(
+                torch.empty(0, dtype=self._compute if parameter else tensor.dtype)
+            ),
             shape=tuple(tensor.shape),
             blocks=self._blocks(tensor, placements),
             data=part,
         )
 
-    def _blocks(self, tensor: Tensor, placements: Sequence[Placement]) -> tuple[Block, ...]:
+    def _blocks(
+        self, tensor: Tensor, placements: Sequence[Placement]
+    ) -> tuple[Block, ...]:
         """Return the elements that each rank has of a tensor, placed in whole rows."""
-        ranks, width = self._ranks, math.prod(tensor.shape[1:])
+        ranks = self._ranks
+        width = math.prod(tensor.shape[1:])
         if not isinstance(tensor, DTensor):
             return replicas(tensor.numel(), ranks.world_size)
-        places = (divmod(rank, ranks.tensor_parallel) for rank in range(ranks.world_size))
-        rows = [part_at(tensor, {SHARD: copy, TENSOR: within}, placements)[0] for copy, within in places]
+        places = (
+            divmod(rank, ranks.tensor_parallel) for rank in range(ranks.world_size)
+        )
+        rows = [
+            part_at(tensor, {SHARD: copy, TENSOR: within}, placements)[0]
+            for copy, within in places
+        ]
         return tuple(Block(part.start * width, part.stop * width) for part in rows)
 
     @torch.no_grad()
-    def _merged(self, name: str, weight: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor | None:
+    def _merged(
+        self, name: str, weight: Tensor, part: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
         """Return `part` of the weight with its factors, own rows or the whole; None where it has no factors."""
         factors = factors_of(name)
         if factors is None:
             return None
         a, b = (self._tensors[factor] for factor in factors)
-        return Factors(a=whole(a) if part is whole else all_rows(a), b=part(b), scale=self._lora_scale).added_to(
-            part(weight), weight.device
-        )
+        return Factors(
+            a=whole(a) if part is whole else all_rows(a),
+            b=part(b),
+            scale=self._lora_scale,
+        ).added_to(part(weight), weight.device)
 
 
 class TrainedPolicy(TrainedModel):
@@ -216,15 +255,22 @@ class TrainedPolicy(TrainedModel):
         self.module, self._flat = module, flatten(module)
         tensors = (*module.named_parameters(), *module.named_buffers())
         super().__init__(module, ranks, tensors=tensors, compute=DTYPES[compute])
-        self._bucket = self._summed = self._rounded = self._rounded_gradient = torch.empty(0)  # between stages
+        self._bucket = self._summed = self._rounded = self._rounded_gradient = (
+            torch.empty(0)
+        )  # between stages
 
     def passes(self, numbers: int) -> Passes:
         """Make room for a gradient and so many `numbers` beside it, until `drop_gathered`; return what fills it."""
-        size, device = self._flat.numel(), self.device
-        self._bucket = torch.zeros(size + numbers + 1, device=device)  # the last: the norm, after the exchange
+        size = self._flat.numel()
+        device = self.device
+        self._bucket = torch.zeros(
+            size + numbers + 1, device=device
+        )  # the last: the norm, after the exchange
         if self._compute == torch.float32:
             return Passes(self.module, self._flat, self._bucket[:size])
-        self._rounded, self._rounded_gradient = (torch.empty(size, dtype=self._compute, device=device) for _ in "wg")
+        self._rounded, self._rounded_gradient = (
+            torch.empty(size, dtype=self._compute, device=device) for _ in "wg"
+        )
         self.end_step()
         return Passes(self.module, self._rounded, self._rounded_gradient)
 
@@ -251,12 +297,16 @@ class TrainedPolicy(TrainedModel):
         return [self._bucket[: self._flat.numel()]]
 
     def end_step(self) -> None:
-        self._summed = self._bucket  # that of several ranks is another, and no longer needed
+        self._summed = (
+            self._bucket
+        )  # that of several ranks is another, and no longer needed
         if len(self._rounded):
             self._rounded.copy_(self._flat)
 
     def drop_gathered(self) -> None:
-        self._bucket = self._summed = self._rounded = self._rounded_gradient = torch.empty(0)
+        self._bucket = self._summed = self._rounded = self._rounded_gradient = (
+            torch.empty(0)
+        )
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_file(path, weights)
@@ -268,11 +318,16 @@ class TrainedLm(TrainedModel):
     Each rank has its shard of every parameter and gradient. `module(...)` and its backward pass are collectives.
     """
 
-    def __init__(self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] | None = None) -> None:
+    def __init__(
+        self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] | None = None
+    ) -> None:
         """`kind`: of the module; without it, a CausalLm."""
         from rlplace.models.causal_lm import CausalLm, build
 
-        self.spec, self.module = spec, build(kind or CausalLm, spec, ranks.mesh, ranks.context)
+        self.spec, self.module = (
+            spec,
+            build(kind or CausalLm, spec, ranks.mesh, ranks.context),
+        )
         self._fsdp_groups = [cast(FSDPModule, group) for group in self.module.groups]
         for group in self._fsdp_groups:
             ranks.carry(group)
@@ -284,11 +339,19 @@ class TrainedLm(TrainedModel):
             kept=self.module.kept,
             lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
-        self._trained = list(dict.fromkeys(t for t in self._tensors.values() if t.requires_grad))
+        self._trained = list(
+            dict.fromkeys(t for t in self._tensors.values() if t.requires_grad)
+        )
         counts = [is_cut(parameter) or not ranks.within for parameter in self._trained]
-        self._counts = torch.tensor(counts, dtype=torch.float64, device=self.device)  # in the norm of all gradients
-        self._in_parts = [at for at, parameter in enumerate(self._trained) if not is_cut(parameter)]
-        self._sums: dict[Tensor, Tensor] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
+        self._counts = torch.tensor(
+            counts, dtype=torch.float64, device=self.device
+        )  # in the norm of all gradients
+        self._in_parts = [
+            at for at, parameter in enumerate(self._trained) if not is_cut(parameter)
+        ]
+        self._sums: dict[
+            Tensor, Tensor
+        ] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
         for parameter in self._trained:
             if parameter.dtype != torch.float32:
                 parameter.register_post_accumulate_grad_hook(self._add_gradient)
@@ -297,23 +360,35 @@ class TrainedLm(TrainedModel):
         return [own(parameter) for parameter in self._trained]
 
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-        names = {tensor: name for name, tensor in reversed(self._tensors.items())}  # the first of a tied one
-        return [(names[of], beside(of, tensor)) for of, tensor in zip(self._trained, tensors, strict=True)]
+        names = {
+            tensor: name for name, tensor in reversed(self._tensors.items())
+        }  # the first of a tied one
+        return [
+            (names[of], beside(of, tensor))
+            for of, tensor in zip(self._trained, tensors, strict=True)
+        ]
 
     @torch.no_grad()
     def sum_shares(self, shares: Tensor) -> Tensor:
-        gradients, parallel = self.gradients(), self.module.parallel
+        gradients = self.gradients()
+        parallel = self.module.parallel
         if parallel is not None and (parts := [gradients[at] for at in self._in_parts]):
             summed = parallel.reduce_(torch.cat([part.flatten() for part in parts]))
-            for part, whole_of in zip(parts, summed.split([part.numel() for part in parts]), strict=True):
+            for part, whole_of in zip(
+                parts, summed.split([part.numel() for part in parts]), strict=True
+            ):
                 part.copy_(whole_of.view_as(part))
-        squared = (torch.stack(torch._foreach_norm(gradients)).double().square() * self._counts).sum(dim=0)
+        squared = (
+            torch.stack(torch._foreach_norm(gradients)).double().square() * self._counts
+        ).sum(dim=0)
         total = self._ranks.sum(torch.cat([shares * self._ranks.counts, squared[None]]))
         total[-1].sqrt_()
         return total
 
     def gradients(self) -> list[Tensor]:
-        gradients = (self._sums.get(parameter, parameter.grad) for parameter in self._trained)
+        gradients = (
+            self._sums.get(parameter, parameter.grad) for parameter in self._trained
+        )
         return [own(cast(Tensor, gradient)) for gradient in gradients]
 
     def own_gradients(self) -> list[Tensor]:
@@ -321,7 +396,8 @@ class TrainedLm(TrainedModel):
 
     def _add_gradient(self, parameter: Tensor) -> None:
         """Take over this micro-batch's gradient: FSDP would add it up in the dtype of the parameter."""
-        gradient, parameter.grad = own(cast(Tensor, parameter.grad)), None
+        gradient = own(cast(Tensor, parameter.grad))
+        parameter.grad = None
         if parameter in self._sums:
             self._sums[parameter] += gradient
         else:

@@ -12,5 +12,11 @@ def variant_of(algorithm: AlgorithmConfig) -> Variant | None:
     own = algorithm.variant
     if own.name is None:
         return None
-    make = named(own.name, {}, key="algorithm.variant.name", code="unknown-variant", noun="variant of an algorithm")
+    make = named(
+        own.name,
+        {},
+        key="algorithm.variant.name",
+        code="unknown-variant",
+        noun="variant of an algorithm",
+    )
     return Variant(own.name, make(algorithm, **own.kwargs))

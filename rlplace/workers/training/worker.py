@@ -28,10 +28,14 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 class JoinedWorker(RoleWorker):
     """Base of workers whose ranks compute together. Owns this rank's part of a model."""
 
-    needs_own_process: ClassVar[bool] = True  # torch has one default process group per process
+    needs_own_process: ClassVar[bool] = (
+        True  # torch has one default process group per process
+    )
 
     _ranks: Ranks
-    _parts: dict[Offloadable, Residency]  # of what comes and goes, and the least residency that has each
+    _parts: dict[
+        Offloadable, Residency
+    ]  # of what comes and goes, and the least residency that has each
     _files: StateFiles | None = None
 
     def _join(self) -> Ranks:
@@ -39,14 +43,18 @@ class JoinedWorker(RoleWorker):
         from rlplace.workers.training.ranks import Ranks
 
         parallel = self.config.parallel_of(self.context.slot.component)
-        self._ranks = Ranks(self.context, self.config.config.runner.stage_timeout_s, parallel)
+        self._ranks = Ranks(
+            self.context, self.config.config.runner.stage_timeout_s, parallel
+        )
         self._opened.callback(self._ranks.close)
         return self._ranks
 
     def move(self, to: Residency) -> MoveReport:
         """Bring the parts on or off; they come back equal to the bit."""
         self.residency = min(self.residency, to)  # should a part find no room
-        for part, needs in reversed(self._parts.items()):  # what leaves makes room first
+        for part, needs in reversed(
+            self._parts.items()
+        ):  # what leaves makes room first
             if to < needs:
                 part.offload()
         for part, needs in self._parts.items():
@@ -55,8 +63,11 @@ class JoinedWorker(RoleWorker):
         self.residency = to
         return MoveReport(
             residency=to,
-            accelerator_bytes=self.context.device.measured_bytes(sum(part.accelerator_bytes for part in self._parts)),
-            host_bytes=sum(part.host_bytes for part in self._parts) + self._host_bytes(),
+            accelerator_bytes=self.context.device.measured_bytes(
+                sum(part.accelerator_bytes for part in self._parts)
+            ),
+            host_bytes=sum(part.host_bytes for part in self._parts)
+            + self._host_bytes(),
         )
 
     def begin_again(self, iteration: int) -> Metrics:
@@ -79,13 +90,19 @@ class JoinedWorker(RoleWorker):
         """Copy the state, to be written into `folder` behind what follows. `new` is not copied. A collective."""
         began = time.perf_counter()
         self._state_files().save(Path(folder), state, new)
-        return {f"{self.context.slot.component}/save_copy_s": Metric(time.perf_counter() - began, "max")}
+        return {
+            f"{self.context.slot.component}/save_copy_s": Metric(
+                time.perf_counter() - began, "max"
+            )
+        }
 
     def _state_files(self) -> StateFiles:
         from rlplace.workers.training.state import StateFiles
 
         if self._files is None:
-            self._files = StateFiles(self.context, self._ranks, copies=self.config.copies_checkpoints)
+            self._files = StateFiles(
+                self.context, self._ranks, copies=self.config.copies_checkpoints
+            )
             self._opened.callback(self._files.close)
         return self._files
 
@@ -95,7 +112,9 @@ class JoinedWorker(RoleWorker):
 
         Raises AcceleratorOutOfMemory before the work begins.
         """
-        device, planned, what = self.context.device, self.config.working, f"working memory of {stage}"
+        device = self.context.device
+        planned = self.config.working
+        what = f"working memory of {stage}"
         device.acquire(planned.get(self.context.slot.component, {}).get(stage, 0), what)
         try:
             yield
@@ -113,12 +132,19 @@ class TrainedWorker(JoinedWorker):
     _model: TrainedModel
     _trainer: Trainer
 
-    def _train(self, model: TrainedModel, config: OptimizerConfig, *, ema_decay: float | None = None) -> Trainer:
+    def _train(
+        self,
+        model: TrainedModel,
+        config: OptimizerConfig,
+        *,
+        ema_decay: float | None = None,
+    ) -> Trainer:
         """Take ownership of the model; make what steps it. `ema_decay`: of the average; None: keep none."""
         from rlplace.workers.offload import Offloadable
         from rlplace.workers.training.optimizer import Trainer
 
-        device, component = self.context.device, self.context.slot.component
+        device = self.context.device
+        component = self.context.slot.component
         iterations = self.config.config.runner.total_iterations
         self._model = model
         weights = Offloadable(f"{component} weights", device, model.weight_tensors)
@@ -156,20 +182,27 @@ class TrainedWorker(JoinedWorker):
         """
         moments = self._trainer.optimizer.moments
         state = self._state(moments.read(self._where))
-        unpacked = [name for name in state if moments.packed and name.startswith("optimizer.")]
+        unpacked = [
+            name for name in state if moments.packed and name.startswith("optimizer.")
+        ]
         return self._save(folder, state | self._carried(), unpacked)
 
     def load_state(self, folder: str) -> Metrics:
         """Go on from what ranks of any number have saved. Raises ConfigError for the state of something else."""
         from rlplace.workers.training.state import take_over
 
-        began, carried = time.perf_counter(), self._carried()
+        began = time.perf_counter()
+        carried = self._carried()
         moments = self._trainer.optimizer.moments.read(self._where)
         state = self._state(moments) | carried
         self._state_files().load(Path(folder), state)
         take_over(state, self._trainer, moments, self._where)
         self._take_over(carried)
-        return {f"{self.context.slot.component}/load_s": Metric(time.perf_counter() - began, "max")}
+        return {
+            f"{self.context.slot.component}/load_s": Metric(
+                time.perf_counter() - began, "max"
+            )
+        }
 
     def _state(self, moments: Values) -> dict[str, Tensor]:
         """`moments`: as the optimizer's are read."""
@@ -205,5 +238,12 @@ class TrainedWorker(JoinedWorker):
         """Describe a language model to train, of its `own_folder` or that of the job."""
         from rlplace.models.causal_lm import LmSpec
 
-        component, seed = self.context.slot.component, self.config.config.runner.seed
-        return LmSpec.of(trained, component, seed, job_folder=self.config.model, own_folder=own_folder)
+        component = self.context.slot.component
+        seed = self.config.config.runner.seed
+        return LmSpec.of(
+            trained,
+            component,
+            seed,
+            job_folder=self.config.model,
+            own_folder=own_folder,
+        )

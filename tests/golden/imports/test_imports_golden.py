@@ -24,11 +24,25 @@ def test_import_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     stem = name.split(".in.")[0]
     text, expected = render_yaml(imported), HERE / f"{stem}.out.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
-        expected.write_text(text if stem == IN_FULL else to_yaml(imported.config), encoding="utf-8")
-    assert yaml.safe_load(text) == imported.config == yaml.safe_load(expected.read_text(encoding="utf-8"))
+        expected.write_text(
+            text if stem == IN_FULL else to_yaml(imported.config), encoding="utf-8"
+        )
+    assert (
+        yaml.safe_load(text)
+        == imported.config
+        == yaml.safe_load(expected.read_text(encoding="utf-8"))
+    )
     assert stem != IN_FULL or text == expected.read_text(encoding="utf-8")
     HybridComponentPlacement(imported.config, imported.topology)
 
 
 def test_there_is_one_for_each_library() -> None:
-    assert {name.split("_")[0] for name in SOURCES} == {"openrlhf", "rlinf", "verl", "roll", "slime", "skyrl", "areal"}
+    assert {name.split("_")[0] for name in SOURCES} == {
+        "openrlhf",
+        "rlinf",
+        "verl",
+        "roll",
+        "slime",
+        "skyrl",
+        "areal",
+    }

@@ -30,7 +30,9 @@ def sample(
         sample=number,
         tokens=draw.integers(0, 11, prompt + response).astype(np.int32),
         mask=np.arange(prompt + response) >= prompt,
-        logprobs=np.concatenate([np.zeros(prompt), -draw.random(response)]).astype(np.float32),
+        logprobs=np.concatenate([np.zeros(prompt), -draw.random(response)]).astype(
+            np.float32
+        ),
         versions=np.concatenate([np.full(prompt, -1), answer]).astype(np.int32),
         reward=reward,
         rewards={} if rewards is None else rewards,

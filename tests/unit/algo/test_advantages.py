@@ -29,13 +29,22 @@ LENGTHS = st.lists(st.integers(0, 20), max_size=6)
 
 
 def by_definition(
-    rewards: Floats, values: Floats, next_values: Floats, ends: NDArray[np.bool_], gamma: float, lam: float
+    rewards: Floats,
+    values: Floats,
+    next_values: Floats,
+    ends: NDArray[np.bool_],
+    gamma: float,
+    lam: float,
 ) -> Floats:
     """Sum over l of (gamma * lambda)^l * delta_{t+l}, up to and including the step that ends the episode."""
     advantages = np.zeros_like(rewards)
     for t, row in np.ndindex(*rewards.shape):
         for later in range(t, len(rewards)):
-            delta = rewards[later, row] + gamma * next_values[later, row] - values[later, row]
+            delta = (
+                rewards[later, row]
+                + gamma * next_values[later, row]
+                - values[later, row]
+            )
             advantages[t, row] += (gamma * lam) ** (later - t) * delta
             if ends[later, row]:
                 break
@@ -48,7 +57,10 @@ def test_the_recursion_is_the_definition(seed: int, steps: int, rows: int) -> No
     rewards, values = rng.standard_normal((2, steps, rows))
     terminated = rng.random((steps, rows)) < 0.3
     truncated = (rng.random((steps, rows)) < 0.3) & ~terminated
-    last_values, final_values = rng.standard_normal(rows), rng.standard_normal(int(truncated.sum()))
+    last_values, final_values = (
+        rng.standard_normal(rows),
+        rng.standard_normal(int(truncated.sum())),
+    )
     next_values = np.concatenate([values[1:], last_values[None]])
     next_values[truncated] = final_values
     next_values[terminated] = 0.0
@@ -62,7 +74,9 @@ def test_the_recursion_is_the_definition(seed: int, steps: int, rows: int) -> No
         gamma=0.9,
         gae_lambda=0.8,
     )
-    expected = by_definition(rewards, values, next_values, terminated | truncated, 0.9, 0.8)
+    expected = by_definition(
+        rewards, values, next_values, terminated | truncated, 0.9, 0.8
+    )
     assert advantages.numpy() == pytest.approx(expected, abs=1e-12)
 
 
@@ -73,7 +87,9 @@ def doubles(*values: float) -> Tensor:
 def drawn(lengths: list[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Lengths, and rewards and values of all tokens."""
     generator = torch.Generator().manual_seed(seed)
-    rewards, values = torch.randn((2, sum(lengths)), generator=generator, dtype=torch.float64)
+    rewards, values = torch.randn(
+        (2, sum(lengths)), generator=generator, dtype=torch.float64
+    )
     return torch.tensor(lengths, dtype=torch.int64), rewards, values
 
 
@@ -82,17 +98,36 @@ def close(found: Tensor, expected: list[float]) -> None:
 
 
 def test_the_score_stands_at_the_last_token_and_kl_at_each() -> None:
-    lengths, scores = torch.tensor([2, 0, 3]), doubles(1.0, 9.0, -2.0)  # the second sample has no response
+    lengths, scores = (
+        torch.tensor([2, 0, 3]),
+        doubles(1.0, 9.0, -2.0),
+    )  # the second sample has no response
     close(token_rewards(scores, lengths), [0.0, 1.0, 0.0, 0.0, -2.0])
     kl = torch.tensor([1.0, 2.0, 3.0, -4.0, 5.0])  # k1 may be negative
     close(token_rewards(scores, lengths, kl, 0.5), [-0.5, 0.0, -1.5, 2.0, -4.5])
 
 
-@given(lengths=LENGTHS, seed=st.integers(0, 99), gamma=st.sampled_from([0.0, 0.9, 1.0]), lam=st.floats(0, 1))
-def test_each_sample_is_an_episode_of_plain_gae(lengths: list[int], seed: int, gamma: float, lam: float) -> None:
+@given(
+    lengths=LENGTHS,
+    seed=st.integers(0, 99),
+    gamma=st.sampled_from([0.0, 0.9, 1.0]),
+    lam=st.floats(0, 1),
+)
+def test_each_sample_is_an_episode_of_plain_gae(
+    lengths: list[int], seed: int, gamma: float, lam: float
+) -> None:
     whole, rewards, values = drawn(lengths, seed)
-    advantages, returns = token_gae(rewards=rewards, values=values, lengths=whole, gamma=gamma, gae_lambda=lam)
-    pieces = zip(*(tensor.split(lengths) for tensor in (rewards, values, advantages)), strict=True) if lengths else ()
+    advantages, returns = token_gae(
+        rewards=rewards, values=values, lengths=whole, gamma=gamma, gae_lambda=lam
+    )
+    pieces = (
+        zip(
+            *(tensor.split(lengths) for tensor in (rewards, values, advantages)),
+            strict=True,
+        )
+        if lengths
+        else ()
+    )
     for r, v, found in (piece for piece in pieces if len(piece[0])):
         terminated = torch.zeros(len(r), 1, dtype=torch.bool)
         terminated[-1:] = True
@@ -133,10 +168,21 @@ def test_a_long_sample_keeps_its_precision() -> None:
         ((1.0, 2.0), (4.0, 4.0), 0.0),
         ((), (), 0.0),
     ],
-    ids=["perfect", "nothing", "the mean", "the opposite", "nothing varies", "no tokens"],
+    ids=[
+        "perfect",
+        "nothing",
+        "the mean",
+        "the opposite",
+        "nothing varies",
+        "no tokens",
+    ],
 )
-def test_explained_variance(values: tuple[float, ...], returns: tuple[float, ...], explained: float) -> None:
-    assert explained_variance(doubles(*values), doubles(*returns)) == pytest.approx(explained)
+def test_explained_variance(
+    values: tuple[float, ...], returns: tuple[float, ...], explained: float
+) -> None:
+    assert explained_variance(doubles(*values), doubles(*returns)) == pytest.approx(
+        explained
+    )
 
 
 # ── relative to other samples ─────────────────────────────────────────────────────────────────────────────────────────
@@ -145,11 +191,15 @@ def test_explained_variance(values: tuple[float, ...], returns: tuple[float, ...
 ALL = pytest.mark.parametrize("name", ESTIMATORS)
 
 
-def outcomes(rewards: list[float], groups: list[int], lengths: list[int] | None = None) -> Outcomes:
+def outcomes(
+    rewards: list[float], groups: list[int], lengths: list[int] | None = None
+) -> Outcomes:
     return Outcomes(
         rewards=torch.tensor(rewards, dtype=torch.float64),
         groups=torch.tensor(groups, dtype=torch.int64),
-        lengths=torch.tensor([1] * len(rewards) if lengths is None else lengths, dtype=torch.int64),
+        lengths=torch.tensor(
+            [1] * len(rewards) if lengths is None else lengths, dtype=torch.int64
+        ),
     )
 
 
@@ -173,7 +223,11 @@ ROOT, HALF = math.sqrt(3.0), 0.5 / math.sqrt(0.5)
             outcomes([0.0, 2.0, 6.0, 10.0], [0, 0, 1, 1], [3, 1, 1, 2]),
             [value / math.sqrt(16 / 7) for value in (-1.0, 1.0, -2.0, 2.0)],
         ),
-        ("grpo", outcomes([0.3, 0.1 + 0.2], [0, 0]), [0.0, 0.0]),  # they differ by rounding
+        (
+            "grpo",
+            outcomes([0.3, 0.1 + 0.2], [0, 0]),
+            [0.0, 0.0],
+        ),  # they differ by rounding
     ],
 )
 def test_estimators_by_hand(name: str, given_: Outcomes, expected: list[float]) -> None:
@@ -184,37 +238,69 @@ def test_estimators_by_hand(name: str, given_: Outcomes, expected: list[float]) 
 def test_what_is_worth_nothing(name: str) -> None:
     estimator = ESTIMATORS[name]
     assert estimator(outcomes([], [], [])).tolist() == []
-    assert estimator(outcomes([0.0, 1.0], [0, 0], [0, 0])).isfinite().all()  # without response tokens
+    assert (
+        estimator(outcomes([0.0, 1.0], [0, 0], [0, 0])).isfinite().all()
+    )  # without response tokens
     close(estimator(outcomes([0.1, 0.1, 0.1], [0, 0, 0], [1, 2, 3])), [0.0, 0.0, 0.0])
     if "reinforce" not in name:  # exactly: the mean of equals may be rounded
-        assert estimator(outcomes([0.1, 0.1, 0.1, 5.0], [0, 0, 0, 1])).tolist() == [0.0, 0.0, 0.0, 0.0]
+        assert estimator(outcomes([0.1, 0.1, 0.1, 5.0], [0, 0, 0, 1])).tolist() == [
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        ]
 
 
 @ALL
 @settings(max_examples=30)
 @given(data=st.data())
-def test_order_and_numbers_of_groups_do_not_matter(name: str, data: st.DataObject) -> None:
+def test_order_and_numbers_of_groups_do_not_matter(
+    name: str, data: st.DataObject
+) -> None:
     rewards = data.draw(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=12))
-    groups = data.draw(st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards)))
-    lengths = data.draw(st.lists(st.integers(0, 5), min_size=len(rewards), max_size=len(rewards)))
+    groups = data.draw(
+        st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards))
+    )
+    lengths = data.draw(
+        st.lists(st.integers(0, 5), min_size=len(rewards), max_size=len(rewards))
+    )
     order = data.draw(st.permutations(range(len(rewards))))
     straight = ESTIMATORS[name](outcomes(rewards, groups, lengths))
     turned = ESTIMATORS[name](
-        outcomes([rewards[i] for i in order], [3 - groups[i] for i in order], [lengths[i] for i in order])
+        outcomes(
+            [rewards[i] for i in order],
+            [3 - groups[i] for i in order],
+            [lengths[i] for i in order],
+        )
     )
     assert straight.isfinite().all()
     torch.testing.assert_close(turned, straight[list(order)])
 
 
 def test_groups_become_outcomes_whatever_their_numbers() -> None:
-    found = Outcomes.of([[sample(group=4, response=5)], [sample(group=4, reward=1.0), sample(group=4, number=1)]])
-    assert (found.rewards.tolist(), found.groups.tolist(), found.lengths.tolist()) == ([0, 1, 0], [0, 1, 1], [5, 2, 2])
+    found = Outcomes.of(
+        [
+            [sample(group=4, response=5)],
+            [sample(group=4, reward=1.0), sample(group=4, number=1)],
+        ]
+    )
+    assert (found.rewards.tolist(), found.groups.tolist(), found.lengths.tolist()) == (
+        [0, 1, 0],
+        [0, 1, 1],
+        [5, 2, 2],
+    )
     assert dr_grpo(found).tolist() == [0.0, 0.5, -0.5]
 
 
 @pytest.mark.parametrize(
     ("rewards", "signal"),
-    [([0.0, 1.0], True), ([1.0, 1.0], False), ([0.0, 0.0, 0.0], False), ([1.0], False), ([], False)],
+    [
+        ([0.0, 1.0], True),
+        ([1.0, 1.0], False),
+        ([0.0, 0.0, 0.0], False),
+        ([1.0], False),
+        ([], False),
+    ],
 )
 def test_only_mixed_groups_carry_signal(rewards: list[float], signal: bool) -> None:
     assert carries_signal(rewards) is signal

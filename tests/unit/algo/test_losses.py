@@ -49,7 +49,9 @@ def shares(terms: LmTerms, count: int) -> Tensor:
         (1.5, -2.0, 3.0, 3.0),
     ],
 )
-def test_clipped_surrogate(ratio: float, advantage: float, loss: float, slope: float) -> None:
+def test_clipped_surrogate(
+    ratio: float, advantage: float, loss: float, slope: float
+) -> None:
     log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
     value = clipped_surrogate(log_ratio, torch.tensor([advantage]), CLIP)
     value.sum().backward()
@@ -60,7 +62,12 @@ def test_clipped_surrogate(ratio: float, advantage: float, loss: float, slope: f
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "slope", "clipped"),
-    [(2.9, -2.0, 5.8, 5.8, 0), (3.1, -2.0, 6.0, 0.0, 1), (0.75, -2.0, 1.6, 0.0, 0), (1.1, 2.0, -2.2, -2.2, 0)],
+    [
+        (2.9, -2.0, 5.8, 5.8, 0),
+        (3.1, -2.0, 6.0, 0.0, 1),
+        (0.75, -2.0, 1.6, 0.0, 0),
+        (1.1, 2.0, -2.2, -2.2, 0),
+    ],
 )
 def test_the_dual_clip_bounds_the_loss_of_a_bad_token(
     ratio: float, advantage: float, loss: float, slope: float, clipped: float
@@ -76,7 +83,10 @@ def test_the_dual_clip_bounds_the_loss_of_a_bad_token(
     )
     found.policy_loss.sum().backward()
     assert logprobs.grad is not None
-    assert (found.policy_loss.item(), logprobs.grad.item()) == (pytest.approx(loss), pytest.approx(slope))
+    assert (found.policy_loss.item(), logprobs.grad.item()) == (
+        pytest.approx(loss),
+        pytest.approx(slope),
+    )
     assert found.clipped_high.item() == clipped
 
 
@@ -85,14 +95,26 @@ def test_the_dual_clip_bounds_the_loss_of_a_bad_token(
     [
         (3.0, None, 0.5, -1.0),
         (3.0, 5.0, 0.5, -1.0),  # inside the clip: as without
-        (3.0, 0.5, 3.125, 0.0),  # old value 1 may move to 1.5 only, 2.5 short of the return
+        (
+            3.0,
+            0.5,
+            3.125,
+            0.0,
+        ),  # old value 1 may move to 1.5 only, 2.5 short of the return
         (5.0, 0.5, 3.125, 0.0),
         (9.0, 0.5, 12.5, 5.0),  # worse than the clipped estimate: pulled back
     ],
 )
-def test_value_loss(value: float, clip: float | None, loss: float, slope: float) -> None:
+def test_value_loss(
+    value: float, clip: float | None, loss: float, slope: float
+) -> None:
     values = torch.tensor([value], requires_grad=True)
-    result = value_loss(values, old_values=torch.tensor([1.0]), returns=torch.tensor([4.0]), value_clip=clip)
+    result = value_loss(
+        values,
+        old_values=torch.tensor([1.0]),
+        returns=torch.tensor([4.0]),
+        value_clip=clip,
+    )
     result.sum().backward()
     assert result.item() == pytest.approx(loss)
     assert values.grad is not None
@@ -105,7 +127,9 @@ def test_a_clipped_value_pushes_no_more(value: float, clip: float | None) -> Non
     values = torch.tensor([value], requires_grad=True)
     old, returns = torch.tensor([1.0]), torch.tensor([4.0])
     (slope,) = torch.autograd.grad(value_loss(values, old, returns, clip).sum(), values)
-    assert is_value_clipped(values.detach(), old, returns, clip).tolist() == [float(slope.item() == 0.0)]
+    assert is_value_clipped(values.detach(), old, returns, clip).tolist() == [
+        float(slope.item() == 0.0)
+    ]
     assert (slope.item() == 0.0) == (clip is not None and value == 3.0)
 
 
@@ -113,15 +137,33 @@ def test_samples_beyond_either_bound_count_as_clipped() -> None:
     ratios = torch.tensor([0.7, 0.85, 1.0, 1.25, 1.35])
     nothing = ratios * 0
     old = StepSamples(*[nothing] * 6)
-    found = ppo_slopes(ratios.log(), nothing, nothing, old, CLIP, value_clip=None, value_coef=1.0, count=10)
-    assert dict(zip(PPO_MEANS, found.shares.tolist(), strict=True))["clip_fraction"] == pytest.approx(2 / 10)
+    found = ppo_slopes(
+        ratios.log(),
+        nothing,
+        nothing,
+        old,
+        CLIP,
+        value_clip=None,
+        value_coef=1.0,
+        count=10,
+    )
+    assert dict(zip(PPO_MEANS, found.shares.tolist(), strict=True))[
+        "clip_fraction"
+    ] == pytest.approx(2 / 10)
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.3])
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1 << 20), samples=st.integers(0, 40))
-def test_slopes_are_those_of_autograd(value_clip: float | None, seed: int, samples: int) -> None:
-    normal = functools.partial(torch.randn, samples, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def test_slopes_are_those_of_autograd(
+    value_clip: float | None, seed: int, samples: int
+) -> None:
+    normal = functools.partial(
+        torch.randn,
+        samples,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
+    )
     old = StepSamples(*(normal() for _ in range(6)))
     logprobs, values = (
         (old.logprobs + 0.4 * normal()).requires_grad_(),
@@ -131,10 +173,24 @@ def test_slopes_are_those_of_autograd(value_clip: float | None, seed: int, sampl
     value = value_loss(values, old.values, old.returns, value_clip)
     (policy.sum() + 0.7 * value.sum()).div(50).backward()
     with torch.no_grad():
-        found = ppo_slopes(logprobs, values, normal(), old, CLIP, value_clip=value_clip, value_coef=0.7, count=50)
+        found = ppo_slopes(
+            logprobs,
+            values,
+            normal(),
+            old,
+            CLIP,
+            value_clip=value_clip,
+            value_coef=0.7,
+            count=50,
+        )
     torch.testing.assert_close(found.logprobs, logprobs.grad)
     torch.testing.assert_close(found.values, values.grad)
-    shares = torch.stack([policy.sum(), value.sum(), kl_k3(logprobs - old.logprobs).sum()]).detach() / 50
+    shares = (
+        torch.stack(
+            [policy.sum(), value.sum(), kl_k3(logprobs - old.logprobs).sum()]
+        ).detach()
+        / 50
+    )
     torch.testing.assert_close(found.shares[[0, 1, 3]], shares)
 
 
@@ -157,41 +213,79 @@ def test_sequence_ratio_is_the_geometric_mean() -> None:
 )
 def test_token_weights(mean: str, weights: list[float]) -> None:
     totals = Totals(samples=3, tokens=5, longest=10)
-    assert token_weights(mean, torch.tensor([2, 0, 1]), totals).tolist() == pytest.approx(weights)
+    assert token_weights(
+        mean, torch.tensor([2, 0, 1]), totals
+    ).tolist() == pytest.approx(weights)
 
 
-def terms_of(logprobs: Tensor, advantages: Sequence[float], lengths: Sequence[int], **others: Any) -> LmTerms:
+def terms_of(
+    logprobs: Tensor, advantages: Sequence[float], lengths: Sequence[int], **others: Any
+) -> LmTerms:
     """Of tokens that were drawn with probability one."""
     nothing = torch.zeros(len(logprobs))
-    columns = {"old_logprobs": nothing, "entropies": nothing, "advantages": torch.tensor(advantages)} | others
-    return lm_terms(logprobs=logprobs, lengths=torch.tensor(lengths, dtype=torch.int64), clip=CLIP, **columns)
+    columns = {
+        "old_logprobs": nothing,
+        "entropies": nothing,
+        "advantages": torch.tensor(advantages),
+    } | others
+    return lm_terms(
+        logprobs=logprobs,
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        clip=CLIP,
+        **columns,
+    )
 
 
 def test_with_cispo_every_token_pushes_with_a_clipped_weight() -> None:
-    logprobs = torch.tensor([1.5, 0.5, 1.1, 0.4]).log().requires_grad_()  # ratios; CLIP has 0.8 and 1.3
+    logprobs = (
+        torch.tensor([1.5, 0.5, 1.1, 0.4]).log().requires_grad_()
+    )  # ratios; CLIP has 0.8 and 1.3
     terms = terms_of(logprobs, [1.0, -1.0, 2.0, 1.0], [1, 3], surrogate="cispo")
     terms.policy_loss.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-1.3, 0.8, -2.2, -0.8])
     assert terms.policy_loss.tolist() == pytest.approx(
-        [-1.3 * math.log(1.5), 0.8 * math.log(0.5), -2.2 * math.log(1.1), -0.8 * math.log(0.4)]
+        [
+            -1.3 * math.log(1.5),
+            0.8 * math.log(0.5),
+            -2.2 * math.log(1.1),
+            -0.8 * math.log(0.4),
+        ]
     )
-    assert (terms.clipped_low.tolist(), terms.clipped_high.tolist()) == ([0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
-    shorter = terms_of(torch.tensor([1.5, 0.5]).log(), [1.0, 1.0], [2], surrogate="cispo", ratio="sequence")
+    assert (terms.clipped_low.tolist(), terms.clipped_high.tolist()) == (
+        [0.0, 1.0, 0.0, 1.0],
+        [1.0, 0.0, 0.0, 0.0],
+    )
+    shorter = terms_of(
+        torch.tensor([1.5, 0.5]).log(),
+        [1.0, 1.0],
+        [2],
+        surrogate="cispo",
+        ratio="sequence",
+    )
     ratio = math.sqrt(0.75)  # of the sequence: inside the clip
-    assert shorter.policy_loss.tolist() == pytest.approx([-ratio * math.log(1.5), -ratio * math.log(0.5)])
+    assert shorter.policy_loss.tolist() == pytest.approx(
+        [-ratio * math.log(1.5), -ratio * math.log(0.5)]
+    )
 
 
 def test_terms_by_hand() -> None:
     # Ratios 1.5 (good: clipped at 1.3), 0.5 (bad: clipped at 0.8), 1 (with half the importance).
-    columns = {"entropies": torch.tensor([0.1, 0.2, 0.3]), "importance": torch.tensor([1.0, 1.0, 0.5])}
-    terms = terms_of(torch.tensor([1.5, 0.5, 1.0]).log(), [1.0, -1.0, 2.0], [1, 2], **columns)
+    columns = {
+        "entropies": torch.tensor([0.1, 0.2, 0.3]),
+        "importance": torch.tensor([1.0, 1.0, 0.5]),
+    }
+    terms = terms_of(
+        torch.tensor([1.5, 0.5, 1.0]).log(), [1.0, -1.0, 2.0], [1, 2], **columns
+    )
     assert terms.policy_loss.tolist() == pytest.approx([-1.3, 0.8, -1.0])
     assert terms.clipped_low.tolist() == [0.0, 1.0, 0.0]
     assert terms.clipped_high.tolist() == [1.0, 0.0, 0.0]
     weights = torch.tensor([0.5, 0.25, 0.25])
     assert terms.loss(weights).item() == pytest.approx(-0.65 + 0.2 - 0.25)
-    assert terms.loss(weights, entropy_coef=0.1).item() == pytest.approx(-0.7 - 0.1 * 0.175)
+    assert terms.loss(weights, entropy_coef=0.1).item() == pytest.approx(
+        -0.7 - 0.1 * 0.175
+    )
     kl = (0.5 - math.log(1.5) + -0.5 - math.log(0.5)) / 3
     assert shares(terms, 3).tolist() == pytest.approx([-0.5, 0.2, kl, 1 / 3, 1 / 3])
 
@@ -219,19 +313,30 @@ def test_no_token_has_no_loss_but_a_gradient() -> None:
 
 
 def step_loss(
-    columns: dict[str, Tensor], lengths: Sequence[int], parts: Sequence[Sequence[int]], ratio: str, mean: str
+    columns: dict[str, Tensor],
+    lengths: Sequence[int],
+    parts: Sequence[Sequence[int]],
+    ratio: str,
+    mean: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, gradient and shares of a step whose sequences are computed in `parts`."""
     totals = Totals(samples=len(lengths), tokens=sum(lengths), longest=9)
     logprobs = columns["logprobs"].clone().requires_grad_()
     by_sequence = torch.arange(sum(lengths)).split(list(lengths))
-    losses, summed = torch.zeros((), dtype=torch.float64), torch.zeros(len(LmTerms._fields), dtype=torch.float64)
+    losses, summed = (
+        torch.zeros((), dtype=torch.float64),
+        torch.zeros(len(LmTerms._fields), dtype=torch.float64),
+    )
     for part in parts:
         own = torch.cat([by_sequence[i] for i in part] or [torch.arange(0)])
         own_lengths = torch.tensor([lengths[i] for i in part], dtype=torch.int64)
-        chosen = {name: column[own] for name, column in columns.items()} | {"logprobs": logprobs[own]}
+        chosen = {name: column[own] for name, column in columns.items()} | {
+            "logprobs": logprobs[own]
+        }
         terms = lm_terms(**chosen, lengths=own_lengths, clip=CLIP, ratio=ratio)
-        losses = losses + terms.loss(token_weights(mean, own_lengths, totals).double(), entropy_coef=0.1)
+        losses = losses + terms.loss(
+            token_weights(mean, own_lengths, totals).double(), entropy_coef=0.1
+        )
         summed += shares(terms, totals.tokens or 1)
     losses.backward()
     assert logprobs.grad is not None
@@ -242,14 +347,27 @@ def step_loss(
 @pytest.mark.parametrize("mean", MEANS)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_neither_packing_nor_ranks_change_the_loss(ratio: str, mean: str, data: st.DataObject) -> None:
+def test_neither_packing_nor_ranks_change_the_loss(
+    ratio: str, mean: str, data: st.DataObject
+) -> None:
     lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-    where = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))
+    where = data.draw(
+        st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths))
+    )
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
     names = ("logprobs", "entropies", "old_logprobs", "advantages", "importance")
-    columns = {name: torch.randn(sum(lengths), generator=generator, dtype=torch.float64) for name in names}
+    columns = {
+        name: torch.randn(sum(lengths), generator=generator, dtype=torch.float64)
+        for name in names
+    }
     order = data.draw(st.permutations(range(len(lengths))))
     whole = step_loss(columns, lengths, [range(len(lengths))], ratio, mean)
-    split = step_loss(columns, lengths, [[i for i in order if where[i] == part] for part in range(4)], ratio, mean)
+    split = step_loss(
+        columns,
+        lengths,
+        [[i for i in order if where[i] == part] for part in range(4)],
+        ratio,
+        mean,
+    )
     for expected, found in zip(whole, split, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)

@@ -13,7 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlplace.algo.minibatches import Rows, iteration_generator, minibatches
-from rlplace.algo.packing import SampleSizes, fit, optimizer_steps, pack, pack_steps, spread
+from rlplace.algo.packing import (
+    SampleSizes,
+    fit,
+    optimizer_steps,
+    pack,
+    pack_steps,
+    spread,
+)
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
 
@@ -26,15 +33,21 @@ def apart(lengths: list[int]) -> SampleSizes:
 @example(lengths=[50, 1, 1], ranks=2, budget=10)
 def test_packing(lengths: list[int], ranks: int, budget: int) -> None:
     packing = pack(apart(lengths), ranks, budget)
-    everything = [item for rank in packing.ranks for micro_batch in rank for item in micro_batch]
+    everything = [
+        item for rank in packing.ranks for micro_batch in rank for item in micro_batch
+    ]
     assert sorted(everything) == list(range(len(lengths)))
     assert [len(rank) for rank in packing.ranks] == [len(packing.ranks[0])] * ranks
     for rank in packing.ranks:
         sizes = [sum(lengths[i] for i in micro_batch) for micro_batch in rank]
         assert sizes == sorted(sizes, reverse=True)
-        assert all(size <= budget or len(m) == 1 for size, m in zip(sizes, rank, strict=True))
+        assert all(
+            size <= budget or len(m) == 1 for size, m in zip(sizes, rank, strict=True)
+        )
         assert all(list(micro_batch) == sorted(micro_batch) for micro_batch in rank)
-    assert any(all(rank) for rank in packing.ranks) or not lengths  # one rank needs that many: none is empty on all
+    assert (
+        any(all(rank) for rank in packing.ranks) or not lengths
+    )  # one rank needs that many: none is empty on all
     assert pack(apart(lengths), ranks, budget) == packing
 
 
@@ -42,15 +55,22 @@ def test_packing(lengths: list[int], ranks: int, budget: int) -> None:
 def grouped(draw: st.DrawFn) -> SampleSizes:
     tokens, prompts, groups = list[int](), list[int](), list[int]()
     for group in range(draw(st.integers(0, 6))):
-        prompt, answers = draw(st.integers(0, 30)), draw(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+        prompt, answers = (
+            draw(st.integers(0, 30)),
+            draw(st.lists(st.integers(1, 20), min_size=1, max_size=6)),
+        )
         tokens += [prompt + answer for answer in answers]
         prompts += [prompt] * len(answers)
         groups += [group] * len(answers)
-    return SampleSizes(tuple(tokens), tuple(prompts), tuple(groups), draw(st.sampled_from([0.1, 0.25])))
+    return SampleSizes(
+        tuple(tokens), tuple(prompts), tuple(groups), draw(st.sampled_from([0.1, 0.25]))
+    )
 
 
 @given(sizes=grouped(), ranks=st.integers(1, 5), budget=st.integers(1, 90))
-def test_samples_of_a_group_are_packed_together_where_that_is_less(sizes: SampleSizes, ranks: int, budget: int) -> None:
+def test_samples_of_a_group_are_packed_together_where_that_is_less(
+    sizes: SampleSizes, ranks: int, budget: int
+) -> None:
     packing = pack(sizes, ranks, budget)
     everything = range(len(sizes.tokens))
     assert sorted(packing.samples) == list(everything)
@@ -58,7 +78,10 @@ def test_samples_of_a_group_are_packed_together_where_that_is_less(sizes: Sample
     micro_batches = [micro_batch for rank in packing.ranks for micro_batch in rank]
     assert all(sizes.size(m) <= budget or len(m) == 1 for m in micro_batches)
     assert all(list(m) == sorted(m) for m in micro_batches)
-    together = sum(sizes.size([i for i in everything if sizes.groups[i] == g]) for g in set(sizes.groups))
+    together = sum(
+        sizes.size([i for i in everything if sizes.groups[i] == g])
+        for g in set(sizes.groups)
+    )
     computed = sum(map(sizes.size, micro_batches))
     assert together <= computed <= sum(sizes.tokens)
 
@@ -67,7 +90,10 @@ def test_a_prompt_counts_once_and_its_share_for_each_that_reads_it() -> None:
     sizes = SampleSizes((20, 24, 30, 7), (16, 16, 16, 5), (0, 0, 0, 1), again=0.25)
     assert sizes.size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 16 * 3 // 4 + 7
     assert sizes.size([1, 3]) == 24 + 7  # nothing is shared
-    assert dataclasses.replace(sizes, again=0.26).size([0, 1, 2, 3]) == 16 + (4 + 8 + 14) + 13 + 7
+    assert (
+        dataclasses.replace(sizes, again=0.26).size([0, 1, 2, 3])
+        == 16 + (4 + 8 + 14) + 13 + 7
+    )
     assert pack(sizes, 1, 64).ranks == (((0, 1, 2, 3),),)
     # As wholes one rank had 48 and the other 7; in halves 36 and 37.
     assert pack(sizes, 2, 64).ranks == (((0, 1),), ((2, 3),))
@@ -100,13 +126,20 @@ def test_bins_of_a_known_case() -> None:
         # Rank 0: 8 + 3, rank 1: 7 + 5; each needs two micro-batches of 10 tokens. Waiting: 8 + 5 of 23 / 2.
         ([8, 7, 5, 3], 10, (((0,), (3,)), ((1,), (2,))), 2 * (8 + 5) / 23 - 1),
         # Rank 1 has 5 + 4 and needs two; rank 2 could do 4 + 4 at once, rank 0 has nothing to spread.
-        ([9, 5, 4, 4, 4], 8, (((0,), ()), ((1,), (4,)), ((2,), (3,))), 3 * (9 + 4) / 26 - 1),
+        (
+            [9, 5, 4, 4, 4],
+            8,
+            (((0,), ()), ((1,), (4,)), ((2,), (3,))),
+            3 * (9 + 4) / 26 - 1,
+        ),
         ([5], 8, (((0,),), ((),), ((),)), 2.0),
         ([], 8, ((), ()), 0.0),
     ],
     ids=["two ranks", "what a rank can spread", "more ranks than samples", "nothing"],
 )
-def test_packing_by_hand(lengths: list[int], budget: int, ranks: Any, imbalance: float) -> None:
+def test_packing_by_hand(
+    lengths: list[int], budget: int, ranks: Any, imbalance: float
+) -> None:
     assert pack(apart(lengths), len(ranks), budget) == (ranks, pytest.approx(imbalance))
 
 
@@ -115,17 +148,27 @@ def test_many_samples_over_many_ranks_are_balanced() -> None:
     lengths = [min(4096, int(draw.lognormvariate(6, 1)) + 20) for _ in range(2000)]
     packing = pack(apart(lengths), ranks=16, token_budget=8192)
     assert packing.imbalance < 0.01
-    assert sum(lengths) / (len(packing.ranks[0]) * 16 * 8192) > 0.85  # of the budget is used
+    assert (
+        sum(lengths) / (len(packing.ranks[0]) * 16 * 8192) > 0.85
+    )  # of the budget is used
 
 
-@given(samples=st.integers(0, 50), train_batch=st.none() | st.integers(1, 20), seed=st.text(max_size=3))
+@given(
+    samples=st.integers(0, 50),
+    train_batch=st.none() | st.integers(1, 20),
+    seed=st.text(max_size=3),
+)
 def test_optimizer_steps(samples: int, train_batch: int | None, seed: str) -> None:
     sizes = apart([1] * samples)
     steps = optimizer_steps(sizes, train_batch, seed)
     assert sorted(item for step in steps for item in step) == list(range(samples))
     numbers = [len(step) for step in steps]
-    assert not numbers or 1 <= max(numbers) <= min(min(numbers) + 1, train_batch or samples)
-    assert len(steps) == (0 if not samples else 1 if train_batch is None else -(-samples // train_batch))
+    assert not numbers or 1 <= max(numbers) <= min(
+        min(numbers) + 1, train_batch or samples
+    )
+    assert len(steps) == (
+        0 if not samples else 1 if train_batch is None else -(-samples // train_batch)
+    )
     assert optimizer_steps(sizes, train_batch, seed) == steps
 
 
@@ -133,21 +176,35 @@ def test_groups_stay_whole_in_the_steps_where_there_are_enough() -> None:
     sizes = SampleSizes((1,) * 12, groups=(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2))
     steps = optimizer_steps(sizes, 5, "a")
     assert sorted(map(tuple, steps)) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
-    assert {tuple(map(tuple, optimizer_steps(sizes, 5, seed))) for seed in "abcdef"} != {tuple(map(tuple, steps))}
+    assert {
+        tuple(map(tuple, optimizer_steps(sizes, 5, seed))) for seed in "abcdef"
+    } != {tuple(map(tuple, steps))}
     assert [len(step) for step in optimizer_steps(sizes, 8, "a")] == [4, 8]
     assert [len(step) for step in optimizer_steps(sizes, 3, "a")] == [3, 3, 3, 3]
 
 
 def test_steps_are_packed_by_the_numbers_of_the_iteration() -> None:
     lengths = [4, 9, 2, 7, 5]
-    rules = {"epochs": 2, "train_batch": 3, "seed": "7 0", "ranks": 2, "token_budget": 8}
+    rules = {
+        "epochs": 2,
+        "train_batch": 3,
+        "seed": "7 0",
+        "ranks": 2,
+        "token_budget": 8,
+    }
     packed = pack_steps(apart(lengths), **rules)
-    steps = [picks for epoch in range(2) for picks in optimizer_steps(apart(lengths), 3, f"7 0 {epoch}")]
+    steps = [
+        picks
+        for epoch in range(2)
+        for picks in optimizer_steps(apart(lengths), 3, f"7 0 {epoch}")
+    ]
     assert [sorted(packing.samples) for packing in packed] == steps
     for packing, picks in zip(packed, steps, strict=True):
         alone = pack(apart([lengths[i] for i in picks]), 2, 8)
         assert packing.imbalance == alone.imbalance
-        assert packing.ranks == tuple(tuple(tuple(picks[i] for i in m) for m in share) for share in alone.ranks)
+        assert packing.ranks == tuple(
+            tuple(tuple(picks[i] for i in m) for m in share) for share in alone.ranks
+        )
     assert pack_steps(apart([]), **rules) == ()
 
 
@@ -164,8 +221,14 @@ def test_ranks_agree(steps: int, split: list[int], number: int, seed: int) -> No
     total = sum(split)
     number = min(number, steps * total)
     firsts = [0, *accumulate(split)]
-    blocks = [Rows(steps=steps, total=total, first=f, count=c) for f, c in zip(firsts, split, strict=False)]
-    by_rank = [list(minibatches(block, number, iteration_generator(seed, 0))) for block in blocks]
+    blocks = [
+        Rows(steps=steps, total=total, first=f, count=c)
+        for f, c in zip(firsts, split, strict=False)
+    ]
+    by_rank = [
+        list(minibatches(block, number, iteration_generator(seed, 0)))
+        for block in blocks
+    ]
     order = torch.randperm(steps * total, generator=iteration_generator(seed, 0))
     seen = 0
     for parts in zip(*by_rank, strict=True):
@@ -179,7 +242,9 @@ def test_ranks_agree(steps: int, split: list[int], number: int, seed: int) -> No
     assert seen == steps * total
 
 
-@given(bad=st.lists(st.integers(0, 9), max_size=9, unique=True), number=st.integers(1, 4))
+@given(
+    bad=st.lists(st.integers(0, 9), max_size=9, unique=True), number=st.integers(1, 4)
+)
 def test_samples_that_do_not_count_are_in_no_part(bad: list[int], number: int) -> None:
     """Two ranks, with rows 0 and 1 of 2."""
     sound = torch.ones(10, dtype=torch.bool)
@@ -197,17 +262,25 @@ def test_samples_that_do_not_count_are_in_no_part(bad: list[int], number: int) -
 
 
 @given(bad=st.sets(st.integers(0, 11), max_size=11), number=st.integers(1, 4))
-def test_sequences_are_drawn_whole_and_counted_by_their_samples(bad: set[int], number: int) -> None:
+def test_sequences_are_drawn_whole_and_counted_by_their_samples(
+    bad: set[int], number: int
+) -> None:
     """Six steps of two rows in sequences of three; each rank has one row."""
     sound = torch.tensor([sample not in bad for sample in range(12)])
-    of_sequence = {(part, row): {6 * part + 2 * step + row for step in range(3)} for part in (0, 1) for row in (0, 1)}
+    of_sequence = {
+        (part, row): {6 * part + 2 * step + row for step in range(3)}
+        for part in (0, 1)
+        for row in (0, 1)
+    }
     found, sizes = list[tuple[int, int]](), []
     for row in (0, 1):
         rows = Rows(steps=6, total=2, first=row, count=1)
         parts = list(minibatches(rows, number, iteration_generator(0, 0), sound, 3))
         found += [(int(part), row) for own, _ in parts for part in own]
         sizes.append([count for _, count in parts])
-    assert sorted(found) == sorted(place for place, samples in of_sequence.items() if samples - bad)
+    assert sorted(found) == sorted(
+        place for place, samples in of_sequence.items() if samples - bad
+    )
     assert sizes[0] == sizes[1]
     assert sum(sizes[0]) == 12 - len(bad)
     assert min(sizes[0]) >= 1
@@ -215,12 +288,19 @@ def test_sequences_are_drawn_whole_and_counted_by_their_samples(bad: set[int], n
 
 def test_sizes_differ_by_at_most_one() -> None:
     rows = Rows(steps=5, total=2, first=0, count=2)
-    assert [count for _, count in minibatches(rows, 4, iteration_generator(0, 0))] == [3, 3, 2, 2]
+    assert [count for _, count in minibatches(rows, 4, iteration_generator(0, 0))] == [
+        3,
+        3,
+        2,
+        2,
+    ]
 
 
 def test_streams_of_neighbouring_seeds_and_iterations_are_unrelated() -> None:
     orders = {
-        tuple(torch.randperm(16, generator=iteration_generator(seed, iteration)).tolist())
+        tuple(
+            torch.randperm(16, generator=iteration_generator(seed, iteration)).tolist()
+        )
         for seed in range(4)
         for iteration in range(4)
     }

@@ -20,7 +20,9 @@ CLIP = Clip(low=0.2, high=0.3)
 
 def algorithm(**keys: object) -> AlgorithmConfig:
     placement = {"component_placement": {"actor": "0", "env": "0", "rollout": "0"}}
-    return read_config({"cluster": placement, "env": {"id": "CartPole-v1"}, "algorithm": keys}).algorithm
+    return read_config(
+        {"cluster": placement, "env": {"id": "CartPole-v1"}, "algorithm": keys}
+    ).algorithm
 
 
 RULES = algorithm(clip_ratio_high=0.3)
@@ -32,17 +34,30 @@ def minibatch(n: int) -> tuple[Tensor, Tensor, Tensor, StepSamples]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    old = StepSamples(normal(n, 3), normal(n, 1), normal(n) * 0.3, normal(n), normal(n), normal(n))
-    return old.logprobs + 0.3 * normal(n), old.values + 0.3 * normal(n), normal(n).abs(), old
+    old = StepSamples(
+        normal(n, 3), normal(n, 1), normal(n) * 0.3, normal(n), normal(n), normal(n)
+    )
+    return (
+        old.logprobs + 0.3 * normal(n),
+        old.values + 0.3 * normal(n),
+        normal(n).abs(),
+        old,
+    )
 
 
 @pytest.mark.parametrize("n", [64, 0])
 @pytest.mark.parametrize("value_clip", [None, 0.2])
-@pytest.mark.parametrize("own", [Same, object], ids=["the same formulas", "none of its own"])
+@pytest.mark.parametrize(
+    "own", [Same, object], ids=["the same formulas", "none of its own"]
+)
 def test_the_same_formulas_have_the_slopes_that_are_written_by_hand(
     n: int, value_clip: float | None, own: type
 ) -> None:
-    made = own(algorithm(clip_ratio_high=0.3, value_clip=value_clip)) if own is Same else own()
+    made = (
+        own(algorithm(clip_ratio_high=0.3, value_clip=value_clip))
+        if own is Same
+        else own()
+    )
     rules = {"value_clip": value_clip, "value_coef": 0.7, "count": 100}
     given = (*minibatch(n), CLIP)
     expected = ppo_slopes(*given, **rules)
@@ -56,16 +71,24 @@ def test_the_same_formulas_have_the_slopes_that_are_written_by_hand(
         torch.testing.assert_close(found.shares[len(PPO_MEANS) :], ratio[None])
 
 
-def test_what_is_of_another_shape_or_without_a_gradient_is_told_with_what_was_to_be_returned() -> None:
+def test_what_is_of_another_shape_or_without_a_gradient_is_told_with_what_was_to_be_returned() -> (
+    None
+):
     logprobs, values, _, old = minibatch(4)
     samples = TokenSamples(old.logprobs, old.advantages, torch.tensor([4]))
     variant = Variant("my:Wrong", Wrong(RULES))
     steps = Steps(*(torch.zeros(2, 3) for _ in Steps._fields))
     wrong = {
-        "a tensor of shape [4]": lambda: variant.policy_loss(logprobs.requires_grad_(), samples),
-        "without detach or no_grad": lambda: variant.value_loss(values.requires_grad_(), old.values, old.returns),
+        "a tensor of shape [4]": lambda: variant.policy_loss(
+            logprobs.requires_grad_(), samples
+        ),
+        "without detach or no_grad": lambda: variant.value_loss(
+            values.requires_grad_(), old.values, old.returns
+        ),
         "a dict of tensors by name": lambda: variant.metrics(logprobs, samples),
-        "advantages and returns, [2, 3] each": lambda: variant.advantages_and_returns(steps),
+        "advantages and returns, [2, 3] each": lambda: variant.advantages_and_returns(
+            steps
+        ),
         "a tensor of shape [2, 3]": lambda: variant.advantages(steps),
     }
     for fix, call in wrong.items():
@@ -82,15 +105,27 @@ def test_what_is_of_another_shape_or_without_a_gradient_is_told_with_what_was_to
         ({"name": "tests.own_variant:Sam"}, "name: tests.own_variant:Same"),
         ({"name": "tests.own_variant:Misspelt"}, "def policy_loss(self, ...)"),
         ({"name": "tests.own_variant:AlgorithmConfig"}, "def advantages(self, ...)"),
-        ({"name": "tests.own_variant:Same", "kwargs": {"double": True}}, "doubled: True"),
-        ({"name": "tests.own_variants:Same"}, "put the folder of your package on PYTHONPATH"),
+        (
+            {"name": "tests.own_variant:Same", "kwargs": {"double": True}},
+            "doubled: True",
+        ),
+        (
+            {"name": "tests.own_variants:Same"},
+            "put the folder of your package on PYTHONPATH",
+        ),
         ({"name": "tests.own_variant:__doc__"}, "name: <package.module:Class>"),
     ],
     ids=lambda value: value.get("name") if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_used_is_reported_before_a_run(variant: dict[str, object], fix: str) -> None:
+def test_what_cannot_be_used_is_reported_before_a_run(
+    variant: dict[str, object], fix: str
+) -> None:
     placement = {"component_placement": {"actor": "0", "env": "0", "rollout": "0"}}
-    found = {"cluster": placement, "env": {"id": "CartPole-v1"}, "algorithm": {"variant": variant}}
+    found = {
+        "cluster": placement,
+        "env": {"id": "CartPole-v1"},
+        "algorithm": {"variant": variant},
+    }
     (problem,) = check_variant(read_config(found))
     assert problem.code == "unknown-variant"
     assert problem.key.startswith("algorithm.variant.")
@@ -106,7 +141,11 @@ class Uneven:
 
     def metrics(self, logprobs: Tensor, samples: object) -> dict[str, Tensor]:
         by_name = {"moved": logprobs, "above": logprobs + 1.0}
-        return by_name if len(logprobs) > 1 else {"above": logprobs + 1.0, "other": logprobs}
+        return (
+            by_name
+            if len(logprobs) > 1
+            else {"above": logprobs + 1.0, "other": logprobs}
+        )
 
 
 class Turned:
@@ -120,7 +159,9 @@ class Turned:
 def test_metrics_have_the_same_names_and_order_in_all_minibatches() -> None:
     samples = minibatch(1)[3]
     turned = Variant("own", Turned())
-    assert [*turned.metrics(torch.zeros(2), samples)] == [*turned.metrics(torch.zeros(1), samples)]
+    assert [*turned.metrics(torch.zeros(2), samples)] == [
+        *turned.metrics(torch.zeros(1), samples)
+    ]
     uneven = Variant("own", Uneven())
     uneven.metrics(torch.zeros(2), samples)
     with pytest.raises(ConfigError, match="bad-variant") as raised:

@@ -67,8 +67,12 @@ def offered(error: str) -> str:
 def test_auto_is_the_newest_whole_one_of_the_run_that_saved_last(runs: Path) -> None:
     last = runs / "2026-11-22_10-00-00" / "checkpoints" / "000020"
     assert (newest(runs).folder, newest(runs).notes) == (last, ())
-    save(Store(runs / "2026-11-21_10-00-00", keep_last=2, keep_best=0), 30)  # this run was resumed
-    assert newest(runs).folder == runs / "2026-11-21_10-00-00" / "checkpoints" / "000030"
+    save(
+        Store(runs / "2026-11-21_10-00-00", keep_last=2, keep_best=0), 30
+    )  # this run was resumed
+    assert (
+        newest(runs).folder == runs / "2026-11-21_10-00-00" / "checkpoints" / "000030"
+    )
 
 
 def test_a_job_without_a_checkpoint_has_none(tmp_path: Path) -> None:
@@ -86,7 +90,9 @@ def test_a_path_is_a_run_or_its_checkpoints_or_one_of_them_or_a_copy(
     last = run / "checkpoints" / "000020"
     for path in (run, run / "checkpoints", last):
         assert newest(runs, str(path)).folder == last
-    shutil.copytree(run / "checkpoints" / "000010", tmp_path / "good" / "checkpoints" / "000010")
+    shutil.copytree(
+        run / "checkpoints" / "000010", tmp_path / "good" / "checkpoints" / "000010"
+    )
     copy = newest(runs, str(tmp_path / "good"))
     assert (copy.iteration, copy.run) == (10, tmp_path / "good")
     verify(copy)
@@ -94,10 +100,19 @@ def test_a_path_is_a_run_or_its_checkpoints_or_one_of_them_or_a_copy(
     assert newest(runs, "000010").run == run
 
 
-def test_a_checkpoint_outside_of_a_run_has_no_place_to_go_on(runs: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_outside_of_a_run_has_no_place_to_go_on(
+    runs: Path, tmp_path: Path
+) -> None:
     for name in ("good_one", "000010"):
-        shutil.copytree(runs / "2026-11-21_10-00-00" / "checkpoints" / "000010", tmp_path / name)
-        with refused("not-a-checkpoint", "lies in the folder of a run", "<run>/checkpoints/", leaving=tmp_path):
+        shutil.copytree(
+            runs / "2026-11-21_10-00-00" / "checkpoints" / "000010", tmp_path / name
+        )
+        with refused(
+            "not-a-checkpoint",
+            "lies in the folder of a run",
+            "<run>/checkpoints/",
+            leaving=tmp_path,
+        ):
             find(str(tmp_path / name), runs)
 
 
@@ -118,7 +133,11 @@ def remove(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"), [(truncate, "expected 5,000 bytes, found 100"), (remove, "expected 5,000 bytes, found no file")]
+    ("damage", "told"),
+    [
+        (truncate, "expected 5,000 bytes, found 100"),
+        (remove, "expected 5,000 bytes, found no file"),
+    ],
 )
 def test_a_file_that_lacks_bytes(runs: Path, damage: object, told: str) -> None:
     run = runs / "2026-11-22_10-00-00"
@@ -131,7 +150,9 @@ def test_a_file_that_lacks_bytes(runs: Path, damage: object, told: str) -> None:
     assert told in found.notes[0]
     whole = run / "checkpoints" / "000010"
     for path in (run, run / "checkpoints" / "000020"):
-        with refused("checkpoint-damaged", str(file), told, f"fix: resume={whole}", leaving=runs):
+        with refused(
+            "checkpoint-damaged", str(file), told, f"fix: resume={whole}", leaving=runs
+        ):
             find(str(path), runs)
 
 
@@ -142,13 +163,22 @@ def test_a_changed_bit_is_found_by_reading_all(runs: Path) -> None:
         changed = bytearray((found.folder / name).read_bytes())
         changed[1234] ^= 1
         (found.folder / name).write_bytes(changed)
-    with refused("checkpoint-damaged", "shard_0.bin", "shard_1.bin", "expected SHA-256", str(before), leaving=runs):
+    with refused(
+        "checkpoint-damaged",
+        "shard_0.bin",
+        "shard_1.bin",
+        "expected SHA-256",
+        str(before),
+        leaving=runs,
+    ):
         verify(found)
     assert newest(runs).folder == before
     assert ["expected SHA-256" in note for note in newest(runs).notes] == [True, True]
     (runs / "2026-11-21_10-00-00" / "checkpoints").rename(runs / "kept")
     shutil.rmtree(before)
-    with refused("checkpoint-damaged", "shard_0.bin", "shard_1.bin", "resume=null", leaving=runs):
+    with refused(
+        "checkpoint-damaged", "shard_0.bin", "shard_1.bin", "resume=null", leaving=runs
+    ):
         find("auto", runs)
 
 
@@ -160,7 +190,17 @@ def test_without_a_whole_one_auto_does_not_start_anew(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "files": {"a": 3}}', "\udcff", '{"format": "one"}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "files": {"a": 3}}',
+        "\udcff",
+        '{"format": "one"}',
+    ],
 )
 def test_a_manifest_that_is_none(runs: Path, text: str) -> None:
     manifest = newest(runs).folder / "manifest.json"
@@ -176,7 +216,9 @@ def test_a_manifest_cannot_name_files_elsewhere(runs: Path) -> None:
         values = json.loads(manifest.read_text())
         values["files"][name] = {"bytes": 1, "sha256": ""}
         manifest.write_text(json.dumps(values))
-        with refused("checkpoint-damaged", "is outside of the checkpoint", leaving=runs):
+        with refused(
+            "checkpoint-damaged", "is outside of the checkpoint", leaving=runs
+        ):
             find(str(manifest.parent), runs)
 
 
@@ -184,7 +226,12 @@ def test_a_newer_format_is_not_passed_over(runs: Path) -> None:
     manifest = newest(runs).folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
     for resume in ("auto", str(manifest.parent)):
-        with refused("checkpoint-newer", str(manifest), "expected format 1 or lower, found 2", leaving=runs):
+        with refused(
+            "checkpoint-newer",
+            str(manifest),
+            "expected format 1 or lower, found 2",
+            leaving=runs,
+        ):
             find(resume, runs)
 
 
@@ -192,7 +239,9 @@ def test_a_manifest_that_cannot_be_read(runs: Path) -> None:
     manifest = newest(runs).folder / "manifest.json"
     manifest.unlink()
     manifest.mkdir()
-    with refused("checkpoint-unreadable", str(manifest), "Is a directory", leaving=runs):
+    with refused(
+        "checkpoint-unreadable", str(manifest), "Is a directory", leaving=runs
+    ):
         find("auto", runs)
 
 
@@ -204,18 +253,36 @@ def test_a_checkpoint_of_another_user(runs: Path) -> None:
     shard = found.folder / "actor" / "shard_0.bin"
     shard.chmod(0o600)
     folder = newest(runs).run / "checkpoints"
-    with as_nobody(), refused("checkpoint-unreadable", str(shard), "Permission denied", leaving=runs / "none"):
+    with (
+        as_nobody(),
+        refused(
+            "checkpoint-unreadable",
+            str(shard),
+            "Permission denied",
+            leaving=runs / "none",
+        ),
+    ):
         verify(found)
     folder.chmod(0o700)
     with as_nobody():
         other = newest(runs)
         assert (other.run.name, len(other.notes)) == ("2026-11-21_10-00-00", 1)
         assert str(folder) in other.notes[0]
-        with refused("resume-not-found", f"fix: resume={other.folder}", leaving=runs / "none"):
+        with refused(
+            "resume-not-found", f"fix: resume={other.folder}", leaving=runs / "none"
+        ):
             find(str(runs.parent / "elsewhere"), runs)
     for run in runs.iterdir():
         run.chmod(0o700)
-    with as_nobody(), refused("checkpoint-unreadable", str(folder), "Permission denied", leaving=runs / "none"):
+    with (
+        as_nobody(),
+        refused(
+            "checkpoint-unreadable",
+            str(folder),
+            "Permission denied",
+            leaving=runs / "none",
+        ),
+    ):
         find("auto", runs)
 
 
@@ -228,11 +295,15 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_path_that_does_not_exist_is_answered_with_what_is_there(runs: Path, tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_answered_with_what_is_there(
+    runs: Path, tmp_path: Path
+) -> None:
     last = runs / "2026-11-22_10-00-00"
     (tmp_path / "model").mkdir()
     offers = {
-        tmp_path / "modle": last / "checkpoints" / "000020",  # what is called nearly so has no checkpoint
+        tmp_path / "modle": last
+        / "checkpoints"
+        / "000020",  # what is called nearly so has no checkpoint
         runs / "2026-11-22_10-00-01": last,
         last / "checkpoints" / "000030": last / "checkpoints" / "000020",
         runs.parent / "hybrid_pp" / "2026-11-22_10-00-00": last,
@@ -242,7 +313,10 @@ def test_a_path_that_does_not_exist_is_answered_with_what_is_there(runs: Path, t
         with pytest.raises(ConfigError) as error:
             find(str(path), runs)
         assert error.value.codes == ("resume-not-found",)
-        assert (str(path) in str(error.value), offered(str(error.value))) == (True, str(offer))
+        assert (str(path) in str(error.value), offered(str(error.value))) == (
+            True,
+            str(offer),
+        )
         assert newest(runs, offered(str(error.value))).run == last
 
 
@@ -259,11 +333,19 @@ def test_a_folder_that_is_no_checkpoint(runs: Path, tmp_path: Path) -> None:
         runs: "a checkpoint has manifest.json, a run has checkpoints/",
     }
     for path, told in cases.items():
-        with refused("not-a-checkpoint", str(path), told, f"resume={last}", leaving=tmp_path):
+        with refused(
+            "not-a-checkpoint", str(path), told, f"resume={last}", leaving=tmp_path
+        ):
             find(str(path), runs)
     empty = runs / "2026-11-20_10-00-00"
     (empty / "checkpoints").mkdir(parents=True)
-    with refused("no-checkpoint", str(empty), "before the first one was whole", f"resume={last}", leaving=tmp_path):
+    with refused(
+        "no-checkpoint",
+        str(empty),
+        "before the first one was whole",
+        f"resume={last}",
+        leaving=tmp_path,
+    ):
         find(str(empty), runs)
 
 
@@ -279,7 +361,10 @@ def test_a_part_that_lacks_only_its_name_is_not_taken(runs: Path) -> None:
 
 def test_the_key_of_an_error_is_that_of_who_asks(runs: Path) -> None:
     last = runs / "2026-11-22_10-00-00" / "checkpoints" / "000020"
-    with pytest.raises(ConfigError, match=rf"^CHECKPOINT: the path does not exist[^$]*fix: {re.escape(str(last))}$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^CHECKPOINT: the path does not exist[^$]*fix: {re.escape(str(last))}$",
+    ):
         find(str(runs / "none"), runs, "CHECKPOINT")
 
 

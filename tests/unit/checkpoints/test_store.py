@@ -44,12 +44,21 @@ def test_a_checkpoint_has_what_was_written_and_nothing_else(run: Path) -> None:
     saved = save(Store(run, keep_last=2, keep_best=0), 12, score=3.5)
     found = find(str(run), run.parent)
     assert found == saved
-    assert (found.iteration, found.version, found.score, found.run) == (12, 12, 3.5, run)
+    assert (found.iteration, found.version, found.score, found.run) == (
+        12,
+        12,
+        3.5,
+        run,
+    )
     assert (dict(found.ranks), dict(found.libraries)) == (RANKS, {"rlplace": "0.1.0"})
     verify(found)
-    there = sorted(str(f.relative_to(found.folder)) for f in found.folder.rglob("*") if f.is_file())
+    there = sorted(
+        str(f.relative_to(found.folder)) for f in found.folder.rglob("*") if f.is_file()
+    )
     shards = ["actor/shard_0.bin", "actor/shard_1.bin", "env/shard_0.bin"]
-    assert there == sorted([*shards, "config.yaml", "plan.json", "run.json", "manifest.json"])
+    assert there == sorted(
+        [*shards, "config.yaml", "plan.json", "run.json", "manifest.json"]
+    )
     assert sorted(found.files) == sorted(set(there) - {"manifest.json"})
     assert found.text("config.yaml") == "seed: 1\n"
     assert (run / "checkpoints" / "latest").read_text() == "000012\n"
@@ -62,7 +71,9 @@ def test_the_newest_are_kept_and_the_best_beside_them(run: Path) -> None:
     assert kept(run) == ["000002", "000005", "000006", "000007", "latest"]
 
 
-def test_what_an_earlier_attempt_saved_later_goes_when_the_run_is_resumed_before_it(run: Path) -> None:
+def test_what_an_earlier_attempt_saved_later_goes_when_the_run_is_resumed_before_it(
+    run: Path,
+) -> None:
     store = Store(run, keep_last=3, keep_best=1)
     for iteration in (2, 4, 6, 8):
         save(store, iteration, score=float(iteration))
@@ -82,8 +93,13 @@ def test_a_damaged_checkpoint_counts_as_none_that_is_kept(run: Path) -> None:
     assert kept(run) == ["000001", "000002", "000003", "latest"]
 
 
-@pytest.mark.parametrize(("report", "why"), [("OSError: no such device", "no such device"), ("", "the disk is full")])
-def test_a_rank_that_fails_fails_the_checkpoint_at_once_and_not_the_last_one(run: Path, report: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [("OSError: no such device", "no such device"), ("", "the disk is full")],
+)
+def test_a_rank_that_fails_fails_the_checkpoint_at_once_and_not_the_last_one(
+    run: Path, report: str, why: str
+) -> None:
     """A report that is empty is of a disk that had no room for it."""
     store = Store(run, keep_last=1, keep_best=0)
     save(store, 1)
@@ -91,7 +107,9 @@ def test_a_rank_that_fails_fails_the_checkpoint_at_once_and_not_the_last_one(run
     write_ranks(part)
     (part / "actor" / "rank_00001.json").unlink()
     report_failed(part / "actor", 1, report)
-    with pytest.raises(OutputError, match="actor rank_00001 could not write its part") as error:
+    with pytest.raises(
+        OutputError, match="actor rank_00001 could not write its part"
+    ) as error:
         commit(store, part)
     assert error.value.code == "checkpoint-not-written"
     assert why in str(error.value)
@@ -103,7 +121,9 @@ def test_a_rank_that_is_late_is_named(run: Path) -> None:
     part = store.begin(2, RANKS)
     (part / "actor" / "a.bin").write_bytes(b"a")
     report_written(part / "actor", 0, ["a.bin"])
-    with pytest.raises(OutputError, match="actor has 2 ranks, and not all have written within"):
+    with pytest.raises(
+        OutputError, match="actor has 2 ranks, and not all have written within"
+    ):
         commit(store, part, timeout_s=0.1)
 
 
@@ -112,7 +132,9 @@ def test_a_file_that_lost_bytes_since_its_rank_reported_is_noticed(run: Path) ->
     part = store.begin(2, RANKS)
     write_ranks(part)
     os.truncate(part / "env" / "shard_0.bin", 17)
-    with pytest.raises(OutputError, match=r"env/shard_0\.bin was written with 5,000 bytes and has 17"):
+    with pytest.raises(
+        OutputError, match=r"env/shard_0\.bin was written with 5,000 bytes and has 17"
+    ):
         commit(store, part)
     assert kept(run) == []
 
@@ -140,8 +162,14 @@ def test_saving_goes_on_behind_the_run_and_says_how_it_ended(run: Path) -> None:
     assert kept(run) == ["000001", "latest"]
 
 
-def test_what_the_disk_holds_is_given_up_and_the_next_one_is_saved(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, stuck, left = Store(run, keep_last=2, keep_best=0), threading.Event(), threading.Event()
+def test_what_the_disk_holds_is_given_up_and_the_next_one_is_saved(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, stuck, left = (
+        Store(run, keep_last=2, keep_best=0),
+        threading.Event(),
+        threading.Event(),
+    )
     saver = Saver(store, timeout_s=PATIENCE_S)
     commit_now = store.commit
 
@@ -168,13 +196,21 @@ def test_what_the_disk_holds_is_given_up_and_the_next_one_is_saved(run: Path, mo
 
 
 def saver_thread() -> threading.Thread:
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "checkpoint")
+    (thread,) = (
+        thread for thread in threading.enumerate() if thread.name == "checkpoint"
+    )
     return thread
 
 
-def test_what_is_committed_is_not_given_up_while_others_are_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_committed_is_not_given_up_while_others_are_removed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.1)
-    store, removing, free = Store(run, keep_last=1, keep_best=0), threading.Event(), threading.Event()
+    store, removing, free = (
+        Store(run, keep_last=1, keep_best=0),
+        threading.Event(),
+        threading.Event(),
+    )
     save(store, 1)
     retain = store.retain
 
@@ -192,13 +228,19 @@ def test_what_is_committed_is_not_given_up_while_others_are_removed(run: Path, m
     saved, thread = saver.finish(0.1), saver_thread()
     assert saved is not None
     assert saved.checkpoint is not None
-    assert (saved.checkpoint.folder.name, saved.error, saver.busy) == ("000002", None, False)
+    assert (saved.checkpoint.folder.name, saved.error, saver.busy) == (
+        "000002",
+        None,
+        False,
+    )
     free.set()
     thread.join(PATIENCE_S)
     assert kept(run) == ["000002", "latest"]
 
 
-def test_what_is_committed_after_it_was_given_up_removes_none(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_committed_after_it_was_given_up_removes_none(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.1)
     store, free = Store(run, keep_last=1, keep_best=0), threading.Event()
     save(store, 1)
@@ -224,12 +266,18 @@ def test_what_is_committed_after_it_was_given_up_removes_none(run: Path, monkeyp
 def test_killed_at_any_moment_a_run_keeps_a_whole_checkpoint(run: Path) -> None:
     """40 deaths by SIGKILL, each at a moment of its own, most of them between two calls that touch files."""
     command = [sys.executable, "-m", "tests.checkpoint_writer", str(run), "40"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     moments = done.stdout.splitlines()
     assert len(moments) == 40
-    states = {re.sub(r"[0-9]+", "N", line.split("| left")[1]).strip() for line in moments}
-    assert states >= {"", "N.part"}, "deaths while a checkpoint was written, and between two"
+    states = {
+        re.sub(r"[0-9]+", "N", line.split("| left")[1]).strip() for line in moments
+    }
+    assert states >= {"", "N.part"}, (
+        "deaths while a checkpoint was written, and between two"
+    )
 
 
 def in_a_fork(work: Callable[[], None]) -> int:
@@ -271,7 +319,9 @@ def test_a_disk_without_room_leaves_the_last_whole_checkpoint(run: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write as another user")
-def test_a_folder_that_cannot_be_written_leaves_the_last_whole_checkpoint(run: Path) -> None:
+def test_a_folder_that_cannot_be_written_leaves_the_last_whole_checkpoint(
+    run: Path,
+) -> None:
     store = Store(run, keep_last=1, keep_best=0)
     first = save(store, 1)
     for folder in (run / "checkpoints", *list(run.parents)[:-2]):
@@ -279,26 +329,41 @@ def test_a_folder_that_cannot_be_written_leaves_the_last_whole_checkpoint(run: P
 
     def as_nobody() -> None:
         os.seteuid(65534)
-        refused(lambda: store.begin(2, RANKS), "cannot write: Permission denied", "000002.part")()
-        refused(lambda: lock(run).__enter__(), "cannot write: Permission denied", "run.lock")()
+        refused(
+            lambda: store.begin(2, RANKS),
+            "cannot write: Permission denied",
+            "000002.part",
+        )()
+        refused(
+            lambda: lock(run).__enter__(), "cannot write: Permission denied", "run.lock"
+        )()
 
     assert in_a_fork(as_nobody) == 0
     assert find("auto", run.parent) == first
 
 
-def test_a_second_run_in_the_folder_is_refused_until_the_first_is_dead(run: Path) -> None:
+def test_a_second_run_in_the_folder_is_refused_until_the_first_is_dead(
+    run: Path,
+) -> None:
     holding = (
         "import sys, time; from pathlib import Path; from rlplace.checkpoints.store import lock\n"
         "with lock(Path(sys.argv[1])):\n    print('locked', flush=True); time.sleep(60)"
     )
-    other = subprocess.Popen([sys.executable, "-c", holding, str(run)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    other = subprocess.Popen(
+        [sys.executable, "-c", holding, str(run)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
         with pytest.raises(ConfigError) as error, lock(run):
             pass
         assert error.value.codes == ("run-in-use",)
-        assert f"process {other.pid} on {os.uname().nodename} writes in it" in str(error.value)
+        assert f"process {other.pid} on {os.uname().nodename} writes in it" in str(
+            error.value
+        )
     finally:
         other.kill()
         other.communicate()

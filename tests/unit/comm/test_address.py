@@ -12,12 +12,18 @@ from rlplace.comm.channel import ChannelSpec
 
 
 def location(process: str, *keys: str) -> ProcessLocation:
-    return ProcessLocation(spec=ChannelSpec(name="observations", capacity_items=2, keys=keys), node=0, process=process)
+    return ProcessLocation(
+        spec=ChannelSpec(name="observations", capacity_items=2, keys=keys),
+        node=0,
+        process=process,
+    )
 
 
 def address(*locations: ProcessLocation) -> ChannelAddress:
     keys = tuple(key for each in locations for key in each.spec.keys or ())
-    spec = ChannelSpec(name="observations", capacity_items=2 * len(locations), keys=keys)
+    spec = ChannelSpec(
+        name="observations", capacity_items=2 * len(locations), keys=keys
+    )
     return ChannelAddress(spec=spec, locations=locations)
 
 
@@ -33,7 +39,9 @@ def test_workers_of_one_process_meet_in_its_memory() -> None:
 
 def test_each_process_has_its_own_part_and_asks_for_no_other() -> None:
     both = address(location("env+rollout 0", "0"), location("env+rollout 1", "1"))
-    ends = [both.connect(Place(node=0, process=f"env+rollout {rank}")) for rank in range(2)]
+    ends = [
+        both.connect(Place(node=0, process=f"env+rollout {rank}")) for rank in range(2)
+    ]
     for rank, end in enumerate(ends):
         end.put(rank, key=str(rank))
     assert [end.get(key=str(rank)) for rank, end in enumerate(ends)] == [0, 1]

@@ -17,7 +17,9 @@ def test_what_fits_is_packed_in_one_and_the_rest_in_pieces() -> None:
     assert isinstance(packer.pack({"small": small}), bytes)
     mixed = packer.pack({"small": small, "large": large})
     assert isinstance(mixed, tuple)
-    assert [b.nbytes for b in mixed[1:]] == [large.nbytes]  # the small one stays in the header
+    assert [b.nbytes for b in mixed[1:]] == [
+        large.nbytes
+    ]  # the small one stays in the header
     assert codec.unpack(mixed)["large"].tolist() == large.tolist()
     text = packer.pack("x" * 20_000)
     assert (type(text), codec.unpack(text)) == (tuple, "x" * 20_000)

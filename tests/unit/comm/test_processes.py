@@ -12,7 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlplace.comm.processes import LOCK_BYTES, SharedLock, Waker, Wakers, _called_in_forks, in_forks
+from rlplace.comm.processes import (
+    LOCK_BYTES,
+    SharedLock,
+    Waker,
+    Wakers,
+    _called_in_forks,
+    in_forks,
+)
 from tests.channel_peer import FORK, in_child
 
 
@@ -45,7 +52,9 @@ def test_threads_of_one_process_exclude_each_other(lock: SharedLock) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_the_kernel_frees_the_lock_of_a_dead_process(lock: SharedLock, waits: bool) -> None:
+def test_the_kernel_frees_the_lock_of_a_dead_process(
+    lock: SharedLock, waits: bool
+) -> None:
     reading, writing = os.pipe()
 
     def die() -> None:

@@ -9,7 +9,13 @@ import pytest
 from rlplace.comm.address import Branch, SpreadChannel
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.errors import ChannelBroken, ChannelClosed, ChannelMisuse, EndOfStream, Problem
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelClosed,
+    ChannelMisuse,
+    EndOfStream,
+    Problem,
+)
 
 SPEC = ChannelSpec(name="actions", capacity_items=3, keys=("0", "1", "2"))
 
@@ -18,10 +24,16 @@ class Branches:
     """Keys 0 and 1 in one branch with room for two, key 2 in another with room for one."""
 
     def __init__(self) -> None:
-        self.near = LocalChannel(ChannelSpec(name="actions", capacity_items=2, keys=("0", "1")))
-        self.far = LocalChannel(ChannelSpec(name="actions", capacity_items=1, keys=("2",)))
+        self.near = LocalChannel(
+            ChannelSpec(name="actions", capacity_items=2, keys=("0", "1"))
+        )
+        self.far = LocalChannel(
+            ChannelSpec(name="actions", capacity_items=1, keys=("2",))
+        )
         self.connected: set[LocalChannel] = set()
-        self.whole = SpreadChannel(SPEC, [self.branch(self.near), self.branch(self.far)])
+        self.whole = SpreadChannel(
+            SPEC, [self.branch(self.near), self.branch(self.far)]
+        )
 
     def branch(self, channel: LocalChannel) -> Branch:
         def connect() -> LocalChannel:
@@ -39,8 +51,13 @@ def test_each_key_goes_to_its_part_and_only_that_is_connected() -> None:
     assert branches.connected == {branches.near}
     assert branches.whole.named("env rank 1").get(key="1") == "b"
     end.put("c", key="2")
-    assert (branches.near.stats().depth_by_key, branches.far.stats().depth_by_key) == ({"0": 1}, {"2": 1})
-    assert branches.near.stats().producers == ("rollout rank 0",), "the branches know who puts"
+    assert (branches.near.stats().depth_by_key, branches.far.stats().depth_by_key) == (
+        {"0": 1},
+        {"2": 1},
+    )
+    assert branches.near.stats().producers == ("rollout rank 0",), (
+        "the branches know who puts"
+    )
 
 
 def test_a_key_of_no_part_is_refused_in_the_name_of_the_whole() -> None:
@@ -63,7 +80,11 @@ def test_a_lost_part_does_not_keep_the_others_from_being_broken() -> None:
     near = LocalChannel(ChannelSpec(name="actions", capacity_items=1, keys=("0",)))
 
     def lost() -> LocalChannel:
-        raise ChannelBroken(Problem(code="channel-broken", key="channel actions", what="its node is gone"))
+        raise ChannelBroken(
+            Problem(
+                code="channel-broken", key="channel actions", what="its node is gone"
+            )
+        )
 
     spec = ChannelSpec(name="actions", capacity_items=2, keys=("0", "1"))
     whole = SpreadChannel(spec, [Branch(("1",), lost), Branch(("0",), lambda: near)])
@@ -84,10 +105,20 @@ def test_statistics_are_those_of_one_channel() -> None:
         threads.submit(branches.whole.named("rollout rank 1").get, key="1")
         while len((stats := branches.whole.stats()).waits) < 2:
             pass
-        assert (stats.waiting_producers, stats.waiting_consumers) == (("env rank 0",), ("rollout rank 1",))
-        assert [wait.wants for wait in stats.waits] == ["credit", "item"], "puts come first"
+        assert (stats.waiting_producers, stats.waiting_consumers) == (
+            ("env rank 0",),
+            ("rollout rank 1",),
+        )
+        assert [wait.wants for wait in stats.waits] == ["credit", "item"], (
+            "puts come first"
+        )
         branches.whole.close()
     stats = branches.whole.stats()
-    assert (stats.depth_items, stats.puts, stats.gets, stats.high_water_items) == (2, 2, 0, 2)
+    assert (stats.depth_items, stats.puts, stats.gets, stats.high_water_items) == (
+        2,
+        2,
+        0,
+        2,
+    )
     assert stats.depth_by_key == {"0": 1, "2": 1}
     assert (stats.producers, stats.consumers) == (("env rank 0",), ("rollout rank 1",))

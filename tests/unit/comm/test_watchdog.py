@@ -21,7 +21,9 @@ Start = Callable[..., Future[Any]]
 @pytest.fixture
 def channels() -> dict[str, LocalChannel]:
     return {
-        name: LocalChannel(ChannelSpec(name=name, capacity_items=2, timeout_s=PATIENCE_S))
+        name: LocalChannel(
+            ChannelSpec(name=name, capacity_items=2, timeout_s=PATIENCE_S)
+        )
         for name in ("observations", "actions")
     }
 
@@ -34,12 +36,19 @@ def start(channels: dict[str, LocalChannel]) -> Iterator[Start]:
             channel.break_("the test is over")
 
 
-def both_have_met(channels: dict[str, LocalChannel]) -> tuple[LocalChannel, LocalChannel]:
+def both_have_met(
+    channels: dict[str, LocalChannel],
+) -> tuple[LocalChannel, LocalChannel]:
     """The end of env at the actions and that of rollout at the observations, once each has put something there."""
-    for channel, producer, consumer in (("observations", "env", "rollout"), ("actions", "rollout", "env")):
+    for channel, producer, consumer in (
+        ("observations", "env", "rollout"),
+        ("actions", "rollout", "env"),
+    ):
         channels[channel].named(f"{producer} rank 0").put(0)
         channels[channel].named(f"{consumer} rank 0").get()
-    return channels["actions"].named("env rank 0"), channels["observations"].named("rollout rank 0")
+    return channels["actions"].named("env rank 0"), channels["observations"].named(
+        "rollout rank 0"
+    )
 
 
 def wait_for(channels: dict[str, LocalChannel], name: str) -> None:
@@ -51,7 +60,10 @@ def test_a_slow_peer_is_named_and_reported_again_only_after_it_moved(
     channels: dict[str, LocalChannel], start: Start
 ) -> None:
     actions, _ = both_have_met(channels)
-    dog, rollout = Watchdog(channels, stall_s=30), channels["actions"].named("rollout rank 0")
+    dog, rollout = (
+        Watchdog(channels, stall_s=30),
+        channels["actions"].named("rollout rank 0"),
+    )
     for begin in (0.0, 1000.0):
         assert dog.look(begin) is None
         taken = start(actions.get)
@@ -66,7 +78,9 @@ def test_a_slow_peer_is_named_and_reported_again_only_after_it_moved(
         assert dog.look(begin + 61) is None
 
 
-def test_an_idle_job_and_a_busy_one_are_not_reported(channels: dict[str, LocalChannel], start: Start) -> None:
+def test_an_idle_job_and_a_busy_one_are_not_reported(
+    channels: dict[str, LocalChannel], start: Start
+) -> None:
     actions, _ = both_have_met(channels)
     channels["gone"] = LocalChannel(ChannelSpec(name="gone", capacity_items=1))
     channels["gone"].break_("over")
@@ -87,13 +101,20 @@ def test_a_deadlock_beside_a_channel_that_moves_is_found(
     start(functools.partial(actions.get, key="0"))
     start(functools.partial(observations.get, key="0"))
     with caplog.at_level(logging.WARNING, "rlplace"), Watchdog(channels, stall_s=0.02):
-        while "deadlock" not in caplog.text:  # the other keys of both channels are never still
-            for channel, producer, consumer in (("observations", "env", "rollout"), ("actions", "rollout", "env")):
+        while (
+            "deadlock" not in caplog.text
+        ):  # the other keys of both channels are never still
+            for channel, producer, consumer in (
+                ("observations", "env", "rollout"),
+                ("actions", "rollout", "env"),
+            ):
                 channels[channel].named(f"{producer} rank 0").put(0, key="1")
                 channels[channel].named(f"{consumer} rank 0").get(key="1")
     text = caplog.messages[-1]
     assert "deadlock: env rank 0 -> rollout rank 0 -> env rank 0" in text
-    assert "s for an item, at key '0', from rollout rank 0" in text.replace(" at key", ", at key")
+    assert "s for an item, at key '0', from rollout rank 0" in text.replace(
+        " at key", ", at key"
+    )
 
 
 # ── the report of a moment ───────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +124,13 @@ def wait(owner: str, wants: str = "item", key: str = "", seconds: float = 5.0) -
     return Wait(owner=owner, key=key, wants=wants, seconds=seconds)
 
 
-def seen(*waits: Wait, producers: str = "", consumers: str = "", dead: str = "", depth: int = 0) -> ChannelStats:
+def seen(
+    *waits: Wait,
+    producers: str = "",
+    consumers: str = "",
+    dead: str = "",
+    depth: int = 0,
+) -> ChannelStats:
     """Names by their letters."""
     return ChannelStats(
         capacity_items=4,
@@ -126,31 +153,78 @@ def seen(*waits: Wait, producers: str = "", consumers: str = "", dead: str = "",
     [
         ([], "", "", ""),
         ([seen(wait("a"), producers="b")], "", "", "b"),
-        ([seen(wait("a"), producers="b"), seen(wait("b"), producers="a")], "ab", "aba", ""),
-        ([seen(wait("a"), producers="b"), seen(wait("b", "credit"), consumers="a")], "ab", "aba", ""),
+        (
+            [seen(wait("a"), producers="b"), seen(wait("b"), producers="a")],
+            "ab",
+            "aba",
+            "",
+        ),
+        (
+            [seen(wait("a"), producers="b"), seen(wait("b", "credit"), consumers="a")],
+            "ab",
+            "aba",
+            "",
+        ),
         # c could still serve a
-        ([seen(wait("a"), producers="bc"), seen(wait("b"), producers="a")], "", "", "c"),
+        (
+            [seen(wait("a"), producers="bc"), seen(wait("b"), producers="a")],
+            "",
+            "",
+            "c",
+        ),
         # and cannot once it waits for a as well
-        ([seen(wait("a"), producers="bc"), seen(wait("b"), wait("c"), producers="a")], "abc", "aba", ""),
+        (
+            [
+                seen(wait("a"), producers="bc"),
+                seen(wait("b"), wait("c"), producers="a"),
+            ],
+            "abc",
+            "aba",
+            "",
+        ),
         # none has put yet: the next may help
         ([seen(wait("a")), seen(wait("b"), producers="a")], "", "", ""),
         # d waits behind a deadlock of others
-        ([seen(wait("d"), producers="a"), seen(wait("a"), wait("b"), producers="ab")], "abd", "aba", ""),
+        (
+            [
+                seen(wait("d"), producers="a"),
+                seen(wait("a"), wait("b"), producers="ab"),
+            ],
+            "abd",
+            "aba",
+            "",
+        ),
         # one's own puts do not help
         ([seen(wait("a"), producers="ab", dead="b")], "a", "", ""),
         # a is stuck in one place and not in the other
-        ([seen(wait("a"), producers="b", dead="b"), seen(wait("a"), producers="c")], "", "", "c"),
+        (
+            [seen(wait("a"), producers="b", dead="b"), seen(wait("a"), producers="c")],
+            "",
+            "",
+            "c",
+        ),
     ],
 )
-def test_who_is_stuck_and_in_which_circle(views: list[ChannelStats], stuck: str, cycle: str, awaited: str) -> None:
+def test_who_is_stuck_and_in_which_circle(
+    views: list[ChannelStats], stuck: str, cycle: str, awaited: str
+) -> None:
     graph = WaitForGraph(views)
-    assert (graph.stuck, "".join(graph.cycle()), graph.slow()) == (set(stuck), cycle, list(awaited))
+    assert (graph.stuck, "".join(graph.cycle()), graph.slow()) == (
+        set(stuck),
+        cycle,
+        list(awaited),
+    )
 
 
 def test_a_report_says_it_all() -> None:
     assert report({"x": seen(producers="a", consumers="b", depth=3)}) is None
     views = {
-        "actions": seen(wait("env rank 0", key="0"), wait("env rank 1", key="1", seconds=7.25), producers="r", depth=1),
+        "actions": seen(
+            wait("env rank 0", key="0"),
+            wait("env rank 1", key="1", seconds=7.25),
+            producers="r",
+            depth=1,
+        ),
         "observations": seen(wait("r", "credit", seconds=6), consumers="e", depth=4),
         "quiet": seen(producers="q"),
     }
@@ -169,8 +243,26 @@ def test_the_dead_and_those_behind_a_deadlock_are_named() -> None:
     text = report({"x": seen(wait("a"), producers="b", dead="b")}) or ""
     assert text.startswith("dead: b\n")
     assert "a: 5.0 s for an item, from b (dead)" in text
-    text = report({"x": seen(wait("d"), producers="a"), "y": seen(wait("a"), wait("b"), producers="ab")}) or ""
+    text = (
+        report(
+            {
+                "x": seen(wait("d"), producers="a"),
+                "y": seen(wait("a"), wait("b"), producers="ab"),
+            }
+        )
+        or ""
+    )
     assert text.startswith("deadlock: a -> b -> a\nbehind it: d\n")
-    many = report({"x": seen(*(wait(f"env rank {i}", key=str(i)) for i in range(3000)), producers="r")}) or ""
+    many = (
+        report(
+            {
+                "x": seen(
+                    *(wait(f"env rank {i}", key=str(i)) for i in range(3000)),
+                    producers="r",
+                )
+            }
+        )
+        or ""
+    )
     assert "and 2992 more" in many
     assert len(many) < 1000

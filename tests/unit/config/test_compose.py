@@ -22,7 +22,9 @@ def composed(tmp_path: Path, old: str = "", new: str = "", *overrides: str) -> C
     """The shipped config with one piece of its text replaced."""
     assert old in SHIPPED
     (tmp_path / "job.yaml").write_text(SHIPPED.replace(old, new, 1), encoding="utf-8")
-    (job,) = with_hydra(["--config-dir", str(tmp_path), "--config-name", "job", *overrides])
+    (job,) = with_hydra(
+        ["--config-dir", str(tmp_path), "--config-name", "job", *overrides]
+    )
     return job
 
 
@@ -41,7 +43,11 @@ def refused(tmp_path: Path, old: str = "", new: str = "", *overrides: str) -> Pr
             "the config has no key 'algorithm.gae_lamda', did you mean 'algorithm.gae_lambda'?",
             "gamma: ${algorithm.gae_lambda}",
         ),
-        ("${algorithm.gama}", "the config has no key 'algorithm.gama'", "gamma: <a value>"),  # not itself
+        (
+            "${algorithm.gama}",
+            "the config has no key 'algorithm.gama'",
+            "gamma: <a value>",
+        ),  # not itself
         (
             "${oc.env:NO_SUCH_VARIABLE}",
             "the environment has no NO_SUCH_VARIABLE",
@@ -55,9 +61,15 @@ def refused(tmp_path: Path, old: str = "", new: str = "", *overrides: str) -> Pr
         ("???", "has no value yet", "algorithm.gamma=<a value>"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_told_with_its_line(tmp_path: Path, value: str, what: str, fix: str) -> None:
+def test_a_reference_that_leads_nowhere_is_told_with_its_line(
+    tmp_path: Path, value: str, what: str, fix: str
+) -> None:
     problem = refused(tmp_path, "gamma: 0.99", f"gamma: {value}")
-    assert (problem.code, problem.key, problem.what) == ("bad-config", "algorithm.gamma", what)
+    assert (problem.code, problem.key, problem.what) == (
+        "bad-config",
+        "algorithm.gamma",
+        what,
+    )
     assert (problem.got, problem.fix) == (f"gamma: {value}", fix)
     line = 1 + SHIPPED[: SHIPPED.index("gamma: 0.99")].count("\n")
     assert str(problem.source).endswith(f"job.yaml:{line}")
@@ -65,14 +77,21 @@ def test_a_reference_that_leads_nowhere_is_told_with_its_line(tmp_path: Path, va
 
 def test_the_fix_of_a_reference_mends_it(tmp_path: Path) -> None:
     fix = refused(tmp_path, "gamma: 0.99", "gamma: ${algorithm.gae_lamda}").fix
-    assert composed(tmp_path, "gamma: 0.99", str(fix)).mapping["algorithm"]["gamma"] == 0.95
+    assert (
+        composed(tmp_path, "gamma: 0.99", str(fix)).mapping["algorithm"]["gamma"]
+        == 0.95
+    )
 
 
 def test_a_key_that_stands_twice_is_told_with_both_lines(tmp_path: Path) -> None:
     problem = refused(tmp_path, "  epochs: 5", "  gamma: 0.98\n  epochs: 5")
     first = 1 + SHIPPED[: SHIPPED.index("  gamma:")].count("\n")
     second = 1 + SHIPPED[: SHIPPED.index("  epochs: 5")].count("\n")
-    assert (problem.code, problem.key, problem.got) == ("bad-yaml", "algorithm.gamma", "gamma: 0.98")
+    assert (problem.code, problem.key, problem.got) == (
+        "bad-yaml",
+        "algorithm.gamma",
+        "gamma: 0.98",
+    )
     assert problem.fix == f"remove line {first} or line {second}"
     assert str(problem.source).endswith(f"job.yaml:{second}")
 
@@ -85,12 +104,23 @@ def test_a_key_that_stands_twice_is_told_with_both_lines(tmp_path: Path) -> None
         "cluster.component_placement.env={placement: 0-2:0-2,5, process: own}",
     ],
 )
-def test_commas_in_the_braces_of_an_override_are_quoted_by_the_fix(tmp_path: Path, word: str) -> None:
+def test_commas_in_the_braces_of_an_override_are_quoted_by_the_fix(
+    tmp_path: Path, word: str
+) -> None:
     problem = refused(tmp_path, "", "", word)
-    assert (problem.code, problem.key, problem.got) == ("bad-config", word.partition("=")[0], word)
+    assert (problem.code, problem.key, problem.got) == (
+        "bad-config",
+        word.partition("=")[0],
+        word,
+    )
     (pasted,) = shlex.split(str(problem.fix))
-    placement = composed(tmp_path, "", "", pasted).mapping["cluster"]["component_placement"]["env"]
-    assert (placement["placement"] if isinstance(placement, dict) else placement) in ("0-3,5-7", "0-2:0-2,5")
+    placement = composed(tmp_path, "", "", pasted).mapping["cluster"][
+        "component_placement"
+    ]["env"]
+    assert (placement["placement"] if isinstance(placement, dict) else placement) in (
+        "0-3,5-7",
+        "0-2:0-2,5",
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,17 +131,24 @@ def test_commas_in_the_braces_of_an_override_are_quoted_by_the_fix(tmp_path: Pat
         ("env.system=Is it <x>?", 'env.system="Is it <x>?"'),
     ],
 )
-def test_text_that_hydra_cannot_read_is_quoted_by_the_fix(tmp_path: Path, word: str, pasted: str) -> None:
+def test_text_that_hydra_cannot_read_is_quoted_by_the_fix(
+    tmp_path: Path, word: str, pasted: str
+) -> None:
     problem = refused(tmp_path, "", "", word)
     assert shlex.split(str(problem.fix)) == [pasted]
     key, _, value = pasted.partition("=")
     block, _, leaf = key.partition(".")
-    assert composed(tmp_path, "", "", pasted).mapping[block][leaf] == yaml.safe_load(value)
+    assert composed(tmp_path, "", "", pasted).mapping[block][leaf] == yaml.safe_load(
+        value
+    )
 
 
 def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:
     problem = refused(tmp_path, "", "", "env.total_num_envs=[1")
-    assert (problem.key, problem.what) == ("env.total_num_envs", "cannot read the override")
+    assert (problem.key, problem.what) == (
+        "env.total_num_envs",
+        "cannot read the override",
+    )
     assert problem.fix == "quote text with commas, and close brackets and braces"
 
 
@@ -119,7 +156,15 @@ def test_an_override_that_cannot_be_read_names_its_key(tmp_path: Path) -> None:
     "value",
     [
         *(None, True, 0.1, 1e-06, [64, 64], {"a": 1, "b": [{"name": "c, d"}]}),
-        *("runs/a b", "null", "1e3", "off", "", "nan", 'it\'s "(so)", or: \n\\d+ not\\'),
+        *(
+            "runs/a b",
+            "null",
+            "1e3",
+            "off",
+            "",
+            "nan",
+            'it\'s "(so)", or: \n\\d+ not\\',
+        ),
     ],
 )
 def test_a_written_override_is_one_word_and_has_the_value(value: object) -> None:
@@ -158,10 +203,16 @@ def test_a_file_is_a_config_and_its_folder_is_looked_in(
 ) -> None:
     extends(tmp_path / "runs")
     (tmp_path / "runs" / "cluster").mkdir()
-    (tmp_path / "runs" / "cluster" / "own.yaml").write_text("num_nodes: 3\n", encoding="utf-8")
+    (tmp_path / "runs" / "cluster" / "own.yaml").write_text(
+        "num_nodes: 3\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     (job,) = with_hydra([word, "cluster=own"])
-    assert (job.name, job.mapping["algorithm"]["gamma"], job.mapping["cluster"]["num_nodes"]) == ("mine", 0.9, 3)
+    assert (
+        job.name,
+        job.mapping["algorithm"]["gamma"],
+        job.mapping["cluster"]["num_nodes"],
+    ) == ("mine", 0.9, 3)
     assert str(job.sources["algorithm.gamma"]) == "runs/mine.yaml:5"
 
 
@@ -179,13 +230,23 @@ def test_a_file_of_the_current_folder_goes_before_other_folders(
     ("words", "what", "fix"),
     [
         (["hybrid_pppo"], "no such config, did you mean 'hybrid_ppo'?", "hybrid_ppo"),
-        (["--config-name=hybrid_pppo"], "no such config, did you mean 'hybrid_ppo'?", "--config-name hybrid_ppo"),
+        (
+            ["--config-name=hybrid_pppo"],
+            "no such config, did you mean 'hybrid_ppo'?",
+            "--config-name hybrid_ppo",
+        ),
         (["mine.yml"], "the name of a config ends in .yaml", "mv mine.yml mine.yaml"),
         (["hybrid_ppo", "rollout"], "is no override", "rollout=<a value>"),
-        (["--config-name", "hybrid_ppo", "rollout"], "is no override", "rollout=<a value>"),
+        (
+            ["--config-name", "hybrid_ppo", "rollout"],
+            "is no override",
+            "rollout=<a value>",
+        ),
     ],
 )
-def test_a_word_that_is_neither_config_nor_override_is_explained(words: list[str], what: str, fix: str) -> None:
+def test_a_word_that_is_neither_config_nor_override_is_explained(
+    words: list[str], what: str, fix: str
+) -> None:
     problem = only_problem(*words)
     assert (problem.what, problem.fix) == (what, fix)
 
@@ -198,30 +259,49 @@ def test_a_word_that_is_neither_config_nor_override_is_explained(words: list[str
         ("/model@actor.model: smolm2", "/model@actor.model: smollm2", "unknown-model"),
     ],
 )
-def test_a_misspelt_name_in_defaults_is_told_with_its_line(wrong: str, right: str, code: str, tmp_path: Path) -> None:
+def test_a_misspelt_name_in_defaults_is_told_with_its_line(
+    wrong: str, right: str, code: str, tmp_path: Path
+) -> None:
     """Also of the config that a config extends."""
     file = extends(tmp_path, parent=wrong)
     (tmp_path / "child.yaml").write_text("defaults: [mine, _self_]\n", encoding="utf-8")
     for words in (["mine"], ["child"]):
         problem = only_problem("--config-dir", str(tmp_path), *words)
-        assert (problem.code, problem.got, problem.fix) == (code, f"- {wrong}", f"- {right}")
+        assert (problem.code, problem.got, problem.fix) == (
+            code,
+            f"- {wrong}",
+            f"- {right}",
+        )
         assert str(problem.source) == f"{file}:2"
 
 
-def test_another_model_replaces_the_one_that_an_extended_config_names(tmp_path: Path) -> None:
+def test_another_model_replaces_the_one_that_an_extended_config_names(
+    tmp_path: Path,
+) -> None:
     extends(tmp_path, parent="hybrid_grpo_llm")
     (tmp_path / "child.yaml").write_text("defaults: [mine, _self_]\n", encoding="utf-8")
     for name in ("mine", "child"):
-        (job,) = with_hydra(["--config-dir", str(tmp_path), name, "model@actor.model=tiny"])
+        (job,) = with_hydra(
+            ["--config-dir", str(tmp_path), name, "model@actor.model=tiny"]
+        )
         assert job.mapping["actor"]["model"]["path"] == "models/tiny"
 
 
-def test_a_reference_into_the_extended_config_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
+def test_a_reference_into_the_extended_config_has_its_line_and_a_suggestion(
+    tmp_path: Path,
+) -> None:
     file = extends(tmp_path, gamma="${algorithm.gae_lamda}")
     problem = only_problem(str(file))
-    assert (str(problem.source), problem.fix) == (f"{file}:5", "gamma: ${algorithm.gae_lambda}")
+    assert (str(problem.source), problem.fix) == (
+        f"{file}:5",
+        "gamma: ${algorithm.gae_lambda}",
+    )
     (job,) = with_hydra([str(extends(tmp_path))])
-    assert str(job.sources["algorithm.gae_lambda"]).partition(":")[0].endswith("configs/hybrid_ppo.yaml")
+    assert (
+        str(job.sources["algorithm.gae_lambda"])
+        .partition(":")[0]
+        .endswith("configs/hybrid_ppo.yaml")
+    )
 
 
 # ── another task than the extended config's ──────────────────────────────────────────────────────────────────────────
@@ -231,7 +311,9 @@ PARENT = "env: {task: arithmetic, kwargs: {digits: 1, operations: []}, eval_kwar
 
 def env_of(folder: Path, child: str, *overrides: str) -> dict[str, object]:
     (folder / "parent.yaml").write_text(PARENT, encoding="utf-8")
-    (folder / "child.yaml").write_text(f"defaults: [parent, _self_]\n{child}", encoding="utf-8")
+    (folder / "child.yaml").write_text(
+        f"defaults: [parent, _self_]\n{child}", encoding="utf-8"
+    )
     (job,) = with_hydra([str(folder / "child.yaml"), *overrides])
     env: dict[str, object] = job.mapping["env"]
     return env
@@ -241,14 +323,34 @@ def env_of(folder: Path, child: str, *overrides: str) -> dict[str, object]:
     ("child", "words", "kwargs"),
     [
         ("env: {task: prompts, kwargs: {path: a}}", [], {"path": "a"}),
-        ("env: {task: prompts, kwargs: {path: a, digits: 3}}", [], {"path": "a", "digits": 3}),
-        ("env.task: prompts\nenv.kwargs: {path: a}", [], {}),  # its line is read later, over the block
+        (
+            "env: {task: prompts, kwargs: {path: a, digits: 3}}",
+            [],
+            {"path": "a", "digits": 3},
+        ),
+        (
+            "env.task: prompts\nenv.kwargs: {path: a}",
+            [],
+            {},
+        ),  # its line is read later, over the block
         ("", ["env.task=prompts", "env.kwargs.path=a"], {"path": "a"}),
         ("", ["env.kwargs={path: a}", "env.task=prompts"], {"path": "a"}),
-        ("", ["env.task=prompts", "~env.kwargs", "+env.kwargs={path: a}"], {"path": "a"}),
+        (
+            "",
+            ["env.task=prompts", "~env.kwargs", "+env.kwargs={path: a}"],
+            {"path": "a"},
+        ),
         ("env: {kwargs: {path: a}}", ["env.task=prompts"], {}),
-        ("env: {task: arithmetic, kwargs: {digits: 3}}", [], {"digits": 3, "operations": []}),
-        ("", ["env.task=arithmetic", "env.kwargs.digits=3"], {"digits": 3, "operations": []}),
+        (
+            "env: {task: arithmetic, kwargs: {digits: 3}}",
+            [],
+            {"digits": 3, "operations": []},
+        ),
+        (
+            "",
+            ["env.task=arithmetic", "env.kwargs.digits=3"],
+            {"digits": 3, "operations": []},
+        ),
     ],
 )
 def test_another_task_drops_the_arguments_of_the_one_before(
@@ -256,16 +358,31 @@ def test_another_task_drops_the_arguments_of_the_one_before(
 ) -> None:
     env = env_of(tmp_path, child, *words)
     same = "operations" in kwargs
-    assert (env["kwargs"], env["eval_kwargs"]) == (kwargs, {"digits": 2} if same else {})
+    assert (env["kwargs"], env["eval_kwargs"]) == (
+        kwargs,
+        {"digits": 2} if same else {},
+    )
     assert env["chat"] is False
 
 
 @pytest.mark.parametrize(
     ("child", "words", "placed"),
     [
-        ("", ["cluster.component_placement.preset=colocate_all"], {"preset": "colocate_all"}),
-        ("", ["cluster.component_placement={preset: hybrid, actor: 4}"], {"preset": "hybrid", "actor": 4}),
-        ("cluster: {component_placement: {preset: hybrid, actor: 4}}", [], {"preset": "hybrid", "actor": 4}),
+        (
+            "",
+            ["cluster.component_placement.preset=colocate_all"],
+            {"preset": "colocate_all"},
+        ),
+        (
+            "",
+            ["cluster.component_placement={preset: hybrid, actor: 4}"],
+            {"preset": "hybrid", "actor": 4},
+        ),
+        (
+            "cluster: {component_placement: {preset: hybrid, actor: 4}}",
+            [],
+            {"preset": "hybrid", "actor": 4},
+        ),
         (
             "cluster: {component_placement: {preset: hybrid}}",
             ["cluster.component_placement.preset=disaggregated"],
@@ -276,7 +393,9 @@ def test_another_task_drops_the_arguments_of_the_one_before(
 def test_a_preset_takes_the_place_of_the_lines_that_are_extended(
     child: str, words: list[str], placed: dict[str, object], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.yaml").write_text(f"defaults: [hybrid_ppo, _self_]\n{child}\n", encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(
+        f"defaults: [hybrid_ppo, _self_]\n{child}\n", encoding="utf-8"
+    )
     (job,) = with_hydra([str(tmp_path / "mine.yaml"), *words])
     assert job.mapping["cluster"]["component_placement"] == placed
 
@@ -303,7 +422,9 @@ def test_a_shipped_config_takes_the_task_of_the_guide(tmp_path: Path) -> None:
 def test_another_kind_of_model_begins_without_the_keys_of_the_one_before(
     child: str, words: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.yaml").write_text(f"defaults: [hybrid_ppo_cartpole, _self_]\n{child}", encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(
+        f"defaults: [hybrid_ppo_cartpole, _self_]\n{child}", encoding="utf-8"
+    )
     (job,) = with_hydra([str(tmp_path / "mine.yaml"), *words])
     assert job.mapping["actor"]["model"] == {"kind": "cnn", "network": "impala"}
 
@@ -320,8 +441,18 @@ def test_the_same_kind_of_model_keeps_the_keys_of_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("old", "line", "what", "fix"),
     [
-        ("epochs: 5", "epochs: 010", "YAML reads 010 as 8", 'epochs: 10        (or in quotes, if it is text: "010")'),
-        ("seed: 0", "seed: 1:30", "YAML reads 1:30 as 90", 'seed: 90        (or in quotes, if it is text: "1:30")'),
+        (
+            "epochs: 5",
+            "epochs: 010",
+            "YAML reads 010 as 8",
+            'epochs: 10        (or in quotes, if it is text: "010")',
+        ),
+        (
+            "seed: 0",
+            "seed: 1:30",
+            "YAML reads 1:30 as 90",
+            'seed: 90        (or in quotes, if it is text: "1:30")',
+        ),
         (
             "hidden: [64, 64]",
             "hidden: [064, 64]",
@@ -340,25 +471,36 @@ def test_a_number_that_yaml_reads_as_another_is_refused(
 
 
 def test_numbers_that_are_replaced_or_text_are_not_refused(tmp_path: Path) -> None:
-    job = composed(tmp_path, "epochs: 5", "epochs: 010", "algorithm.epochs=4", "env.kwargs.code=010")
+    job = composed(
+        tmp_path,
+        "epochs: 5",
+        "epochs: 010",
+        "algorithm.epochs=4",
+        "env.kwargs.code=010",
+    )
     assert job.mapping["algorithm"]["epochs"] == 4
-    assert composed(tmp_path, "  kwargs: {}", '  kwargs: {code: "010", none: 00, hex: 0x10}').mapping["env"][
-        "kwargs"
-    ] == {
+    assert composed(
+        tmp_path, "  kwargs: {}", '  kwargs: {code: "010", none: 00, hex: 0x10}'
+    ).mapping["env"]["kwargs"] == {
         "code": "010",
         "none": 0,
         "hex": 16,
     }
 
 
-def test_a_goal_ends_with_the_environment_that_it_was_written_for(tmp_path: Path) -> None:
+def test_a_goal_ends_with_the_environment_that_it_was_written_for(
+    tmp_path: Path,
+) -> None:
     def goal(*words: str) -> tuple[object, float | None]:
         (found,) = with_hydra(words)
         return found.mapping["runner"].get("stop_at_return"), found.goal
 
     assert goal("cartpole") == goal("cartpole", "env.id=CartPole-v1") == (475.0, None)
     assert goal("cartpole", "env.id=Acrobot-v1") == (None, 475.0)
-    assert goal("cartpole", "env.id=Acrobot-v1", "runner.stop_at_return=-90") == (-90, None)
+    assert goal("cartpole", "env.id=Acrobot-v1", "runner.stop_at_return=-90") == (
+        -90,
+        None,
+    )
     text = "defaults: [cartpole, _self_]\nenv: {id: Acrobot-v1}\nrunner: {stop_at_return: -80}\n"
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert goal(str(tmp_path / "mine.yaml")) == (-80, None)
@@ -373,17 +515,41 @@ def test_what_an_override_puts_in_place_of_a_value_is_of_the_command_line() -> N
 @pytest.mark.parametrize(
     ("text", "code", "fix"),
     [
-        ("defaults: [cartpole, _self_]\nrunner:\n  - seed: 3\n", "wrong-type", "runner: {seed: 3}"),
+        (
+            "defaults: [cartpole, _self_]\nrunner:\n  - seed: 3\n",
+            "wrong-type",
+            "runner: {seed: 3}",
+        ),
         ("defaults: cartpole\n", "bad-config", "defaults: [cartpole, _self_]"),
-        ("defaults: [cartpole, _self_]\nrunner: {seed: 3\n", "bad-yaml", "close it with '}'"),
-        ("defaults: [cartpole, _self_]\nrunner:\n seed: 3\n   output_dir: x\n", "bad-yaml", "indent this line"),
+        (
+            "defaults: [cartpole, _self_]\nrunner: {seed: 3\n",
+            "bad-yaml",
+            "close it with '}'",
+        ),
+        (
+            "defaults: [cartpole, _self_]\nrunner:\n seed: 3\n   output_dir: x\n",
+            "bad-yaml",
+            "indent this line",
+        ),
         ("defaults:\n  - cartpole\n  -_self_\n", "bad-yaml", "key: value"),
-        ("defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,99}\n", "unknown-key", "gamma: 0.99"),
-        ("defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,075}\n", "unknown-key", "gamma: 0.075"),
+        (
+            "defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,99}\n",
+            "unknown-key",
+            "gamma: 0.99",
+        ),
+        (
+            "defaults: [cartpole, _self_]\nalgorithm: {gamma: 0,075}\n",
+            "unknown-key",
+            "gamma: 0.075",
+        ),
     ],
 )
-def test_a_file_that_is_no_config_has_a_fix(text: str, code: str, fix: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8", errors="surrogateescape")
+def test_a_file_that_is_no_config_has_a_fix(
+    text: str, code: str, fix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        text, encoding="utf-8", errors="surrogateescape"
+    )
     with pytest.raises(ConfigError) as caught:
         prepare_composed(with_hydra([str(tmp_path / "mine.yaml")])[0])
     (problem,) = caught.value.problems
@@ -393,17 +559,28 @@ def test_a_file_that_is_no_config_has_a_fix(text: str, code: str, fix: str, tmp_
 
 @pytest.mark.parametrize("encoding", ["UTF-16", "ISO-8859-1"])
 @pytest.mark.parametrize("wrong", ["mine", "base"])
-def test_a_file_that_is_not_utf_8_is_by_its_fix(encoding: str, wrong: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_by_its_fix(
+    encoding: str, wrong: str, tmp_path: Path
+) -> None:
     """Also one that the named file extends."""
     texts = {
         "mine": "defaults: [base, _self_]\n",
         "base": "# caf\xe9\ndefaults: [cartpole, _self_]\nrunner: {seed: 3}\n",
     }
     for name, text in texts.items():
-        (tmp_path / f"{name}.yaml").write_bytes(f"# \xe9\n{text}".encode(encoding if name == wrong else "UTF-8"))
-    with pytest.raises(ConfigError, match=f"{wrong}.yaml: is no text in UTF-8") as caught:
+        (tmp_path / f"{name}.yaml").write_bytes(
+            f"# \xe9\n{text}".encode(encoding if name == wrong else "UTF-8")
+        )
+    with pytest.raises(
+        ConfigError, match=f"{wrong}.yaml: is no text in UTF-8"
+    ) as caught:
         with_hydra([str(tmp_path / "mine.yaml")])
-    subprocess.run(str(caught.value.problems[0].fix).partition("   ")[0], shell=True, check=True, cwd=Path.cwd())
+    subprocess.run(
+        str(caught.value.problems[0].fix).partition("   ")[0],
+        shell=True,
+        check=True,
+        cwd=Path.cwd(),
+    )
     assert with_hydra([str(tmp_path / "mine.yaml")])[0].mapping["runner"]["seed"] == 3
 
 
@@ -425,8 +602,16 @@ def test_a_file_of_another_editor_is_read(begin: str, end: str, tmp_path: Path) 
         (["help"], "--help"),
         (["cartpole", "resume=true"], "resume=auto"),
         (["cartpole", "runner.sinks=none"], "'runner.sinks=[]'"),
-        pytest.param(["cartpole", "env.id=cartpole"], "env.id=CartPole-v1", marks=needs("gymnasium")),
-        pytest.param(["cartpole", "env.id=CartPole-v7"], "env.id=CartPole-v1", marks=needs("gymnasium")),
+        pytest.param(
+            ["cartpole", "env.id=cartpole"],
+            "env.id=CartPole-v1",
+            marks=needs("gymnasium"),
+        ),
+        pytest.param(
+            ["cartpole", "env.id=CartPole-v7"],
+            "env.id=CartPole-v1",
+            marks=needs("gymnasium"),
+        ),
     ],
 )
 def test_words_that_are_typed_wrong_have_a_fix_that_works(

@@ -22,10 +22,20 @@ RUNS: dict[str, Any] = {
 
 def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
     config = read_config(RUNS)
-    assert (config.text_env.task, config.algorithm.prompts, config.model_path) == ("arithmetic", 4, "somewhere")
+    assert (config.text_env.task, config.algorithm.prompts, config.model_path) == (
+        "arithmetic",
+        4,
+        "somewhere",
+    )
     mapping = {"cluster": RUNS["cluster"], "algorithm": {"name": "grpo"}}
     with pytest.raises(ConfigError) as caught:
-        read_config(mapping, {"algorithm.name": Source(file="a.yaml", line=3), "algorithm": Source(file="a.yaml")})
+        read_config(
+            mapping,
+            {
+                "algorithm.name": Source(file="a.yaml", line=3),
+                "algorithm": Source(file="a.yaml"),
+            },
+        )
     assert {p.key: p.code for p in caught.value.problems} == dict.fromkeys(
         ("algorithm.prompts", "env.task", "actor.model"), "missing-key"
     )
@@ -35,24 +45,49 @@ def test_a_run_says_what_is_asked_of_whom_and_how_often() -> None:
 
 
 def test_an_engine_of_ones_own_is_of_a_language_model() -> None:
-    config = read_config({**RUNS, "rollout": {"engine": "engines:Mine", "engine_args": {"url": "x"}}})
-    assert (config.kind, config.text_rollout.own, config.text_rollout.engine) == ("causal_lm", True, "engines:Mine")
+    config = read_config(
+        {**RUNS, "rollout": {"engine": "engines:Mine", "engine_args": {"url": "x"}}}
+    )
+    assert (config.kind, config.text_rollout.own, config.text_rollout.engine) == (
+        "causal_lm",
+        True,
+        "engines:Mine",
+    )
     for engine in ("engines.Mine", "vllm:", "engine:"):
         with pytest.raises(ConfigError) as caught:
             read_config({**RUNS, "rollout": {"engine": engine}})
         assert [p.key for p in caught.value.problems] == ["rollout.engine"]
 
 
-def test_engines_of_language_models_have_time_to_compile_and_to_capture_graphs() -> None:
-    small = {"cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}}, "env": {"id": "CartPole-v1"}}
-    assert [read_config(each).cluster.ray.start_timeout_s for each in (RUNS, small)] == [1800, 120]
+def test_engines_of_language_models_have_time_to_compile_and_to_capture_graphs() -> (
+    None
+):
+    small = {
+        "cluster": {"component_placement": {"actor": 0, "env": 0, "rollout": 0}},
+        "env": {"id": "CartPole-v1"},
+    }
+    assert [
+        read_config(each).cluster.ray.start_timeout_s for each in (RUNS, small)
+    ] == [1800, 120]
 
 
 def test_all_problems_are_raised_at_once_with_their_places() -> None:
-    placement = {"actor": "0-7", "env": ["0-1", "4-5"], "rollout": 3, "critic,reference": "all"}
-    right = {"cluster": {"component_placement": placement}, "env": {"id": "CartPole-v1"}}
+    placement = {
+        "actor": "0-7",
+        "env": ["0-1", "4-5"],
+        "rollout": 3,
+        "critic,reference": "all",
+    }
+    right = {
+        "cluster": {"component_placement": placement},
+        "env": {"id": "CartPole-v1"},
+    }
     assert read_config(right).cluster.component_placement == placement  # verbatim
-    wrong = {**right, "algorithm": {"gama": 0.98, "epochs": 0}, "runner": {"sinks": ["console", "comet"]}}
+    wrong = {
+        **right,
+        "algorithm": {"gama": 0.98, "epochs": 0},
+        "runner": {"sinks": ["console", "comet"]},
+    }
     del wrong["cluster"]
     with pytest.raises(ConfigError) as caught:
         read_config(wrong, {"algorithm.gama": Source(file="mine.yaml", line=12)})
@@ -87,41 +122,93 @@ def test_every_default_obeys_its_own_bounds() -> None:
         ({"actor": {"model": {"hidden": [8]}}}, "mlp"),
     ],
 )
-def test_the_tags_decide_what_the_actor_trains(written: dict[str, Any], kind: str) -> None:
+def test_the_tags_decide_what_the_actor_trains(
+    written: dict[str, Any], kind: str
+) -> None:
     assert find_kind(written, Found(sources={})) == kind
 
 
 @pytest.mark.parametrize(
     ("written", "key", "code", "fix"),
     [
-        ({"rollout": {"engine": "torch"}}, "rollout.engine", "wrong-kind", "engine: vllm"),
+        (
+            {"rollout": {"engine": "torch"}},
+            "rollout.engine",
+            "wrong-kind",
+            "engine: vllm",
+        ),
         ({"env": {"kind": "gymnasium"}}, "env.kind", "wrong-kind", "kind: text"),
         ({"env": {"kind": "txt"}}, "env.kind", "unknown-choice", "kind: text"),
         ({"env": {"kind": ["text"]}}, "env.kind", "unknown-choice", "kind: text"),
-        ({"algorithm": {"rollout_steps": 8}}, "algorithm.rollout_steps", "wrong-kind", None),
+        (
+            {"algorithm": {"rollout_steps": 8}},
+            "algorithm.rollout_steps",
+            "wrong-kind",
+            None,
+        ),
         ({"env": {"id": "CartPole-v1"}}, "env.id", "wrong-kind", None),
-        ({"rollout": {"merge_requests": True}}, "rollout.merge_requests", "wrong-kind", None),
-        ({"critic": {"model": {"kind": "mlp"}}}, "critic.model.kind", "wrong-kind", "kind: causal_lm"),
-        ({"reference": {"model": {"kind": "lm"}}}, "reference.model.kind", "unknown-choice", "kind: causal_lm"),
-        ({"reward": {"a": {"model": {"kind": "mlp"}}}}, "reward.a.model.kind", "wrong-kind", "kind: causal_lm"),
-        ({"algorithm": {"name": "gae"}}, "algorithm.name", "unknown-choice", "name: <one of ppo"),
+        (
+            {"rollout": {"merge_requests": True}},
+            "rollout.merge_requests",
+            "wrong-kind",
+            None,
+        ),
+        (
+            {"critic": {"model": {"kind": "mlp"}}},
+            "critic.model.kind",
+            "wrong-kind",
+            "kind: causal_lm",
+        ),
+        (
+            {"reference": {"model": {"kind": "lm"}}},
+            "reference.model.kind",
+            "unknown-choice",
+            "kind: causal_lm",
+        ),
+        (
+            {"reward": {"a": {"model": {"kind": "mlp"}}}},
+            "reward.a.model.kind",
+            "wrong-kind",
+            "kind: causal_lm",
+        ),
+        (
+            {"algorithm": {"name": "gae"}},
+            "algorithm.name",
+            "unknown-choice",
+            "name: <one of ppo",
+        ),
     ],
 )
-def test_a_key_of_another_kind_is_one_problem(written: dict[str, Any], key: str, code: str, fix: str | None) -> None:
+def test_a_key_of_another_kind_is_one_problem(
+    written: dict[str, Any], key: str, code: str, fix: str | None
+) -> None:
     """A wrong word must not turn the job into another kind, whose keys would all be unknown."""
-    base = {"cluster": RUNS["cluster"], "actor": {"model": {"kind": "causal_lm"}}, "critic": {"micro_batch": 2}}
+    base = {
+        "cluster": RUNS["cluster"],
+        "actor": {"model": {"kind": "causal_lm"}},
+        "critic": {"micro_batch": 2},
+    }
     with pytest.raises(ConfigError) as caught:
         read_config({**base, **written})
     expected = f"remove {key}" if fix is None else fix
-    assert [(p.key, p.code, str(p.fix).partition(",")[0]) for p in caught.value.problems] == [(key, code, expected)]
+    assert [
+        (p.key, p.code, str(p.fix).partition(",")[0]) for p in caught.value.problems
+    ] == [(key, code, expected)]
 
 
-@pytest.mark.parametrize(("block", "key"), [("env", "task"), ("rollout", "temperature"), ("algorithm", "kl_coef")])
-def test_a_key_of_a_language_model_is_none_of_a_simulator_job(block: str, key: str) -> None:
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [("env", "task"), ("rollout", "temperature"), ("algorithm", "kl_coef")],
+)
+def test_a_key_of_a_language_model_is_none_of_a_simulator_job(
+    block: str, key: str
+) -> None:
     base: dict[str, Any] = {"cluster": RUNS["cluster"], "env": {"id": "CartPole-v1"}}
     with pytest.raises(ConfigError) as caught:
         read_config({**base, block: {**base.get(block, {}), key: 0.5}})
-    assert [(p.key, p.code) for p in caught.value.problems] == [(f"{block}.{key}", "wrong-kind")]
+    assert [(p.key, p.code) for p in caught.value.problems] == [
+        (f"{block}.{key}", "wrong-kind")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +221,12 @@ def test_a_key_of_a_language_model_is_none_of_a_simulator_job(block: str, key: s
         ({"name": "reinforce_pp"}, "token", 0.2, False),
         ({"name": "dapo"}, "token", 0.28, True),
         (
-            {"name": "dapo", "loss": "sequence", "clip_ratio_high": 0.3, "dynamic_sampling": False},
+            {
+                "name": "dapo",
+                "loss": "sequence",
+                "clip_ratio_high": 0.3,
+                "dynamic_sampling": False,
+            },
             "sequence",
             0.3,
             False,
@@ -145,21 +237,39 @@ def test_the_name_stands_for_settings_that_can_be_written_out(
     written: dict[str, Any], mean: str, high: float, mixed: bool
 ) -> None:
     algorithm = AlgorithmConfig(**written)
-    assert (algorithm.mean, algorithm.clip_high, algorithm.only_with_signal) == (mean, high, mixed)
+    assert (algorithm.mean, algorithm.clip_high, algorithm.only_with_signal) == (
+        mean,
+        high,
+        mixed,
+    )
     assert algorithm.advantages_normalized == (algorithm.name == "ppo")
-    assert dataclasses.replace(algorithm, max_prompt_length=10, max_new_tokens=5).longest == 15
+    assert (
+        dataclasses.replace(algorithm, max_prompt_length=10, max_new_tokens=5).longest
+        == 15
+    )
     assert dataclasses.replace(algorithm, sequence_length=40).longest == 40
 
 
 def test_rewards_have_one_block_or_one_each() -> None:
     one = read_config({**RUNS, "reward": {"dtype": "fp32", "weight": 2}})
     assert one.reward_of("reward").weight == one.reward_of("reward.math").weight == 2
-    assert (one.key_of("reward.math"), one.reward_of("reward").kind) == ("reward", "model")
-    blocks = {"math": {"function": "numeric", "weight": 0.5}, "safe": {"url": "http://a"}}
+    assert (one.key_of("reward.math"), one.reward_of("reward").kind) == (
+        "reward",
+        "model",
+    )
+    blocks = {
+        "math": {"function": "numeric", "weight": 0.5},
+        "safe": {"url": "http://a"},
+    }
     several = read_config({**RUNS, "reward": blocks})
-    kinds = [several.reward_of(f"reward.{name}").kind for name in ("math", "safe", "style")]
+    kinds = [
+        several.reward_of(f"reward.{name}").kind for name in ("math", "safe", "style")
+    ]
     assert kinds == ["function", "url", "model"]
-    assert (several.key_of("reward.math"), several.reward_of("reward.math").weight) == ("reward.math", 0.5)
+    assert (several.key_of("reward.math"), several.reward_of("reward.math").weight) == (
+        "reward.math",
+        0.5,
+    )
     with pytest.raises(ConfigError) as caught:
         read_config({**RUNS, "reward": {"math": {"functon": "numeric"}, "weight": 2.0}})
     found = {p.key: (p.code, p.fix) for p in caught.value.problems}
@@ -177,7 +287,10 @@ def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
     ):
         config = read_config({**rlhf, block: tag})
         assert (config.runs, list(config.missing)) == (False, [missing])
-    nobody_asks = {**rlhf, "cluster": {"component_placement": {"actor": 0, "rollout": 0}}}
+    nobody_asks = {
+        **rlhf,
+        "cluster": {"component_placement": {"actor": 0, "rollout": 0}},
+    }
     assert list(read_config(nobody_asks).missing) == ["cluster.component_placement.env"]
 
 
@@ -186,13 +299,35 @@ def test_rlhf_runs_once_it_says_what_a_run_needs() -> None:
     [
         ({}, False),
         ({"algorithm": {"name": "ppo", "prompts": 4}}, True),
-        ({"algorithm": {"name": "grpo", "prompts": 4, "kl_coef": 0.1, "kl_in": "reward"}}, True),
-        ({"algorithm": {"name": "grpo", "prompts": 4, "kl_coef": 0.1, "kl_in": "loss"}}, False),
+        (
+            {
+                "algorithm": {
+                    "name": "grpo",
+                    "prompts": 4,
+                    "kl_coef": 0.1,
+                    "kl_in": "reward",
+                }
+            },
+            True,
+        ),
+        (
+            {
+                "algorithm": {
+                    "name": "grpo",
+                    "prompts": 4,
+                    "kl_coef": 0.1,
+                    "kl_in": "loss",
+                }
+            },
+            False,
+        ),
         ({"reference": {"share_actor": True}}, True),
         ({"critic": {"on_actor": True}}, True),
     ],
 )
-def test_who_asks_the_actor_before_it_learns(blocks: dict[str, Any], infers: bool) -> None:
+def test_who_asks_the_actor_before_it_learns(
+    blocks: dict[str, Any], infers: bool
+) -> None:
     assert read_config({**RUNS, **blocks}).actor_infers is infers
 
 
@@ -200,14 +335,21 @@ def test_who_asks_the_actor_before_it_learns(blocks: dict[str, Any], infers: boo
     ("written", "fix"),
     [
         ("all", "component_placement: {preset: colocate_all}"),
-        ([{"actor": "0-7"}, {"env": "0-3,5"}], 'component_placement: {actor: 0-7, env: "0-3,5"}'),
+        (
+            [{"actor": "0-7"}, {"env": "0-3,5"}],
+            'component_placement: {actor: 0-7, env: "0-3,5"}',
+        ),
         ("0-7", "component_placement: <a block of keys>"),  # of which component?
         (["0-7", 1], "component_placement: <a block of keys>"),
     ],
 )
-def test_a_placement_that_is_no_block_is_told_its_forms(written: object, fix: str | None) -> None:
+def test_a_placement_that_is_no_block_is_told_its_forms(
+    written: object, fix: str | None
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_config({"cluster": {"component_placement": written}, "env": {"id": "CartPole-v1"}})
+        read_config(
+            {"cluster": {"component_placement": written}, "env": {"id": "CartPole-v1"}}
+        )
     (problem,) = caught.value.problems
     assert (problem.code, problem.fix) == ("wrong-type", fix)
     assert problem.why is not None
@@ -220,10 +362,17 @@ def test_a_key_of_a_block_below_is_suggested_with_the_block() -> None:
     (problem,) = caught.value.problems
     assert problem.what == "unknown key, did you mean 'optimizer.lr'?"
     assert problem.fix == "optimizer: {lr: 3}"
-    mended = read_config({**RUNS, "actor": {**RUNS["actor"], **yaml.safe_load(problem.fix)}})
+    mended = read_config(
+        {**RUNS, "actor": {**RUNS["actor"], **yaml.safe_load(problem.fix)}}
+    )
     assert mended.actor.optimizer.lr == 3
 
 
 def test_a_simulator_job_that_places_no_env_is_told_so_by_the_plan() -> None:
-    config = read_config({"cluster": {"component_placement": {"actor": "0"}}, "env": {"id": "CartPole-v1"}})
+    config = read_config(
+        {
+            "cluster": {"component_placement": {"actor": "0"}},
+            "env": {"id": "CartPole-v1"},
+        }
+    )
     assert config.placed == ("actor",)

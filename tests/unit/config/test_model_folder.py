@@ -29,7 +29,10 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_current_folder_comes_before_the_clone(places: Path) -> None:
     for place in ("clone", "here"):
         (places / place / "models" / "small").mkdir(parents=True)
-        assert model_folder.model_folder("models/small") == places / place / "models" / "small"
+        assert (
+            model_folder.model_folder("models/small")
+            == places / place / "models" / "small"
+        )
     assert model_folder.model_folder(str(places / "clone")) == places / "clone"
 
 
@@ -38,7 +41,10 @@ def test_a_hub_id_is_found_in_the_downloads(places: Path) -> None:
     (downloaded / "refs").mkdir(parents=True)
     (downloaded / "refs" / "main").write_text("c1899de", encoding="utf-8")
     (downloaded / "snapshots" / "c1899de").mkdir(parents=True)
-    assert model_folder.model_folder("Qwen/Qwen3-0.6B") == downloaded / "snapshots" / "c1899de"
+    assert (
+        model_folder.model_folder("Qwen/Qwen3-0.6B")
+        == downloaded / "snapshots" / "c1899de"
+    )
 
 
 def downloaded(hub: Path, name: str, *, ref: bool = True, **files: str) -> Path:
@@ -56,7 +62,9 @@ def downloaded(hub: Path, name: str, *, ref: bool = True, **files: str) -> Path:
 
 
 def test_an_id_without_an_owner_is_found_too(places: Path) -> None:
-    assert len((no_folder("gpt2", "actor.model.path").why or "").splitlines()) == 2  # any word may be a folder
+    assert (
+        len((no_folder("gpt2", "actor.model.path").why or "").splitlines()) == 2
+    )  # any word may be a folder
     snapshot = downloaded(places / "hub", "gpt2")
     assert model_folder.model_folder("gpt2") == snapshot
     (places / "here" / "gpt2").mkdir()
@@ -67,7 +75,10 @@ def test_one_beside_a_folder_of_its_owner_is_found(places: Path) -> None:
     snapshot = downloaded(places / "hub", "Qwen/Qwen3-0.6B")
     (places / "here" / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     assert model_folder.model_folder("Qwen/Qwen3-0.6B") == snapshot
-    assert model_folder.model_folder("Qwen/Qwen3-8B") == places / "here" / "Qwen" / "Qwen3-8B"
+    assert (
+        model_folder.model_folder("Qwen/Qwen3-8B")
+        == places / "here" / "Qwen" / "Qwen3-8B"
+    )
 
 
 def test_one_that_was_downloaded_by_its_commit_is_found(places: Path) -> None:
@@ -101,8 +112,19 @@ def test_the_cache_is_where_the_hub_has_it(
     assert model_folder.model_folder("a/b") == snapshot
 
 
-MODEL = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 320}
-MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False}
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 320,
+}
+MODEL |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "tie_word_embeddings": False,
+}
 MODEL |= {"max_position_embeddings": 512}
 
 
@@ -113,23 +135,33 @@ def test_every_model_of_a_job_may_be_one(places: Path) -> None:
     roles = ("actor", "critic", "reference", "reward")
     words = [f"++{role}.model.path=own/{role}" for role in roles]
     (composed,) = compose.with_hydra(["rlhf_tiny", *words])
-    config = with_folder(read_config(composed.mapping, composed.sources), composed.sources)
+    config = with_folder(
+        read_config(composed.mapping, composed.sources), composed.sources
+    )
     blocks = [config.actor, config.critic, config.reference, config.reward_of("reward")]
-    found = [block.model["path"] for block in blocks if isinstance(block.model, Mapping)]
-    assert found == [f"{places}/hub/models--own--{role}/snapshots/c1899de" for role in roles]
+    found = [
+        block.model["path"] for block in blocks if isinstance(block.model, Mapping)
+    ]
+    assert found == [
+        f"{places}/hub/models--own--{role}/snapshots/c1899de" for role in roles
+    ]
 
 
 def test_it_is_the_folder_that_the_hub_itself_finds(places: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
     downloaded(places / "hub", "own/actor", config__json="{}")
-    found = hub.snapshot_download("own/actor", cache_dir=places / "hub", local_files_only=True)
+    found = hub.snapshot_download(
+        "own/actor", cache_dir=places / "hub", local_files_only=True
+    )
     assert model_folder.model_folder("own/actor") == Path(found)
 
 
 def test_a_download_that_was_cut_short_is_finished_by_the_fix(places: Path) -> None:
     downloaded(places / "hub", "own/empty")
     with pytest.raises(ConfigError) as raised:
-        prepare_composed(compose.with_hydra(["rlhf_tiny", "actor.model.path=own/empty"])[0])
+        prepare_composed(
+            compose.with_hydra(["rlhf_tiny", "actor.model.path=own/empty"])[0]
+        )
     fix = "hf download own/empty        (or the folder of another Hugging Face model)"
     assert raised.value.problems[0].fix == fix
     folder = downloaded(places / "hub", "own/keys", config__json=json.dumps(MODEL))
@@ -154,12 +186,19 @@ def test_one_that_is_nowhere_is_reported_with_all_places(places: Path) -> None:
 
 def test_a_folder_or_a_download_of_nearly_this_name_is_offered(places: Path) -> None:
     (places / "Qwen3-8B").mkdir()
-    assert no_folder(f"{places}/Qwen3-8b", "actor.model.path").fix == f"path: {places}/Qwen3-8B"
-    assert str(no_folder(f"{places}/Qwen3-4B", "actor.model.path").fix).startswith("scripts/get_model ")
+    assert (
+        no_folder(f"{places}/Qwen3-8b", "actor.model.path").fix
+        == f"path: {places}/Qwen3-8B"
+    )
+    assert str(no_folder(f"{places}/Qwen3-4B", "actor.model.path").fix).startswith(
+        "scripts/get_model "
+    )
     (places / "hub" / "models--Qwen--Qwen3-8B").mkdir(parents=True)
     assert no_folder("Qwen/qwen3-8b", "actor.model.path").fix == "path: Qwen/Qwen3-8B"
 
 
 def test_a_model_that_a_script_makes_is_made_by_the_fix() -> None:
     for name in ("smollm2", "tiny", "tiny_reward"):
-        assert str(no_folder(f"models/{name}", "reward.model.path").fix).startswith(f"scripts/get_model {name}  ")
+        assert str(no_folder(f"models/{name}", "reward.model.path").fix).startswith(
+            f"scripts/get_model {name}  "
+        )

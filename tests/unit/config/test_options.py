@@ -80,7 +80,10 @@ def read(words: list[str]) -> Config:
 
 @pytest.mark.parametrize("line", WRONG)
 def test_a_wrong_option_is_refused_with_its_fix_before_anything_is_done(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLPLACE_CALLED", raising=False)
@@ -98,14 +101,20 @@ def test_a_wrong_option_is_refused_with_its_fix_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("fix", ["dry_run=true", "--config-name hybrid_ppo dry_run=true", "algorithm.gamma=0.9"])
-def test_what_is_proposed_is_taken(fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "fix",
+    ["dry_run=true", "--config-name hybrid_ppo dry_run=true", "algorithm.gamma=0.9"],
+)
+def test_what_is_proposed_is_taken(
+    fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rlplace.train import main
 
     name = [] if "--config-name" in fix else ["hybrid_ppo"]
-    assert main([*name, *fix.split(), "cluster.accelerator.kind=emulated", "dry_run=true"]) == 0, (
-        capsys.readouterr().err
-    )
+    assert (
+        main([*name, *fix.split(), "cluster.accelerator.kind=emulated", "dry_run=true"])
+        == 0
+    ), capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -126,10 +135,15 @@ def test_a_file_that_is_no_whole_config_is_told_what_to_begin_with(
     assert fix in capsys.readouterr().err
 
 
-def test_a_dash_that_is_no_hyphen_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dash_that_is_no_hyphen_is_corrected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from rlplace.train import main
 
-    assert main(["hybrid_ppo", "cluster.component_placement.env=0\u20133", "dry_run=true"]) == 2
+    assert (
+        main(["hybrid_ppo", "cluster.component_placement.env=0\u20133", "dry_run=true"])
+        == 2
+    )
     assert "fix: cluster.component_placement.env=0-3\n" in capsys.readouterr().err
 
 
@@ -178,14 +192,21 @@ def test_several_profiles_are_given_with_commas() -> None:
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("${runner.sed}", "${runner.seed}"), ("${runer.seed}", "${runner.seed}"), ("${.sed}", "${.seed}")]
+    [
+        ("${runner.sed}", "${runner.seed}"),
+        ("${runer.seed}", "${runner.seed}"),
+        ("${.sed}", "${.seed}"),
+    ]
     + [("${oc.evn:HOME}", "${oc.env:HOME}")],
 )
 def test_a_misspelt_reference_is_named_with_its_line_and_the_right_one(
     written: str, meant: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(f"defaults: [cartpole, _self_]\nrunner:\n  seed: 1\n  output_dir: {written}\n", encoding="utf-8")
+    file.write_text(
+        f"defaults: [cartpole, _self_]\nrunner:\n  seed: 1\n  output_dir: {written}\n",
+        encoding="utf-8",
+    )
     with pytest.raises(ConfigError) as caught:
         read([str(file)])
     (problem,) = caught.value.problems
@@ -214,18 +235,28 @@ def test_a_place_where_nothing_can_be_written_is_told_before_anything_starts(
 def test_damaged_numbers_of_a_run_count_as_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     (tmp_path / "run.lock").touch()
-    (tmp_path / "summary.json").write_text('{"iterations": "many", "wall_s": null}', encoding="utf-8")
-    for line in ('{"iteration": "two", "time/iteration_s": null}', '{"iteration": 1e999}', ""):
+    (tmp_path / "summary.json").write_text(
+        '{"iterations": "many", "wall_s": null}', encoding="utf-8"
+    )
+    for line in (
+        '{"iteration": "two", "time/iteration_s": null}',
+        '{"iteration": 1e999}',
+        "",
+    ):
         (tmp_path / "metrics.jsonl").write_text(line, encoding="utf-8")
         found = runs.read(tmp_path)
         assert (found.iterations, found.seconds) == (0, 0.0)
 
 
-def test_a_folder_of_runs_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_runs_that_cannot_be_read_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert runs.main(["r" * 5000]) == 2
     assert "why: it cannot be read: File name too long" in capsys.readouterr().err
 
 
-def test_a_search_of_nothing_asks_for_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_of_nothing_asks_for_a_config(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert search.main([]) == 2
     assert "[no-config]" in capsys.readouterr().err

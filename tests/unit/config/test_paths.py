@@ -52,14 +52,23 @@ def test_every_path_of_a_config_may_be_in_the_home(home: Path, tmp_path: Path) -
     assert config["env"]["kwargs"]["images"] == [f"{home}/a", "b"]
     assert config["cluster"]["comm"]["shm_folder"] == f"{home}/shm"
     assert config["rollout"]["engine_args"] == {"download_dir": f"{home}/download"}
-    assert (config["runner"]["output_dir"], config["resume"]) == (f"{home}/runs", f"{home}/runs/old")
+    assert (config["runner"]["output_dir"], config["resume"]) == (
+        f"{home}/runs",
+        f"{home}/runs/old",
+    )
     assert config["profile"] == f"{home}/a.json,b.json"
-    assert (config["env"]["system"], config["rollout"]["stop"]) == ("~/ is the home", ["~/"])  # texts
+    assert (config["env"]["system"], config["rollout"]["stop"]) == (
+        "~/ is the home",
+        ["~/"],
+    )  # texts
 
 
 @pytest.mark.parametrize("value", ["~/runs", '"~/runs"', "'~/runs'"])
 def test_a_shell_leaves_the_home_in_an_override_alone(value: str, home: Path) -> None:
-    assert config_of("cartpole", f"runner.output_dir={value}").runner.output_dir == f"{home}/runs"
+    assert (
+        config_of("cartpole", f"runner.output_dir={value}").runner.output_dir
+        == f"{home}/runs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,9 @@ def test_paths_of_overrides_are_quoted_for_hydra(word: str, read: str) -> None:
     assert readable(read) == read
 
 
-@pytest.mark.parametrize("name", ["lr=0.1/mine.yaml", "lr=0.1/my=own.yaml", "~/mine.yaml"])
+@pytest.mark.parametrize(
+    "name", ["lr=0.1/mine.yaml", "lr=0.1/my=own.yaml", "~/mine.yaml"]
+)
 def test_the_path_of_a_config_may_have_what_overrides_have(
     name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +110,9 @@ def test_the_path_of_a_config_may_have_what_overrides_have(
 
 
 @pytest.mark.parametrize("word", ["resume=~/lr=1/run", "resume='~/lr=1/run'"])
-def test_a_run_that_is_resumed_may_be_there_too(word: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_resumed_may_be_there_too(
+    word: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its config is looked for before Hydra reads the word."""
     assert train.main([word, "dry_run=true"]) == 2
     assert f"{home}/lr=1/run" in capsys.readouterr().err

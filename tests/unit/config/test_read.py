@@ -26,7 +26,9 @@ class Outer:
     rate: float = dataclasses.field(default=0.5, metadata={"above": 0, "below": 1})
     flag: bool = False
     mode: Literal["fast", "slow"] = "fast"
-    many: int | Literal["auto"] = dataclasses.field(default="auto", metadata={"minimum": 1})
+    many: int | Literal["auto"] = dataclasses.field(
+        default="auto", metadata={"minimum": 1}
+    )
     limit: float | None = None
     level: Literal[1, 2, 3] = 1
     cache: Literal["bf16", "fp8"] | None = None
@@ -45,7 +47,9 @@ def read(**values: Any) -> Outer:
 
 def problem(sources: Mapping[str, Source] | None = None, **values: Any) -> Problem:
     """The only problem of a mapping."""
-    outer, problems = read_block(Outer, {"inner": {"name": "n"}, **values}, sources=sources)
+    outer, problems = read_block(
+        Outer, {"inner": {"name": "n"}, **values}, sources=sources
+    )
     assert outer is None
     assert len(problems) == 1
     return problems[0]
@@ -53,7 +57,9 @@ def problem(sources: Mapping[str, Source] | None = None, **values: Any) -> Probl
 
 def test_a_block_or_blocks_by_name() -> None:
     assert read(named={"name": "n"}).named == Inner(name="n")
-    assert read(named={"a": {"name": "n"}, "b": {"name": "m", "size": "1KiB"}}).named == {
+    assert read(
+        named={"a": {"name": "n"}, "b": {"name": "m", "size": "1KiB"}}
+    ).named == {
         "a": Inner(name="n"),
         "b": Inner(name="m", size=1024),
     }
@@ -81,7 +87,9 @@ def test_a_block_or_blocks_by_name() -> None:
         ("free", {"a": {"b": 1}}, {"a": {"b": 1}}),
     ],
 )
-def test_values_are_read_by_the_type_of_their_field(key: str, written: object, read_as: object) -> None:
+def test_values_are_read_by_the_type_of_their_field(
+    key: str, written: object, read_as: object
+) -> None:
     value = getattr(read(**{key: written}), key)
     assert value == read_as
     assert type(value) is type(read_as)
@@ -89,7 +97,15 @@ def test_values_are_read_by_the_type_of_their_field(key: str, written: object, r
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [(0, 0), (4096, 4096), ("16GiB", 16 << 30), ("1.5 KiB", 1536), ("2kB", 2000), ("3 b", 3), ("4096", 4096)],
+    [
+        (0, 0),
+        (4096, 4096),
+        ("16GiB", 16 << 30),
+        ("1.5 KiB", 1536),
+        ("2kB", 2000),
+        ("3 b", 3),
+        ("4096", 4096),
+    ],
 )
 def test_sizes_have_units(text: object, size: int) -> None:
     assert read(inner={"name": "n", "size": text}).inner.size == size
@@ -113,7 +129,9 @@ def proposed(found: Problem) -> str | None:
         ({"inner": {}}, "name: <a value>"),
     ],
 )
-def test_what_is_to_be_filled_in_is_said_with_the_usual_value(value: dict[str, Any], fix: str) -> None:
+def test_what_is_to_be_filled_in_is_said_with_the_usual_value(
+    value: dict[str, Any], fix: str
+) -> None:
     assert problem(**value).fix == fix
 
 
@@ -136,7 +154,11 @@ def test_what_is_to_be_filled_in_is_said_with_the_usual_value(value: dict[str, A
 )
 def test_what_is_no_size(text: object, fix: str | None) -> None:
     found = problem(inner={"name": "n", "size": text})
-    assert (found.code, found.key, proposed(found)) == ("bad-size", "inner.size", fix and f"size: {fix}")
+    assert (found.code, found.key, proposed(found)) == (
+        "bad-size",
+        "inner.size",
+        fix and f"size: {fix}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,9 +194,16 @@ def test_what_is_no_size(text: object, fix: str | None) -> None:
         ("inner", 3, "wrong-type", "inner: {name: ...}"),
     ],
 )
-def test_a_wrong_value_is_named(key: str, value: object, code: str, fix: str | None) -> None:
+def test_a_wrong_value_is_named(
+    key: str, value: object, code: str, fix: str | None
+) -> None:
     found = problem(**{key: value})
-    assert (found.code, found.key, found.got, proposed(found)) == (code, key, show(value), fix)
+    assert (found.code, found.key, found.got, proposed(found)) == (
+        code,
+        key,
+        show(value),
+        fix,
+    )
 
 
 def test_items_bounds_and_texts() -> None:
@@ -182,7 +211,9 @@ def test_items_bounds_and_texts() -> None:
     assert problem(modes=["fast", "slwo"]).key == "modes[1]"
     assert problem(count=9).what == "must be >= 1 and <= 8"
     assert problem(rate=1.0).what == "must be > 0 and < 1"
-    assert problem(inner={"name": 3}).fix == 'name: "3"'  # text is not made from numbers
+    assert (
+        problem(inner={"name": 3}).fix == 'name: "3"'
+    )  # text is not made from numbers
     assert problem(free={"a": 1}, named=3).fix == "named: {name: ...}"
 
 
@@ -198,59 +229,100 @@ def test_an_unknown_key_is_met_with_the_near_one() -> None:
 def test_a_key_that_there_was_is_left_out_and_no_near_one_is_taken_for_it() -> None:
     with pytest.raises(ConfigError) as caught:
         read_config({"cluster": {"nodes": [{"host": "a", "accelerators": 4}]}})
-    (problem,) = [problem for problem in caught.value.problems if problem.key == "cluster.nodes[0].host"]
+    (problem,) = [
+        problem
+        for problem in caught.value.problems
+        if problem.key == "cluster.nodes[0].host"
+    ]
     assert (problem.what, problem.fix) == ("unknown key", "leave out host")
 
 
 def test_of_an_unknown_key_without_a_near_one_nobody_knows_what_is_meant() -> None:
     assert problem(xyzzy=1).what == "unknown key"
-    assert problem(xyzzy=1).fix == "one of the known keys in place of xyzzy, or leave it out"
+    assert (
+        problem(xyzzy=1).fix
+        == "one of the known keys in place of xyzzy, or leave it out"
+    )
     _, problems = read_block(Outer, {"inner": {"name": "n"}, 7: 1})
     assert [p.key for p in problems] == ["7"]  # keys need not be text
 
 
 def test_what_is_missing_or_no_mapping() -> None:
     found = problem({"inner": Source(file="f.yaml", line=2)}, inner={})
-    assert (found.code, found.key, found.got, str(found.source)) == ("missing-key", "inner.name", None, "f.yaml:2")
+    assert (found.code, found.key, found.got, str(found.source)) == (
+        "missing-key",
+        "inner.name",
+        None,
+        "f.yaml:2",
+    )
     _, problems = read_block(Outer, ["inner"])
     assert [(p.code, p.key) for p in problems] == [("wrong-type", "config")]
 
 
 def test_all_problems_are_collected() -> None:
-    wrong = {"inner": {"name": 1, "size": "big", "nmae": 2}, "count": 0, "mode": "x", "sizes": ["a", 0]}
+    wrong = {
+        "inner": {"name": 1, "size": "big", "nmae": 2},
+        "count": 0,
+        "mode": "x",
+        "sizes": ["a", 0],
+    }
     keys = "count inner.name inner.nmae inner.size mode sizes[0] sizes[1]"
     assert sorted(p.key for p in read_block(Outer, wrong)[1]) == keys.split()
 
 
 @pytest.mark.parametrize(
-    ("known", "line"), [("sizes[0]", 5), ("sizes", 4), ("inner", None)], ids=["the item", "its list", "elsewhere"]
+    ("known", "line"),
+    [("sizes[0]", 5), ("sizes", 4), ("inner", None)],
+    ids=["the item", "its list", "elsewhere"],
 )
 def test_a_problem_shows_the_nearest_line(known: str, line: int | None) -> None:
-    source = problem(sources={known: Source(file="f.yaml", line=line)}, sizes=[0]).source
+    source = problem(
+        sources={known: Source(file="f.yaml", line=line)}, sizes=[0]
+    ).source
     assert (source and source.line) == line
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(False, "false"), ("a", "a"), ([1, None], "[1, null]"), ({"a": [True], "b": {}}, "{a: [true], b: {}}")],
+    [
+        (False, "false"),
+        ("a", "a"),
+        ([1, None], "[1, null]"),
+        ({"a": [True], "b": {}}, "{a: [true], b: {}}"),
+    ],
 )
 def test_values_are_shown_as_yaml(value: object, text: str) -> None:
     assert show(value) == text
 
 
 def with_reserve(written: object) -> dict[str, Any]:
-    return {"cluster": {"component_placement": {"actor": "0"}}, "env": {"id": "x"}, "memory": {"reserve": written}}
+    return {
+        "cluster": {"component_placement": {"actor": "0"}},
+        "env": {"id": "x"},
+        "memory": {"reserve": written},
+    }
 
 
 @pytest.mark.parametrize(
     ("written", "reserve"),
-    [("5 %", 0.05), ("2.5%", 0.025), (0.1, 0.1), ("2GiB", 2 << 30), (0, 0), ("0 %", 0.0), ("auto", "auto")],
+    [
+        ("5 %", 0.05),
+        ("2.5%", 0.025),
+        (0.1, 0.1),
+        ("2GiB", 2 << 30),
+        (0, 0),
+        ("0 %", 0.0),
+        ("auto", "auto"),
+    ],
 )
 def test_a_reserve_is_a_share_or_a_size(written: object, reserve: object) -> None:
     assert read_config(with_reserve(written)).memory.reserve == reserve
 
 
-@pytest.mark.parametrize("written", ["100 %", "-1 %", 1.0, -0.1, 5, "5", "a lot", True, None, "9" * 400 + "GiB"])
+@pytest.mark.parametrize(
+    "written",
+    ["100 %", "-1 %", 1.0, -0.1, 5, "5", "a lot", True, None, "9" * 400 + "GiB"],
+)
 def test_what_is_no_reserve_is_refused(written: object) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(with_reserve(written))

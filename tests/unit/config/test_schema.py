@@ -16,13 +16,19 @@ from rlplace.config.validate import config_schema
 
 SCHEMA = config_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-RUN = {"cluster": {"component_placement": {"actor": "0-7"}}, "env": {"id": "CartPole-v1"}}
+RUN = {
+    "cluster": {"component_placement": {"actor": "0-7"}},
+    "env": {"id": "CartPole-v1"},
+}
 LLM = {"cluster": {"component_placement": {"actor": "0-7"}}, "env": {"kind": "text"}}
 
 
 def with_value(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
     first, _, rest = path.partition(".")
-    return {**base, first: with_value(base.get(first, {}), rest, value) if rest else value}
+    return {
+        **base,
+        first: with_value(base.get(first, {}), rest, value) if rest else value,
+    }
 
 
 def problems(config: object) -> list[str]:
@@ -52,7 +58,9 @@ def test_the_schema_is_one() -> None:
         (LLM, "reward.model.kind", "causal_lm"),
     ],
 )
-def test_what_the_reader_takes_is_valid(base: dict[str, Any], path: str, value: object) -> None:
+def test_what_the_reader_takes_is_valid(
+    base: dict[str, Any], path: str, value: object
+) -> None:
     assert problems(with_value(base, path, value)) == []
 
 
@@ -74,11 +82,15 @@ def test_what_the_reader_takes_is_valid(base: dict[str, Any], path: str, value: 
         (LLM, "reward.math.weight", "heavy", "reward"),
     ],
 )
-def test_what_the_reader_refuses_is_refused(base: dict[str, Any], path: str, value: object, where: str) -> None:
+def test_what_the_reader_refuses_is_refused(
+    base: dict[str, Any], path: str, value: object, where: str
+) -> None:
     assert problems(with_value(base, path, value)) == [where]
 
 
-def knobs(block: type, kind: ModelKind, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+def knobs(
+    block: type, kind: ModelKind, path: str = ""
+) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     for name, (field, hint) in fields_of(block, kind).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from knobs(hint, kind, f"{path}{name}.")
@@ -92,9 +104,17 @@ def test_editors_show_what_every_key_means(kind: ModelKind) -> None:
         schema: dict[str, Any] = SCHEMA["$defs"][f"Config_{kind}"]
         for name in path.split("."):
             schema = schema["properties"][name]
-            schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+            schema = (
+                SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+                if "$ref" in schema
+                else schema
+            )
         assert schema["description"] == field.metadata["doc"], path
-        default = field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+        default = (
+            field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
+        )
         shown = default is not dataclasses.MISSING and not isinstance(default, tuple)
-        if shown and path != "actor.model":  # which is one of several blocks, each with its own
+        if (
+            shown and path != "actor.model"
+        ):  # which is one of several blocks, each with its own
             assert schema["default"] == default

@@ -20,14 +20,33 @@ from rlplace.config.worker_variables import (
 
 
 def config(variables: dict[str, Any], **cluster: Any) -> Config:
-    placed = {"component_placement": {"actor": "0", "env": "1", "rollout": "2"}, "env_vars": variables}
+    placed = {
+        "component_placement": {"actor": "0", "env": "1", "rollout": "2"},
+        "env_vars": variables,
+    }
     return read_config({"cluster": placed | cluster, "env": {"id": "CartPole-v1"}})
 
 
-def test_values_are_text_and_null_is_the_value_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_text_and_null_is_the_value_of_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MY_TOKEN", "hidden")
-    given = config({"HF_HOME": "/data/hf", "OMP_NUM_THREADS": 4, "SWITCH": True, "EMPTY": "", "MY_TOKEN": None})
-    expected = {"HF_HOME": "/data/hf", "OMP_NUM_THREADS": "4", "SWITCH": "true", "EMPTY": "", "MY_TOKEN": "hidden"}
+    given = config(
+        {
+            "HF_HOME": "/data/hf",
+            "OMP_NUM_THREADS": 4,
+            "SWITCH": True,
+            "EMPTY": "",
+            "MY_TOKEN": None,
+        }
+    )
+    expected = {
+        "HF_HOME": "/data/hf",
+        "OMP_NUM_THREADS": "4",
+        "SWITCH": "true",
+        "EMPTY": "",
+        "MY_TOKEN": "hidden",
+    }
     assert variables_of(given) == expected
     assert [*wrong_variables(given), *missing_variables(given)] == []
 
@@ -46,14 +65,20 @@ def test_values_are_text_and_null_is_the_value_of_this_process(monkeypatch: pyte
         ("GITHUB_PAT", "secret-1", "secret-in-config"),
         ("MYSQL_PWD", "secret-1", "secret-in-config"),
         ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json", None),
-        ("AWS_SECRET_ACCESS_KEY", "/secret-1", "secret-in-config"),  # base64 may begin so
+        (
+            "AWS_SECRET_ACCESS_KEY",
+            "/secret-1",
+            "secret-in-config",
+        ),  # base64 may begin so
         ("https_proxy", "http://me:secret-1@proxy:3128", "secret-in-config"),
         ("TOKENIZERS_PARALLELISM", "false", None),
         ("https_proxy", "http://proxy:3128", None),
         ("HF_TOKEN", None, None),
     ],
 )
-def test_what_cannot_be_given_is_refused_and_secrets_are_not_shown(name: str, value: Any, code: str | None) -> None:
+def test_what_cannot_be_given_is_refused_and_secrets_are_not_shown(
+    name: str, value: Any, code: str | None
+) -> None:
     problems = [*wrong_variables(config({name: value}))]
     assert [problem.code for problem in problems] == ([] if code is None else [code])
     assert not any("secret-1" in problem.render() for problem in problems)
@@ -66,7 +91,9 @@ def test_one_that_is_missing_names_where_it_has_to_be_set() -> None:
     assert "export NOT_SET_ANYWHERE=..." in str(problem.fix)
 
 
-def test_keys_of_reward_endpoints_are_given_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_reward_endpoints_are_given_without_being_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("REWARD_KEY", "hidden")
     placed = {"actor": "0", "env": "1", "rollout": "2", "reward": "cpu"}
     text = read_config(
@@ -76,14 +103,19 @@ def test_keys_of_reward_endpoints_are_given_without_being_named(monkeypatch: pyt
             "env": {"task": "arithmetic"},
             "rollout": {"engine": "transformers"},
             "actor": {"model": {"kind": "causal_lm", "path": "model"}},
-            "reward": {"url": "http://localhost:5000/score", "api_key_env": "REWARD_KEY"},
+            "reward": {
+                "url": "http://localhost:5000/score",
+                "api_key_env": "REWARD_KEY",
+            },
         }
     )
     assert variables_of(text) == {"REWARD_KEY": "hidden"}
 
 
 def test_what_does_not_reach_workers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in filter(_OF_WORKERS.fullmatch, list(os.environ)):  # vLLM sets some where it is imported
+    for name in filter(
+        _OF_WORKERS.fullmatch, list(os.environ)
+    ):  # vLLM sets some where it is imported
         monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HF_HOME", "/data/hf")
@@ -102,7 +134,9 @@ def test_what_does_not_reach_workers_is_said(monkeypatch: pytest.MonkeyPatch) ->
     assert not_given(config({"OMP_NUM_THREADS": 8})) is None
 
 
-def test_variables_of_this_process_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_this_process_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("BEFORE", "1")
     with exported({"BEFORE": "2", "NEW_ONE": "3"}):
         assert (os.environ["BEFORE"], os.environ["NEW_ONE"]) == ("2", "3")
@@ -110,8 +144,12 @@ def test_variables_of_this_process_are_put_back(monkeypatch: pytest.MonkeyPatch)
     assert "NEW_ONE" not in os.environ
 
 
-@pytest.mark.parametrize(("name", "written"), [("MY_SWITCH", True), ("MY_TOKEN", False)])
-def test_no_fix_has_a_secret_written(name: str, written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "written"), [("MY_SWITCH", True), ("MY_TOKEN", False)]
+)
+def test_no_fix_has_a_secret_written(
+    name: str, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(name, raising=False)
     (problem,) = missing_variables(config({name: None}))
     assert ("or write the value" in (problem.fix or "")) == written

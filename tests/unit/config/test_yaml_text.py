@@ -12,13 +12,21 @@ from hypothesis import strategies as st
 from rlplace.config.yaml_text import to_yaml, with_values
 
 WORDS = st.text(max_size=12) | st.text(alphabet="-+._:, ean01", max_size=4)
-KEYS = WORDS.filter(lambda text: not re.fullmatch(r"[-+]?[0-9][0-9_]*", text))  # a line of a placement may be 0 or "0"
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), WORDS)
+KEYS = WORDS.filter(
+    lambda text: not re.fullmatch(r"[-+]?[0-9][0-9_]*", text)
+)  # a line of a placement may be 0 or "0"
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), WORDS
+)
 
 
 @given(
     st.dictionaries(
-        KEYS, st.recursive(LEAVES, lambda x: st.lists(x, max_size=3) | st.dictionaries(KEYS, x, max_size=3))
+        KEYS,
+        st.recursive(
+            LEAVES,
+            lambda x: st.lists(x, max_size=3) | st.dictionaries(KEYS, x, max_size=3),
+        ),
     )
 )
 def test_yaml_reads_back_as_it_was(mapping: dict[str, object]) -> None:
@@ -26,13 +34,24 @@ def test_yaml_reads_back_as_it_was(mapping: dict[str, object]) -> None:
 
 
 def test_only_texts_that_some_reader_takes_for_something_else_are_quoted() -> None:
-    mapping = {"a": "0-7", "b": 1e-6, "c": {"placement": "0-3", "x": [1, None, True]}, "d": "1e-6", "e": "4:7"}
-    assert to_yaml(mapping) == ('a: 0-7\nb: 1.0e-06\nc: {placement: 0-3, x: [1, null, true]}\nd: "1e-6"\ne: "4:7"\n')
+    mapping = {
+        "a": "0-7",
+        "b": 1e-6,
+        "c": {"placement": "0-3", "x": [1, None, True]},
+        "d": "1e-6",
+        "e": "4:7",
+    }
+    assert to_yaml(mapping) == (
+        'a: 0-7\nb: 1.0e-06\nc: {placement: 0-3, x: [1, null, true]}\nd: "1e-6"\ne: "4:7"\n'
+    )
 
 
 @pytest.mark.parametrize("text", ["1_000", "+1", "-1", "8", "0:0.", "-0b1"])
 def test_texts_that_are_numbers_to_a_reader_stay_texts(text: str) -> None:
-    mapping = {"a": text, "b": {"placement": "0-3", "c": text, "d": [text, {"e": text}], "f": 8}}
+    mapping = {
+        "a": text,
+        "b": {"placement": "0-3", "c": text, "d": [text, {"e": text}], "f": 8},
+    }
     assert yaml.safe_load(to_yaml(mapping)) == mapping
 
 
@@ -68,20 +87,28 @@ runner:
         ({"no.such": None}, set()),
     ],
 )  # fmt: skip
-def test_values_change_on_their_lines(values: dict[str, object], changed: set[str]) -> None:
+def test_values_change_on_their_lines(
+    values: dict[str, object], changed: set[str]
+) -> None:
     made = with_values(CONFIG, values)
     assert {*made.splitlines()} - {*CONFIG.splitlines()} == changed
     read = yaml.safe_load(made)
     for path, value in values.items():
         block, _, name = path.partition("component_placement.")
         at = read
-        for key in block.rstrip(".").split(".") if not name else ["cluster", "component_placement", name]:
+        for key in (
+            block.rstrip(".").split(".")
+            if not name
+            else ["cluster", "component_placement", name]
+        ):
             at = at.get(key) if key in at or value is None else at[key]
             if at is None:
                 break
         assert at == value
     comments = [line.partition("#")[2] for line in CONFIG.splitlines() if "#" in line]
-    assert [line.partition("#")[2] for line in made.splitlines() if "#" in line] == comments
+    assert [
+        line.partition("#")[2] for line in made.splitlines() if "#" in line
+    ] == comments
 
 
 def test_a_block_in_braces_takes_no_new_line() -> None:

@@ -20,7 +20,9 @@ from rlplace.envs.registry import make_simulator
 
 
 def made(rows: int = 1, chunk: int = 4, name: str = "Script-v0", **kwargs: Any) -> Any:
-    return make_simulator(SimulatorEnvConfig(id=f"tests.gyms:{name}", kwargs=kwargs), rows, chunk)
+    return make_simulator(
+        SimulatorEnvConfig(id=f"tests.gyms:{name}", kwargs=kwargs), rows, chunk
+    )
 
 
 def still(rows: int = 1, chunk: int = 4) -> Any:
@@ -32,18 +34,27 @@ def test_rewards_are_added_up_and_what_follows_is_shown() -> None:
     assert simulator.reset([1, 2])[:, :2].tolist() == [[1, 0]] * 2
     first = simulator.step(np.array([[0, 1, 2, 1], [2, 2, 2, 2]]))
     assert first.rewards.tolist() == [1 + 2 + 3 + 4] * 2
-    assert first.observations[:, [1, 3]].tolist() == [[4, 1], [4, 2]]  # the step, and the action before
+    assert first.observations[:, [1, 3]].tolist() == [
+        [4, 1],
+        [4, 2],
+    ]  # the step, and the action before
     assert simulator.step(still(2)).rewards.tolist() == [5 + 6 + 7 + 8] * 2
     assert not (first.terminated | first.truncated).any()
     assert first.final_observations.shape == (0, 4)
 
 
 @pytest.mark.parametrize(("end", "reward"), [(2, 3.0), (4, 10.0)])
-def test_an_episode_that_ends_within_a_chunk_counts_as_far_as_it_went(end: int, reward: float) -> None:
+def test_an_episode_that_ends_within_a_chunk_counts_as_far_as_it_went(
+    end: int, reward: float
+) -> None:
     simulator = made(terminate_at=[end, 9])
     simulator.reset([1])
     result = simulator.step(still())
-    assert (result.rewards.tolist(), result.terminated.tolist(), result.truncated.tolist()) == (
+    assert (
+        result.rewards.tolist(),
+        result.terminated.tolist(),
+        result.truncated.tolist(),
+    ) == (
         [reward],
         [True],
         [False],
@@ -55,12 +66,17 @@ def test_an_episode_that_ends_within_a_chunk_counts_as_far_as_it_went(end: int, 
     assert following.observations[0, 1] == 4
 
 
-def test_a_cut_within_a_chunk_shows_where_it_was_cut_and_no_end_of_what_is_thrown_away() -> None:
+def test_a_cut_within_a_chunk_shows_where_it_was_cut_and_no_end_of_what_is_thrown_away() -> (
+    None
+):
     """Episodes are cut after three steps: of six actions the first three count."""
     simulator = made(rows=2, chunk=6, truncate_at=3)
     simulator.reset([1, 2])
     result = simulator.step(still(2, 6))
-    assert (result.truncated.tolist(), result.terminated.tolist()) == ([True] * 2, [False] * 2)
+    assert (result.truncated.tolist(), result.terminated.tolist()) == (
+        [True] * 2,
+        [False] * 2,
+    )
     assert result.rewards.tolist() == [6.0] * 2
     assert result.final_observations[:, :2].tolist() == [[1, 3]] * 2
     assert (result.episode_returns, result.episode_lengths) == ([6.0] * 2, [3] * 2)
@@ -73,7 +89,10 @@ def test_a_row_does_not_depend_on_those_beside_it() -> None:
     def luck(seeds: list[int]) -> list[float]:
         simulator = made(rows=len(seeds), terminate_at=3)
         simulator.reset(seeds)
-        return [float(simulator.step(still(len(seeds))).observations[0, 2]) for _ in range(5)]
+        return [
+            float(simulator.step(still(len(seeds))).observations[0, 2])
+            for _ in range(5)
+        ]
 
     assert luck([7]) == luck([7, 8, 9])
 
@@ -90,7 +109,10 @@ def test_it_can_be_restored_and_drawn_if_the_simulator_can() -> None:
     other = made(chunk=2, name="Counter-v0")
     other.reset([4])
     assert not other.restore([state])
-    assert other.step(still(1, 2)).observations.tolist() == counter.step(still(1, 2)).observations.tolist()
+    assert (
+        other.step(still(1, 2)).observations.tolist()
+        == counter.step(still(1, 2)).observations.tolist()
+    )
 
     class Bare:
         reset = restart = close = step = None
@@ -105,7 +127,13 @@ def test_actions_have_the_chunk_as_their_first_axis() -> None:
     def actions(of: Any) -> Any:
         return Spaces(observation_shape=(1,), actions=of).chunked(3).actions
 
-    assert actions(DiscreteActions(n=4)) == MultiDiscreteActions(n=(4, 4, 4), shape=(3,))
-    assert actions(MultiDiscreteActions(n=(2, 5), shape=(2,))) == MultiDiscreteActions(n=(2, 5) * 3, shape=(3, 2))
+    assert actions(DiscreteActions(n=4)) == MultiDiscreteActions(
+        n=(4, 4, 4), shape=(3,)
+    )
+    assert actions(MultiDiscreteActions(n=(2, 5), shape=(2,))) == MultiDiscreteActions(
+        n=(2, 5) * 3, shape=(3, 2)
+    )
     arm = ContinuousActions(shape=(2,), low=(-1.0, 0.0), high=(1.0, 2.0))
-    assert actions(arm) == ContinuousActions(shape=(3, 2), low=(-1.0, 0.0) * 3, high=(1.0, 2.0) * 3)
+    assert actions(arm) == ContinuousActions(
+        shape=(3, 2), low=(-1.0, 0.0) * 3, high=(1.0, 2.0) * 3
+    )

@@ -14,27 +14,42 @@ from rlplace.envs.registry import check, describe, find_adapter
 from rlplace.errors import ConfigError
 from rlplace.extras import install_command
 
-installed = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs rlplace[envpool]")
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="needs rlplace[envpool]"
+)
 
 
-def config(name: str = "CartPole-v1", limit: int | None = None, **kwargs: object) -> SimulatorEnvConfig:
-    return SimulatorEnvConfig(kind="envpool", id=name, max_episode_steps=limit, kwargs=kwargs)
+def config(
+    name: str = "CartPole-v1", limit: int | None = None, **kwargs: object
+) -> SimulatorEnvConfig:
+    return SimulatorEnvConfig(
+        kind="envpool", id=name, max_episode_steps=limit, kwargs=kwargs
+    )
 
 
-def test_without_envpool_a_plan_is_possible_and_a_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_envpool_a_plan_is_possible_and_a_run_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     assert not check(config())
     with pytest.raises(ConfigError) as caught:
         describe(config())
     (problem,) = caught.value.problems
-    assert (problem.code, problem.fix) == ("missing-library", install_command("envpool"))
+    assert (problem.code, problem.fix) == (
+        "missing-library",
+        install_command("envpool"),
+    )
 
 
 @installed
 def test_describe() -> None:
-    assert describe(config()) == Spaces(observation_shape=(4,), actions=DiscreteActions(n=2))
+    assert describe(config()) == Spaces(
+        observation_shape=(4,), actions=DiscreteActions(n=2)
+    )
     bounds = ContinuousActions(shape=(1,), low=(-2.0,), high=(2.0,))
-    assert describe(config("Pendulum-v1")) == Spaces(observation_shape=(3,), actions=bounds)
+    assert describe(config("Pendulum-v1")) == Spaces(
+        observation_shape=(3,), actions=bounds
+    )
 
 
 @installed
@@ -54,9 +69,13 @@ def test_what_cannot_run(broken: SimulatorEnvConfig, code: str) -> None:
 
 
 @installed
-def test_a_row_follows_from_its_seed_and_episodes_end_in_the_step_that_ends_them() -> None:
+def test_a_row_follows_from_its_seed_and_episodes_end_in_the_step_that_ends_them() -> (
+    None
+):
     pair = [find_adapter("envpool").make(config(limit=12), rows) for rows in (3, 2)]
-    three, two = (each.reset(seeds) for each, seeds in zip(pair, ([5, 6, 7], [7, 5]), strict=True))
+    three, two = (
+        each.reset(seeds) for each, seeds in zip(pair, ([5, 6, 7], [7, 5]), strict=True)
+    )
     assert np.array_equal(three[[2, 0]], two)
     lengths, cut = np.zeros(3, int), 0
     for step in range(60):
@@ -68,9 +87,13 @@ def test_a_row_follows_from_its_seed_and_episodes_end_in_the_step_that_ends_them
         lengths += 1
         ended = wide.terminated | wide.truncated
         assert list(wide.episode_lengths) == lengths[ended].tolist()
-        assert list(wide.episode_returns) == lengths[ended].tolist()  # one point for each step
+        assert (
+            list(wide.episode_returns) == lengths[ended].tolist()
+        )  # one point for each step
         assert (lengths[wide.truncated] == 12).all()
-        assert (np.abs(wide.observations[ended]) <= 0.05).all()  # the first of the next episode
+        assert (
+            np.abs(wide.observations[ended]) <= 0.05
+        ).all()  # the first of the next episode
         lengths[ended] = 0
         cut += int(wide.truncated.sum())
     assert cut >= 3
@@ -87,7 +110,8 @@ def test_actions_are_clipped_to_the_bounds() -> None:
     for each in pair:
         each.reset([3])
     far, at_bound = (
-        each.step(np.full((1, 1), action, np.float32)) for each, action in zip(pair, (9.0, 2.0), strict=True)
+        each.step(np.full((1, 1), action, np.float32))
+        for each, action in zip(pair, (9.0, 2.0), strict=True)
     )
     assert np.array_equal(far.observations, at_bound.observations)
     assert far.rewards == at_bound.rewards

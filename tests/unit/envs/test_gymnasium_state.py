@@ -17,14 +17,31 @@ from rlplace.envs.registry import find_adapter, row_seeds
 from rlplace.errors import ConfigError
 from rlplace.workers.roles.episodes import Episodes, read
 
-MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedPendulum-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5")
-CLASSIC = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
+MUJOCO = (
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "InvertedPendulum-v5",
+    "Ant-v5",
+    "Humanoid-v5",
+    "Reacher-v5",
+)
+CLASSIC = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+)
 OWN = ("tests.gyms:Counter-v0", "tests.gyms:Wrapped-v0", "tests.gyms:hidden")
 ROWS = 4
 
 
-def vector(env: str, rows: int, first_row: int = 0) -> tuple[GymnasiumVector, np.ndarray]:
-    made = find_adapter("gymnasium").make(SimulatorEnvConfig(id=env, max_episode_steps=25), rows)
+def vector(
+    env: str, rows: int, first_row: int = 0
+) -> tuple[GymnasiumVector, np.ndarray]:
+    made = find_adapter("gymnasium").make(
+        SimulatorEnvConfig(id=env, max_episode_steps=25), rows
+    )
     assert isinstance(made, GymnasiumVector)
     return made, made.reset(row_seeds(5, first_row, rows))
 
@@ -33,21 +50,33 @@ def actions(env: GymnasiumVector, steps: int) -> list[Any]:
     rng, space = np.random.default_rng(2), env._envs[0].action_space
     if isinstance(space, gymnasium.spaces.Discrete):
         return [rng.integers(space.n, size=ROWS) for _ in range(steps)]
-    return [rng.standard_normal((ROWS, *(space.shape or ()))).astype(np.float32) for _ in range(steps)]
+    return [
+        rng.standard_normal((ROWS, *(space.shape or ()))).astype(np.float32)
+        for _ in range(steps)
+    ]
 
 
 def joined(results: Sequence[StepResult]) -> tuple[Any, ...]:
     """One step of several vectors as one."""
-    parts = [(r.observations, r.rewards, r.terminated, r.truncated, r.final_observations) for r in results]
+    parts = [
+        (r.observations, r.rewards, r.terminated, r.truncated, r.final_observations)
+        for r in results
+    ]
     arrays = [np.concatenate(part).tolist() for part in zip(*parts, strict=True)]
     return (
         *arrays,
-        [r for result in results for r in zip(result.episode_returns, result.episode_lengths, strict=True)],
+        [
+            r
+            for result in results
+            for r in zip(result.episode_returns, result.episode_lengths, strict=True)
+        ],
     )
 
 
 @pytest.mark.parametrize("env", [*MUJOCO, *CLASSIC, *OWN])
-def test_others_go_on_to_the_bit_whatever_rows_they_have(env: str, tmp_path: Path) -> None:
+def test_others_go_on_to_the_bit_whatever_rows_they_have(
+    env: str, tmp_path: Path
+) -> None:
     whole, _ = vector(env, ROWS)
     todo = actions(whole, 47)
     for action in todo[:17]:  # with a limit of 25, nowhere near a reset for most
@@ -57,9 +86,12 @@ def test_others_go_on_to_the_bit_whatever_rows_they_have(env: str, tmp_path: Pat
     for first in (0, 3):  # two ranks that saved, of 3 rows and 1
         part = states[first : first + 3] if first == 0 else states[3:]
         lengths = np.full(len(part), 17)
-        Episodes(first_row=first, observations=observations[first : first + 3], lengths=lengths, states=part).write(
-            tmp_path
-        )
+        Episodes(
+            first_row=first,
+            observations=observations[first : first + 3],
+            lengths=lengths,
+            states=part,
+        ).write(tmp_path)
     others = []
     for first in (0, 2):  # two that go on, of 2 rows each, which have stepped before
         other, begin = vector(env, 2, first + 50)
@@ -69,11 +101,18 @@ def test_others_go_on_to_the_bit_whatever_rows_they_have(env: str, tmp_path: Pat
         assert other.restore(saved.states) == {}
         others.append(other)
     for action in todo[17:]:
-        found = joined([other.step(part) for other, part in zip(others, (action[:2], action[2:]), strict=True)])
+        found = joined(
+            [
+                other.step(part)
+                for other, part in zip(others, (action[:2], action[2:]), strict=True)
+            ]
+        )
         assert found == joined([whole.step(action)])
 
 
-def test_what_cannot_tell_its_state_begins_episodes_with_the_random_numbers_that_came_next() -> None:
+def test_what_cannot_tell_its_state_begins_episodes_with_the_random_numbers_that_came_next() -> (
+    None
+):
     whole, _ = vector("tests.gyms:Script-v0", 1)
     whole.step(np.zeros(1, np.int64))
     (state,) = whole.row_states()
@@ -96,9 +135,16 @@ def test_a_class_of_somebody_else_is_not_taken_for_one_that_is_known() -> None:
     assert list(envs.restore(envs.row_states())) == [0]
 
 
-def test_rows_that_are_nowhere_and_files_that_are_damaged_are_named(tmp_path: Path) -> None:
+def test_rows_that_are_nowhere_and_files_that_are_damaged_are_named(
+    tmp_path: Path,
+) -> None:
     observations = np.zeros((2, 3), np.float32)
-    episodes = Episodes(first_row=0, observations=observations, lengths=np.zeros(2, np.int64), states=[{}, {}])
+    episodes = Episodes(
+        first_row=0,
+        observations=observations,
+        lengths=np.zeros(2, np.int64),
+        states=[{}, {}],
+    )
     name = episodes.write(tmp_path)
     with pytest.raises(ConfigError, match="no row 2") as caught:
         read(tmp_path, range(1, 3), observations)

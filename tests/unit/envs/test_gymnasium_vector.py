@@ -17,7 +17,9 @@ ZEROS = np.zeros(1, np.int64)
 
 
 def vector(rows: int = 1, limit: int | None = None, **kwargs: Any) -> GymnasiumVector:
-    return GymnasiumVector([Script(**kwargs) for _ in range(rows)], max_episode_steps=limit)
+    return GymnasiumVector(
+        [Script(**kwargs) for _ in range(rows)], max_episode_steps=limit
+    )
 
 
 def test_an_end_is_followed_by_the_next_episode_in_the_same_step() -> None:
@@ -25,17 +27,27 @@ def test_an_end_is_followed_by_the_next_episode_in_the_same_step() -> None:
     first = envs.reset([0])
     one, two, three = (envs.step(ZEROS) for _ in range(3))
     assert first[0, :2].tolist() == [1, 0]
-    assert (one.terminated.tolist(), one.truncated.tolist(), one.episode_returns) == ([False], [False], [])
+    assert (one.terminated.tolist(), one.truncated.tolist(), one.episode_returns) == (
+        [False],
+        [False],
+        [],
+    )
     assert two.observations[0, :2].tolist() == [2, 0]
     assert (two.terminated.tolist(), two.truncated.tolist()) == ([True], [False])
-    assert (two.rewards.tolist(), two.episode_returns, two.episode_lengths) == ([2.0], [3.0], [2])
+    assert (two.rewards.tolist(), two.episode_returns, two.episode_lengths) == (
+        [2.0],
+        [3.0],
+        [2],
+    )
     assert two.final_observations.shape == (0, 4)
     assert three.observations[0, :2].tolist() == [2, 1]
     assert (three.rewards.tolist(), three.terminated.tolist()) == ([1.0], [False])
 
 
 @pytest.mark.parametrize("how", [{"truncate_at": 2}, {"limit": 2}])
-def test_a_cut_shows_where_it_was_cut_and_both_at_once_is_an_end(how: dict[str, int]) -> None:
+def test_a_cut_shows_where_it_was_cut_and_both_at_once_is_an_end(
+    how: dict[str, int],
+) -> None:
     envs = vector(**how)
     envs.reset([0])
     envs.step(ZEROS)
@@ -65,7 +77,9 @@ class OneArray(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def test_a_cut_shows_where_it_was_cut_also_if_the_simulator_reuses_its_array() -> None:
-    envs = GymnasiumVector([OneArray(Script()), OneArray(Script())], max_episode_steps=2)
+    envs = GymnasiumVector(
+        [OneArray(Script()), OneArray(Script())], max_episode_steps=2
+    )
     envs.reset([0, 0])
     envs.step(np.zeros(2, np.int64))
     cut = envs.step(np.zeros(2, np.int64))
@@ -81,17 +95,30 @@ def test_the_time_limit_counts_from_each_reset() -> None:
     assert cuts == [False, False, False, False, True, False, False, True]
     envs.step(ZEROS)
     envs.reset([0])
-    assert [bool(envs.step(ZEROS).truncated[0]) for _ in range(3)] == [False, False, True]
+    assert [bool(envs.step(ZEROS).truncated[0]) for _ in range(3)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_all_arrays_have_the_types_and_shapes_of_the_contract() -> None:
     envs = vector(rows=3, truncate_at=1)
-    assert vector(dtype="uint8").reset([0]).dtype == envs.reset([0, 1, 2]).dtype == np.float32
+    assert (
+        vector(dtype="uint8").reset([0]).dtype
+        == envs.reset([0, 1, 2]).dtype
+        == np.float32
+    )
     result = envs.step(np.zeros(3, np.int64))
     before = result.observations.copy()
     envs.step(np.ones(3, np.int64))
-    assert np.array_equal(result.observations, before), "the arrays belong to the caller"
-    assert {a.dtype for a in (result.observations, result.rewards, result.final_observations)} == {np.dtype("f4")}
+    assert np.array_equal(result.observations, before), (
+        "the arrays belong to the caller"
+    )
+    assert {
+        a.dtype
+        for a in (result.observations, result.rewards, result.final_observations)
+    } == {np.dtype("f4")}
     assert result.observations.shape == result.final_observations.shape == (3, 4)
     for each in (result.rewards, result.terminated, result.truncated):
         assert each.shape == (3,)
@@ -107,7 +134,9 @@ def test_discrete_actions_count_from_the_spaces_first() -> None:
     assert env.taken == [5, 7]
 
 
-def test_the_simulator_gets_continuous_actions_clipped_and_the_caller_keeps_them() -> None:
+def test_the_simulator_gets_continuous_actions_clipped_and_the_caller_keeps_them() -> (
+    None
+):
     env = Script(action_space="box")
     envs = GymnasiumVector([env], max_episode_steps=None)
     envs.reset([0])
@@ -125,15 +154,22 @@ def test_a_row_depends_on_its_seed_alone() -> None:
     whole, part = together.reset(seeds), apart.reset(row_seeds(7, 2, 2))
     assert np.array_equal(whole[2:], part)
     for _ in range(5):  # later episodes too
-        whole, part = together.step(np.zeros(4, np.int64)).observations, apart.step(np.zeros(2, np.int64)).observations
+        whole, part = (
+            together.step(np.zeros(4, np.int64)).observations,
+            apart.step(np.zeros(2, np.int64)).observations,
+        )
         assert np.array_equal(whole[2:], part)
 
 
 def test_it_is_gymnasium_step_for_step() -> None:
     """Against environments made by Gymnasium with all its wrappers, reset by hand."""
     rows, steps, limit = 3, 120, 20
-    envs = find_adapter("gymnasium").make(SimulatorEnvConfig(id="CartPole-v1", max_episode_steps=limit), rows)
-    theirs = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(rows)]
+    envs = find_adapter("gymnasium").make(
+        SimulatorEnvConfig(id="CartPole-v1", max_episode_steps=limit), rows
+    )
+    theirs = [
+        gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(rows)
+    ]
     seeds = row_seeds(0, 0, rows)
     shown = [env.reset(seed=seed)[0] for env, seed in zip(theirs, seeds, strict=True)]
     assert np.array_equal(envs.reset(seeds), np.stack(shown))
@@ -143,7 +179,9 @@ def test_it_is_gymnasium_step_for_step() -> None:
         result = envs.step(actions[t])
         finals = list(result.final_observations)
         for row, env in enumerate(theirs):
-            observation, reward, terminated, truncated, _ = env.step(int(actions[t, row]))
+            observation, reward, terminated, truncated, _ = env.step(
+                int(actions[t, row])
+            )
             if truncated and not terminated:
                 assert np.array_equal(finals.pop(0), observation)
             if terminated or truncated:

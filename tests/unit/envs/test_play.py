@@ -14,7 +14,9 @@ from rlplace.envs.registry import describe
 from rlplace.errors import SimulatorError
 
 
-def played(name: str, *, episodes: int = 3, longest: int = 50, **kwargs: object) -> list[Played]:
+def played(
+    name: str, *, episodes: int = 3, longest: int = 50, **kwargs: object
+) -> list[Played]:
     env = SimulatorEnvConfig(id=f"tests.gyms:{name}-v0", kwargs=kwargs)
 
     def act(observations: NDArray[Any], _begins: NDArray[np.bool_]) -> NDArray[Any]:
@@ -24,7 +26,11 @@ def played(name: str, *, episodes: int = 3, longest: int = 50, **kwargs: object)
 
 
 def test_an_episode_that_does_not_end_is_an_error_and_no_wait_for_ever() -> None:
-    assert [each.length for each in played("Script", terminate_at=50)] == [50, 50, 50], "the last step may end it"
+    assert [each.length for each in played("Script", terminate_at=50)] == [
+        50,
+        50,
+        50,
+    ], "the last step may end it"
     with pytest.raises(SimulatorError) as caught:
         played("Script", terminate_at=51)
     assert caught.value.code == "endless-episode"

@@ -42,15 +42,24 @@ def called(
         process_cpu_s=total_s,
         beside_cpu_s=beside_s,
         parts=parts,
-        spans=(Spans(0.0, ("lap",), b"", array("d")),) * (2 if any(part.name == "minibatch" for part in parts) else 1),
+        spans=(Spans(0.0, ("lap",), b"", array("d")),)
+        * (2 if any(part.name == "minibatch" for part in parts) else 1),
     )
     return RankCall("rollout", made.plan.placement.slots(component)[rank], name, record)
 
 
-def observed(made: Prepared, iterations: int, calls: list[list[RankCall]], driver_cpu_s: float = 0.1) -> Profile:
+def observed(
+    made: Prepared,
+    iterations: int,
+    calls: list[list[RankCall]],
+    driver_cpu_s: float = 0.1,
+) -> Profile:
     found = Observations(made.config, made.plan)
     for index in range(iterations):
-        found.add(IterationCalls(index, 0.0, driver_cpu_s, 1.0, [], calls[index]), {"time/iteration_s": 1.0 + index})
+        found.add(
+            IterationCalls(index, 0.0, driver_cpu_s, 1.0, [], calls[index]),
+            {"time/iteration_s": 1.0 + index},
+        )
     return found.profile()
 
 
@@ -74,9 +83,17 @@ def test_laps_are_means_by_size_and_what_is_left_of_a_call_is_its_rest() -> None
     profile = observed(made, 5, calls)
     (sim,) = profile.costs["env.run/sim"].points
     # Iterations 2, 3 and 4 count: laps of 30, 40 and 50 ms.
-    assert (sim.size, sim.laps, sim.cpu_s, sim.least_cpu_s, sim.blocked_s) == (16.0, 30, 0.04, 0.005, 0.001)
+    assert (sim.size, sim.laps, sim.cpu_s, sim.least_cpu_s, sim.blocked_s) == (
+        16.0,
+        30,
+        0.04,
+        0.005,
+        0.001,
+    )
     assert sim.spread == pytest.approx((2 / 3) ** 0.5 / 4)
-    assert profile.costs["env.run/rest"].points[0].cpu_s == pytest.approx(0.8 - 0.4 - 0.01)
+    assert profile.costs["env.run/rest"].points[0].cpu_s == pytest.approx(
+        0.8 - 0.4 - 0.01
+    )
     # Of each second that the process has computed, what was inside the method is not around it.
     assert profile.costs["env/ray_call"].points[0].cpu_s == pytest.approx(1.0 - 0.8)
     assert profile.costs["driver/ray_call"].points[0].cpu_s == pytest.approx(0.1)
@@ -88,9 +105,13 @@ def test_what_is_around_calls_is_shared_by_the_messages_in_which_they_came() -> 
     made = job()
     calls = [
         [
-            called(made, "env", "move full", cpu_s=0.1, total_s=0.9 + index, process=7)._replace(work=False),
+            called(
+                made, "env", "move full", cpu_s=0.1, total_s=0.9 + index, process=7
+            )._replace(work=False),
             called(made, "env", "run", cpu_s=0.3, total_s=1.0 + index, process=7),
-            called(made, "env", "save_state", cpu_s=0.2, total_s=0.5 + index, process=7),
+            called(
+                made, "env", "save_state", cpu_s=0.2, total_s=0.5 + index, process=7
+            ),
         ]
         for index in range(3)
     ]
@@ -99,7 +120,9 @@ def test_what_is_around_calls_is_shared_by_the_messages_in_which_they_came() -> 
     assert costs["driver/ray_call"].points[0].cpu_s == pytest.approx(0.1 / 2)
 
 
-def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_of_it() -> None:
+def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_of_it() -> (
+    None
+):
     made = job("hybrid_ppo", "cluster=8xH100")
     parts = (
         Part("wait", 0.0, 1, 3.0, 0.1, 0.1, 2.0),
@@ -114,7 +137,11 @@ def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_
         for _ in range(3)
     ]
     profile = observed(made, 3, calls)
-    seconds = {name: (curve.on, curve.points[0].cpu_s) for name, curve in profile.costs.items() if "learn" in name}
+    seconds = {
+        name: (curve.on, curve.points[0].cpu_s)
+        for name, curve in profile.costs.items()
+        if "learn" in name
+    }
     assert seconds == {
         "actor.learn/wait": ("processor", pytest.approx(0.1)),
         "actor.learn/minibatch": ("accelerator", pytest.approx(0.3)),
@@ -128,7 +155,17 @@ def test_work_on_a_gpu_takes_what_the_clock_says_and_waiting_for_others_is_none_
 def test_other_threads_of_a_process_count_for_the_call_in_which_they_computed() -> None:
     made = job()
     calls = [
-        [called(made, "actor", "push_weights", cpu_s=0.2, beside_s=0.3, total_s=0.6 * index, process=7)]
+        [
+            called(
+                made,
+                "actor",
+                "push_weights",
+                cpu_s=0.2,
+                beside_s=0.3,
+                total_s=0.6 * index,
+                process=7,
+            )
+        ]
         for index in range(4)
     ]
     costs = observed(made, 4, calls).costs
@@ -152,12 +189,31 @@ def test_waiting_for_other_ranks_is_nothing_that_a_call_takes() -> None:
 
 
 def test_processes_of_two_nodes_may_have_one_number() -> None:
-    made = job("hybrid_ppo", "cluster.num_nodes=2", PLACE + "actor=0-15", PLACE + "env=0-7", PLACE + "rollout=8-15")
+    made = job(
+        "hybrid_ppo",
+        "cluster.num_nodes=2",
+        PLACE + "actor=0-15",
+        PLACE + "env=0-7",
+        PLACE + "rollout=8-15",
+    )
     calls = [
-        [called(made, "actor", "learn", cpu_s=0.1, total_s=0.3 * index, process=7, rank=rank) for rank in (0, 8)]
+        [
+            called(
+                made,
+                "actor",
+                "learn",
+                cpu_s=0.1,
+                total_s=0.3 * index,
+                process=7,
+                rank=rank,
+            )
+            for rank in (0, 8)
+        ]
         for index in range(4)
     ]
-    assert observed(made, 4, calls).costs["actor/ray_call"].points[0].cpu_s == pytest.approx(0.2)
+    assert observed(made, 4, calls).costs["actor/ray_call"].points[
+        0
+    ].cpu_s == pytest.approx(0.2)
 
 
 def test_many_draws_are_kept_as_quantiles_whatever_order_they_come_in() -> None:
@@ -169,41 +225,76 @@ def test_many_draws_are_kept_as_quantiles_whatever_order_they_come_in() -> None:
 
 def test_parts_that_enclose_others_do_not_count_twice() -> None:
     made = job()
-    parts = (Part("learn", 0.0, 1, 1.0, 0.9, 0.9, 0.0), Part("minibatch", 64.0, 2, 0.6, 0.6, 0.3, 0.0))
-    calls = [[called(made, "actor", "learn", *parts, cpu_s=1.0, total_s=0.0, process=7)] for _ in range(3)]
+    parts = (
+        Part("learn", 0.0, 1, 1.0, 0.9, 0.9, 0.0),
+        Part("minibatch", 64.0, 2, 0.6, 0.6, 0.3, 0.0),
+    )
+    calls = [
+        [called(made, "actor", "learn", *parts, cpu_s=1.0, total_s=0.0, process=7)]
+        for _ in range(3)
+    ]
     profile = observed(made, 3, calls)
     assert "actor.learn/learn" not in profile.costs
     assert profile.costs["actor.learn/rest"].points[0].cpu_s == pytest.approx(0.4)
 
 
-def test_moves_are_named_by_where_they_lead_and_a_call_without_laps_may_have_waited() -> None:
+def test_moves_are_named_by_where_they_lead_and_a_call_without_laps_may_have_waited() -> (
+    None
+):
     made = job()
-    calls = [[called(made, "actor", "move full", cpu_s=0.1, total_s=0.0, process=7)] for _ in range(3)]
+    calls = [
+        [called(made, "actor", "move full", cpu_s=0.1, total_s=0.0, process=7)]
+        for _ in range(3)
+    ]
     (point,) = observed(made, 3, calls).costs["actor.move_full/rest"].points
     assert (point.cpu_s, point.blocked_s) == pytest.approx((0.1, 0.1))
 
 
-def test_a_policy_that_decides_in_the_simulator_s_thread_is_no_part_of_its_wait() -> None:
+def test_a_policy_that_decides_in_the_simulator_s_thread_is_no_part_of_its_wait() -> (
+    None
+):
     made = job("collocated_ppo_one_process")
-    wait, policy = Part("wait", 0.0, 4, 0.4, 0.4, 0.1, 0.0), Part("policy", 8.0, 4, 0.2, 0.2, 0.05, 0.0)
+    wait, policy = (
+        Part("wait", 0.0, 4, 0.4, 0.4, 0.1, 0.0),
+        Part("policy", 8.0, 4, 0.2, 0.2, 0.05, 0.0),
+    )
     calls = [
         [
             called(made, "env", "run", wait, cpu_s=0.4, total_s=0.0, process=7),
             called(
-                made, "rollout", "generate", policy, Part("wait", 0.0, 4, 1, 1, 1, 0), cpu_s=0.0, total_s=0, process=7
+                made,
+                "rollout",
+                "generate",
+                policy,
+                Part("wait", 0.0, 4, 1, 1, 1, 0),
+                cpu_s=0.0,
+                total_s=0,
+                process=7,
             ),
         ]
         for _ in range(3)
     ]
     costs = observed(made, 3, calls).costs
     assert {"env.run/direct_wait", "rollout.generate/policy"} <= set(costs)
-    assert not {"env.run/wait", "rollout.generate/wait", "rollout.generate/rest"} & set(costs)
+    assert not {"env.run/wait", "rollout.generate/wait", "rollout.generate/rest"} & set(
+        costs
+    )
 
 
 def test_the_share_of_steps_before_the_kl_stops_them_is_counted() -> None:
     made = job("hybrid_ppo", "algorithm.target_kl=0.01")  # 5 epochs of 4 minibatches
     calls = [
-        [called(made, "actor", "learn", Part("step", 0.0, 5, 1, 1, 1, 0), cpu_s=1.0, total_s=0.0, process=7)]
+        [
+            called(
+                made,
+                "actor",
+                "learn",
+                Part("step", 0.0, 5, 1, 1, 1, 0),
+                cpu_s=1.0,
+                total_s=0.0,
+                process=7,
+            )
+        ]
         for _ in range(3)
     ]
     assert observed(made, 3, calls).counts == {"actor.learn/steps_share": 0.25}
@@ -211,7 +302,9 @@ def test_the_share_of_steps_before_the_kl_stops_them_is_counted() -> None:
 
 
 def test_a_wrapper_with_other_kwargs_is_other_work() -> None:
-    wrapper = "{name: gymnasium.wrappers:FrameStackObservation, kwargs: {stack_size: %s}}"
+    wrapper = (
+        "{name: gymnasium.wrappers:FrameStackObservation, kwargs: {stack_size: %s}}"
+    )
     jobs = (job("hybrid_ppo", f"env.wrappers=[{wrapper % size}]") for size in (4, 16))
     four, sixteen = (subjects(made.config, made.plan)["env"] for made in jobs)
     assert four.endswith(" gymnasium.wrappers:FrameStackObservation stack_size=4")

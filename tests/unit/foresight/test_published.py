@@ -12,7 +12,12 @@ from rlplace.foresight.published import published, published_profile
 from rlplace.placement.machines.products import products
 from rlplace.prepare import Prepared, prepare_composed
 
-GRPO_8B = ("disaggregated_grpo_llm", "model@actor.model=llama_3_8b", "rollout.engine=vllm", "profile=published")
+GRPO_8B = (
+    "disaggregated_grpo_llm",
+    "model@actor.model=llama_3_8b",
+    "rollout.engine=vllm",
+    "profile=published",
+)
 WEIGHTS = 8.03e9
 
 
@@ -27,7 +32,9 @@ def made(*words: str) -> Profile:
 
 
 def seconds(profile: Profile, cost: str, size: float) -> float:
-    return next(point.cpu_s for point in profile.costs[cost].points if point.size == size)
+    return next(
+        point.cpu_s for point in profile.costs[cost].points if point.size == size
+    )
 
 
 def test_a_token_step_reads_the_weights_and_a_pass_computes_on_them() -> None:
@@ -39,26 +46,39 @@ def test_a_token_step_reads_the_weights_and_a_pass_computes_on_them() -> None:
     # 6 operations for each weight and token at 0.4 of 989 TFLOP/s; two ranks gather weights over NVLink.
     gathered_s = 1.5 * 4 * WEIGHTS / (450e9 * 0.7)
     learned_s = 6 * WEIGHTS * 65536 / (989e12 * 0.4)
-    assert seconds(profile, "actor.learn/micro_batch", 65536) == pytest.approx(learned_s + gathered_s, rel=0.02)
+    assert seconds(profile, "actor.learn/micro_batch", 65536) == pytest.approx(
+        learned_s + gathered_s, rel=0.02
+    )
     assert profile.costs["actor.learn/micro_batch"].on == ACCELERATOR
     assert {curve.source for curve in profile.costs.values()} == {ASSUMED}
-    assert max(profile.samples["rollout.answer_tokens"]) == job(*GRPO_8B).config.algorithm.max_new_tokens
+    assert (
+        max(profile.samples["rollout.answer_tokens"])
+        == job(*GRPO_8B).config.algorithm.max_new_tokens
+    )
 
 
 def test_two_accelerators_of_an_engine_halve_its_reading() -> None:
-    where = "cluster.component_placement.rollout={placement: 2-3, accelerators_per_rank: 2}"
+    where = (
+        "cluster.component_placement.rollout={placement: 2-3, accelerators_per_rank: 2}"
+    )
     both = made("cluster=8xH100", where, "cluster.component_placement.env=cpu")
     one = made("cluster=8xH100")
     halved = (seconds(one, "rollout.generate/decode", 1) - 0.003) / 2
-    assert seconds(both, "rollout.generate/decode", 1) - 0.003 == pytest.approx(halved, rel=0.01)
+    assert seconds(both, "rollout.generate/decode", 1) - 0.003 == pytest.approx(
+        halved, rel=0.01
+    )
 
 
-def test_the_rates_are_those_of_the_slowest_accelerator_and_say_that_nothing_was_measured() -> None:
+def test_the_rates_are_those_of_the_slowest_accelerator_and_say_that_nothing_was_measured() -> (
+    None
+):
     found = job(*GRPO_8B, "cluster=8xH100")
     profile = find_profile(found.config, found.plan, found.case)
     assert profile is not None
     assert foreign(profile) == [NOTHING_MEASURED]
-    assert set(published()) == set(products()), "what has a known memory has known rates"
+    assert set(published()) == set(products()), (
+        "what has a known memory has known rates"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +88,9 @@ def test_the_rates_are_those_of_the_slowest_accelerator_and_say_that_nothing_was
         ("disaggregated_grpo_llm", (), "nothing is published of these accelerators"),
     ],
 )
-def test_what_no_table_has_rates_of_is_refused(config: str, words: tuple[str, ...], why: str) -> None:
+def test_what_no_table_has_rates_of_is_refused(
+    config: str, words: tuple[str, ...], why: str
+) -> None:
     found = job(config, *words)
     with pytest.raises(ConfigError, match=why) as caught:
         published_profile(found.config, found.plan, found.case)
@@ -79,4 +101,6 @@ def test_a_published_profile_can_be_kept_and_edited() -> None:
     import json
 
     profile = made("cluster=8xH100")
-    assert read_profile(json.dumps(profile.record()), file="p.json").costs == profile.costs
+    assert (
+        read_profile(json.dumps(profile.record()), file="p.json").costs == profile.costs
+    )

@@ -53,13 +53,17 @@ def test_without_time_the_plan_of_the_config_has_a_gap() -> None:
 def test_a_search_whose_time_ends_goes_down_to_no_further_plan() -> None:
     job = prepared()
     times = iter([False])  # once it is not over
-    answer = Search(Space(job.config, job.plan), usual_profile()).run(over=lambda: next(times, True))
+    answer = Search(Space(job.config, job.plan), usual_profile()).run(
+        over=lambda: next(times, True)
+    )
     assert answer.counts["branches"] == answer.counts["planned"] == 1
     assert answer.best is answer.current
     assert 0.0 < answer.gap < 1.0
 
 
-def test_what_would_turn_the_choice_is_found_out_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_turn_the_choice_is_found_out_within_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job, calls = prepared(), list[object]()
 
     def counted(*given: Any) -> Prediction:
@@ -69,7 +73,11 @@ def test_what_would_turn_the_choice_is_found_out_within_the_time(monkeypatch: py
     search = Search(Space(job.config, job.plan), usual_profile())
     best, *others = search.run().found[:3]
     monkeypatch.setattr(answers, "predict", counted)
-    told = list(answers.turns(search, best, others, lambda _, seconds: seconds, lambda: len(calls) > 30))
+    told = list(
+        answers.turns(
+            search, best, others, lambda _, seconds: seconds, lambda: len(calls) > 30
+        )
+    )
     assert 0 < len(told) < answers.COSTS
     assert len(calls) <= 30 + 3
 
@@ -77,14 +85,21 @@ def test_what_would_turn_the_choice_is_found_out_within_the_time(monkeypatch: py
 def test_alike_accelerators_and_nodes_are_tried_once() -> None:
     job = prepared("cluster.num_nodes=3", "cluster.accelerators_per_node=4")
     space = Space(job.config, job.plan)
-    (_, half), (other, _) = space.places(space.empty, "actor", 2)  # on the driver's node, or on one of the others
+    (_, half), (other, _) = space.places(
+        space.empty, "actor", 2
+    )  # on the driver's node, or on one of the others
     assert other == 4
     starts = [start for start, _ in space.places(half, "env", 2)]
     assert starts == [0, 2, 4]  # with the actor, beside it, on another node
-    assert [start for start, _ in space.places(half, "env", 8)] == [0, 4]  # with the driver's node, and without
+    assert [start for start, _ in space.places(half, "env", 8)] == [
+        0,
+        4,
+    ]  # with the driver's node, and without
 
 
-def test_components_that_are_fixed_and_numbers_of_accelerators_bound_the_space() -> None:
+def test_components_that_are_fixed_and_numbers_of_accelerators_bound_the_space() -> (
+    None
+):
     job = prepared()
     space = Space(job.config, job.plan, fixed=["actor"], accelerators=[8])
     answer = Search(space, usual_profile()).run()
@@ -98,7 +113,9 @@ def test_components_that_are_fixed_and_numbers_of_accelerators_bound_the_space()
 
 
 def test_plans_that_do_not_fit_and_costs_that_were_not_measured_are_left_out() -> None:
-    job = prepared("cluster.accelerator.memory=280MiB")  # of env 256 MiB, of rollout 64 MiB
+    job = prepared(
+        "cluster.accelerator.memory=280MiB"
+    )  # of env 256 MiB, of rollout 64 MiB
     profile = usual_profile()
     answer = Search(Space(job.config, job.plan), profile).run()
     assert answer.counts["refused by memory"] > 0
@@ -107,12 +124,22 @@ def test_plans_that_do_not_fit_and_costs_that_were_not_measured_are_left_out() -
         assert found.margin_bytes >= 0
         together = found.plan.placement.shared("env", "rollout")
         assert not together, "in rollout both are there in full"
-    costs = {name: curve for name, curve in profile.costs.items() if not name.startswith("env.move")}
-    answer = Search(Space(job.config, job.plan), dataclasses.replace(profile, costs=costs)).run()
+    costs = {
+        name: curve
+        for name, curve in profile.costs.items()
+        if not name.startswith("env.move")
+    }
+    answer = Search(
+        Space(job.config, job.plan), dataclasses.replace(profile, costs=costs)
+    ).run()
     assert answer.lacking["env.move_full/rest"] > 0
     assert answer.current is None
     for found in answer.found:
-        assert all(move.component != "env" for entry in found.plan.schedule.entries.values() for move in entry.acquires)
+        assert all(
+            move.component != "env"
+            for entry in found.plan.schedule.entries.values()
+            for move in entry.acquires
+        )
 
 
 def test_changes_are_the_lines_that_differ() -> None:
@@ -121,7 +148,10 @@ def test_changes_are_the_lines_that_differ() -> None:
     layout = space.current()
     assert space.changes(layout) == {"cluster.component_placement.rollout": "0-3"}
     moved = dataclasses.replace(
-        layout, mode=Mode(1, False), sizes={**layout.sizes, "env": Size(1, 1)}, starts={**layout.starts, "env": 2}
+        layout,
+        mode=Mode(1, False),
+        sizes={**layout.sizes, "env": Size(1, 1)},
+        starts={**layout.starts, "env": 2},
     )
     found = space.changes(dataclasses.replace(moved, stays=("env",)))
     assert found == {
@@ -141,7 +171,11 @@ def test_a_process_that_is_shared_on_one_accelerator_is_where_it_is_told() -> No
         sizes[component], starts[component] = Size(1, 1), 5
     config = space.config_of(Layout(mode=Mode(1, True), sizes=sizes, starts=starts))
     placement = make_plan(config, job.plan.topology).placement
-    assert [str(placement.accelerators(c)) for c in ("actor", "env", "rollout")] == ["0-7", "5", "5"]
+    assert [str(placement.accelerators(c)) for c in ("actor", "env", "rollout")] == [
+        "0-7",
+        "5",
+        "5",
+    ]
 
 
 def test_the_bound_of_a_usual_job_is_near() -> None:
@@ -149,5 +183,9 @@ def test_the_bound_of_a_usual_job_is_near() -> None:
     space = Space(job.config, job.plan)
     layout = space.current()
     bounds = Bounds(job.config, job.plan, Costs(profile))
-    bound = sum(bounds.of_stages(job.plan.schedule, layout.mode, layout.sizes, space.spread(layout)))
+    bound = sum(
+        bounds.of_stages(
+            job.plan.schedule, layout.mode, layout.sizes, space.spread(layout)
+        )
+    )
     assert 0.9 < bound / predict(job.config, job.plan, job.case, profile).seconds <= 1.0

@@ -11,7 +11,12 @@ from rlplace.foresight.text_loads import TextStages
 from rlplace.placement.memory.case import read_again
 from tests.foreseen import MS, PLACE, job_of, profile_of, timed
 
-GRPO = ("rollout.engine=transformers", "runner.eval_every=0", PLACE + "actor=0", PLACE + "env=1")
+GRPO = (
+    "rollout.engine=transformers",
+    "runner.eval_every=0",
+    PLACE + "actor=0",
+    PLACE + "env=1",
+)
 ENGINE = {"rollout.generate/prefill": 2.0, "rollout.generate/decode": 1.0}
 
 
@@ -24,40 +29,70 @@ def generated(
     **drawn: float,
 ) -> Prediction:
     """Predict GRPO whose answers have so many tokens; `drawn`: the same number for all of another distribution."""
-    sizes = (f"algorithm.prompts={prompts}", f"algorithm.samples_per_prompt={samples}", "algorithm.max_new_tokens=64")
-    others = {"env." + name: (value,) for name, value in ({"prompt_tokens": 6.0} | drawn).items()}
+    sizes = (
+        f"algorithm.prompts={prompts}",
+        f"algorithm.samples_per_prompt={samples}",
+        "algorithm.max_new_tokens=64",
+    )
+    others = {
+        "env." + name: (value,)
+        for name, value in ({"prompt_tokens": 6.0} | drawn).items()
+    }
     answers = {"rollout.answer_tokens": tokens, **others}
-    return timed(ENGINE | (costs or {}), *GRPO, *sizes, *words, config="hybrid_grpo_llm", samples=answers)
+    return timed(
+        ENGINE | (costs or {}),
+        *GRPO,
+        *sizes,
+        *words,
+        config="hybrid_grpo_llm",
+        samples=answers,
+    )
 
 
-def test_an_engine_reads_each_prompt_once_and_decodes_all_answers_in_flight_at_once() -> None:
+def test_an_engine_reads_each_prompt_once_and_decodes_all_answers_in_flight_at_once() -> (
+    None
+):
     found = generated(1, 8, (10.0,), PLACE + "rollout=2")
     assert found.numbers["time/rollout_s"] == pytest.approx((2 + 9) * MS)
     assert found.numbers["rollout/tokens"] == 80
     more = generated(4, 2, (10.0,), PLACE + "rollout=2")
     # A token of the first group is made while the three other prompts are read.
     assert more.numbers["time/rollout_s"] == pytest.approx((2 + 1 + 3 * 2 + 9) * MS)
-    assert more.numbers["rollout/policy_s"] == pytest.approx(more.numbers["time/rollout_s"])
+    assert more.numbers["rollout/policy_s"] == pytest.approx(
+        more.numbers["time/rollout_s"]
+    )
 
 
-def test_vllm_reads_all_prompts_in_passes_of_so_many_tokens_and_decodes_meanwhile() -> None:
+def test_vllm_reads_all_prompts_in_passes_of_so_many_tokens_and_decodes_meanwhile() -> (
+    None
+):
     words = (PLACE + "rollout=2", "rollout.engine=vllm")
     found = generated(4, 2, (10.0,), *words)
-    assert found.numbers["time/rollout_s"] == pytest.approx((2 + 2 + 9) * MS)  # the first prompt, the three others
-    narrow = generated(4, 2, (10.0,), *words, "rollout.step_tokens=8", "rollout.step_sequences=8")
-    assert narrow.numbers["time/rollout_s"] == pytest.approx((2 + 3 * 2 + 9) * MS)  # 18 tokens: 8, 8 and 2
+    assert found.numbers["time/rollout_s"] == pytest.approx(
+        (2 + 2 + 9) * MS
+    )  # the first prompt, the three others
+    narrow = generated(
+        4, 2, (10.0,), *words, "rollout.step_tokens=8", "rollout.step_sequences=8"
+    )
+    assert narrow.numbers["time/rollout_s"] == pytest.approx(
+        (2 + 3 * 2 + 9) * MS
+    )  # 18 tokens: 8, 8 and 2
 
 
 def test_the_longest_answer_of_the_engines_ends_generation() -> None:
     found = generated(2, 1, (10.0, 30.0), PLACE + "rollout=1-2")
     assert found.numbers["time/rollout_s"] == pytest.approx((2 + 29) * MS)
     assert found.numbers["rollout/wait_s"] == pytest.approx(20 * MS)
-    alone = generated(2, 1, (10.0, 30.0), PLACE + "rollout=2", "rollout.step_sequences=1")
+    alone = generated(
+        2, 1, (10.0, 30.0), PLACE + "rollout=2", "rollout.step_sequences=1"
+    )
     assert alone.numbers["time/rollout_s"] == pytest.approx((2 + 29 + 2 + 9) * MS)
 
 
 @pytest.mark.parametrize("learn", [5.0, 60.0])
-def test_of_generation_and_learning_the_longer_one_is_the_iteration_one_version_apart(learn: float) -> None:
+def test_of_generation_and_learning_the_longer_one_is_the_iteration_one_version_apart(
+    learn: float,
+) -> None:
     costs = {"actor.learn/micro_batch": learn}
     words = (PLACE + "rollout=2",)
     turns = generated(1, 8, (40.0,), *words, costs=costs)
@@ -72,38 +107,78 @@ def test_gradients_of_whole_groups_are_made_while_others_are_generated() -> None
     turns = generated(3, 4, (10.0,), *words, costs=costs)
     assert turns.numbers["time/rollout_s"] == pytest.approx(3 * 11 * MS)
     assert turns.numbers["time/learn_s"] == pytest.approx((3 * 10 + 1) * MS)
-    early = generated(3, 4, (10.0,), *words, "algorithm.accumulate_early=true", costs=costs)
+    early = generated(
+        3, 4, (10.0,), *words, "algorithm.accumulate_early=true", costs=costs
+    )
     # A group is learned when the next is there, the last one in learn.
     assert early.numbers["time/rollout_s"] == pytest.approx((3 * 11 + 10) * MS)
     assert early.numbers["time/learn_s"] == pytest.approx((10 + 1) * MS)
 
 
 def test_a_conversation_takes_its_turns_one_after_another() -> None:
-    found = generated(1, 1, (10.0,), PLACE + "rollout=2", "env.max_turns=3", turns=2.0, reply_tokens=4.0)
+    found = generated(
+        1,
+        1,
+        (10.0,),
+        PLACE + "rollout=2",
+        "env.max_turns=3",
+        turns=2.0,
+        reply_tokens=4.0,
+    )
     assert found.numbers["time/rollout_s"] == pytest.approx(2 * (2 + 9) * MS)
     assert found.numbers["rollout/tokens"] == 20
 
 
-def test_a_short_round_ends_before_its_longest_answers_and_the_next_asks_those_prompts_anew() -> None:
+def test_a_short_round_ends_before_its_longest_answers_and_the_next_asks_those_prompts_anew() -> (
+    None
+):
     """Each iteration has a prompt with 10 tokens and one with 30: a short round learns those of two with 10."""
     whole = generated(2, 1, (10.0, 30.0), PLACE + "rollout=2")
-    assert whole.numbers["time/rollout_s"] == pytest.approx((2 + 1 + 2 + 29) * MS, rel=0.05)
-    found = generated(2, 1, (10.0, 30.0), PLACE + "rollout=2", "algorithm.short_rounds=1")
+    assert whole.numbers["time/rollout_s"] == pytest.approx(
+        (2 + 1 + 2 + 29) * MS, rel=0.05
+    )
+    found = generated(
+        2, 1, (10.0, 30.0), PLACE + "rollout=2", "algorithm.short_rounds=1"
+    )
     waits = 2 + 1 + 2 + 29  # both have 30
     # Of four prompts that are read one after the other, the second with 10 tokens is the second to the fourth, and is
     # seen to have ended one step later.
     first, last = (4 * 2 + 3 + at + 6 + late for at, late in ((1, 0), (3, 1)))
-    assert (waits + first) / 2 * MS <= found.numbers["time/rollout_s"] <= (waits + last) / 2 * MS
+    assert (
+        (waits + first) / 2 * MS
+        <= found.numbers["time/rollout_s"]
+        <= (waits + last) / 2 * MS
+    )
     assert found.numbers["rollout/tokens"] == (30 + 30 + 10 + 10) / 2
 
 
 @pytest.mark.parametrize("env", ["0", "0-1"])
-def test_rounds_that_do_not_wait_ask_and_learn_as_many_prompts_with_several_turns_and_slow_rewards(env: str) -> None:
-    costs, tokens = {"actor.learn/micro_batch": 1.0}, tuple(float(2 + n * n // 9) for n in range(24))
-    words = (PLACE + "rollout=1-2", PLACE + f"env={env}", "env.max_turns=2", "actor.token_budget=1")
-    words, drawn = (*words, "algorithm.share_prompts=false"), {"turns": 2.0, "reply_tokens": 4.0, "reward_s": 0.02}
-    every, some = (generated(6, 2, tokens, *words, f"algorithm.short_rounds={n}", costs=costs, **drawn) for n in (0, 2))
-    assert [found.numbers["time/learn_s"] for found in (every, some)] == pytest.approx([6 * 2 * MS] * 2)
+def test_rounds_that_do_not_wait_ask_and_learn_as_many_prompts_with_several_turns_and_slow_rewards(
+    env: str,
+) -> None:
+    costs, tokens = (
+        {"actor.learn/micro_batch": 1.0},
+        tuple(float(2 + n * n // 9) for n in range(24)),
+    )
+    words = (
+        PLACE + "rollout=1-2",
+        PLACE + f"env={env}",
+        "env.max_turns=2",
+        "actor.token_budget=1",
+    )
+    words, drawn = (
+        (*words, "algorithm.share_prompts=false"),
+        {"turns": 2.0, "reply_tokens": 4.0, "reward_s": 0.02},
+    )
+    every, some = (
+        generated(
+            6, 2, tokens, *words, f"algorithm.short_rounds={n}", costs=costs, **drawn
+        )
+        for n in (0, 2)
+    )
+    assert [found.numbers["time/learn_s"] for found in (every, some)] == pytest.approx(
+        [6 * 2 * MS] * 2
+    )
     assert some.numbers["time/rollout_s"] < every.numbers["time/rollout_s"]
 
 
@@ -117,11 +192,18 @@ def test_slow_rewards_are_given_while_other_answers_are_generated() -> None:
 
 
 def test_ranks_share_micro_batches_by_tokens_and_meet_in_each() -> None:
-    costs, place = {"actor.learn/micro_batch": 10.0, "actor.learn/exchange": 1.0}, (PLACE + "rollout=2",)
+    costs, place = (
+        {"actor.learn/micro_batch": 10.0, "actor.learn/exchange": 1.0},
+        (PLACE + "rollout=2",),
+    )
     words = ("actor.token_budget=32", *place)
-    one = generated(4, 2, (10.0,), *words, costs=costs)  # samples of 16 tokens, two in a micro-batch
+    one = generated(
+        4, 2, (10.0,), *words, costs=costs
+    )  # samples of 16 tokens, two in a micro-batch
     assert one.numbers["time/learn_s"] == pytest.approx((4 * 10 + 1) * MS)
-    two = generated(4, 2, (10.0,), *words, PLACE + "actor=0-1", PLACE + "env=2", costs=costs)
+    two = generated(
+        4, 2, (10.0,), *words, PLACE + "actor=0-1", PLACE + "env=2", costs=costs
+    )
     assert two.numbers["time/learn_s"] == pytest.approx((2 * 10 + 1) * MS)
 
 
@@ -132,19 +214,43 @@ def test_scorers_take_turns_where_they_share_accelerators() -> None:
     whole = ("actor.token_budget=8192", "critic.token_budget=8192")
 
     def infer_s(**placed: int) -> float:
-        words = (*sizes, *whole, *(f"{PLACE}{component}={at}" for component, at in placed.items()))
+        words = (
+            *sizes,
+            *whole,
+            *(f"{PLACE}{component}={at}" for component, at in placed.items()),
+        )
         return timed(work, *words, config="rlhf_tiny").numbers["time/infer_s"]
 
-    assert infer_s(actor=0, reference=0, reward=0, critic=0) == pytest.approx((3 + 5 + 7 + 11) * MS)
-    assert infer_s(actor=0, reference=1, reward=2, critic=1) == pytest.approx((max(3, 5, 11) + 7) * MS)
+    assert infer_s(actor=0, reference=0, reward=0, critic=0) == pytest.approx(
+        (3 + 5 + 7 + 11) * MS
+    )
+    assert infer_s(actor=0, reference=1, reward=2, critic=1) == pytest.approx(
+        (max(3, 5, 11) + 7) * MS
+    )
 
 
 def test_held_out_prompts_are_answered_before_those_of_the_iteration() -> None:
     samples = {"rollout.answer_tokens": (10.0,), "env.prompt_tokens": (6.0,)}
-    words = (*GRPO, PLACE + "rollout=2", "runner.eval_every=1", "runner.eval_prompts=1", "algorithm.max_new_tokens=64")
-    job = job_of("hybrid_grpo_llm", *words, "algorithm.prompts=1", "algorithm.samples_per_prompt=2")
+    words = (
+        *GRPO,
+        PLACE + "rollout=2",
+        "runner.eval_every=1",
+        "runner.eval_prompts=1",
+        "algorithm.max_new_tokens=64",
+    )
+    job = job_of(
+        "hybrid_grpo_llm",
+        *words,
+        "algorithm.prompts=1",
+        "algorithm.samples_per_prompt=2",
+    )
     _, loop = open_loop(
-        job.config, job.plan, job.case, Costs(profile_of(ENGINE, samples=samples)), cores=8, iterations=2
+        job.config,
+        job.plan,
+        job.case,
+        Costs(profile_of(ENGINE, samples=samples)),
+        cores=8,
+        iterations=2,
     )
     numbers = loop.iteration(0, evaluate=True)
     assert numbers["time/evaluate_s"] == pytest.approx(11 * MS)
@@ -159,14 +265,24 @@ def test_long_answers_are_spent_from_one_end_of_an_answer_to_the_next() -> None:
     assert laps < 3 * 64
 
 
-def test_lengths_that_were_not_measured_are_the_longest_there_can_be_and_that_is_told() -> None:
-    found = timed(ENGINE, *GRPO, PLACE + "rollout=2", "algorithm.max_new_tokens=20", config="hybrid_grpo_llm")
+def test_lengths_that_were_not_measured_are_the_longest_there_can_be_and_that_is_told() -> (
+    None
+):
+    found = timed(
+        ENGINE,
+        *GRPO,
+        PLACE + "rollout=2",
+        "algorithm.max_new_tokens=20",
+        config="hybrid_grpo_llm",
+    )
     assert {"rollout.answer_tokens", "env.prompt_tokens"} <= set(found.costs.missing)
     assert found.numbers["rollout/tokens"] == 64 * 20
 
 
 @pytest.mark.parametrize("batch", [8, 16])
-def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(batch: int) -> None:
+def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(
+    batch: int,
+) -> None:
     """Of steps with some groups each, whose micro-batches take a millisecond for each token."""
     words = (
         f"algorithm.train_batch={batch}",
@@ -181,6 +297,13 @@ def test_the_least_that_learning_takes_counts_a_prompt_once_for_its_answers(batc
     stages = TextStages(job.config, costs, {"actor": 1})
     least = stages._passes(cost, 256, 1, steps=32 // batch, whole=False)
     for sizes in stages._wholes(read_again(job.config)["actor"]):
-        steps = pack_steps(sizes, epochs=1, train_batch=batch, seed="0", ranks=1, token_budget=256)
+        steps = pack_steps(
+            sizes, epochs=1, train_batch=batch, seed="0", ranks=1, token_budget=256
+        )
         tokens = sum(sizes.size(picks) for step in steps for picks in step.ranks[0])
-        assert 0.9 * tokens * MS <= least.longest_s <= tokens * MS + 1e-9 < sum(sizes.tokens) * MS
+        assert (
+            0.9 * tokens * MS
+            <= least.longest_s
+            <= tokens * MS + 1e-9
+            < sum(sizes.tokens) * MS
+        )

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from rlplace.foresight.world import TURN_S, Barrier, Channel, Cores, Process, Sleep, Work, World
+from rlplace.foresight.world import (
+    TURN_S,
+    Barrier,
+    Channel,
+    Cores,
+    Process,
+    Sleep,
+    Work,
+    World,
+)
 
 
 @pytest.fixture
@@ -15,7 +24,12 @@ def world() -> World:
 
 
 def computing(
-    world: World, cores: Cores, name: str, seconds: float, log: dict[str, float], process: str = ""
+    world: World,
+    cores: Cores,
+    name: str,
+    seconds: float,
+    log: dict[str, float],
+    process: str = "",
 ) -> Process:
     yield Work(cores, process or name, seconds)
     log[name] = round(world.now, 6)
@@ -26,7 +40,9 @@ def ended(world: World) -> float:
     return round(world.now, 6)
 
 
-def test_laps_shorter_than_a_turn_run_one_after_another_on_the_processors_there_are(world: World) -> None:
+def test_laps_shorter_than_a_turn_run_one_after_another_on_the_processors_there_are(
+    world: World,
+) -> None:
     cores, log = Cores(world, 2), dict[str, float]()
     for name, seconds in (("a", 0.001), ("b", 0.0005), ("c", 0.001), ("d", 0.0005)):
         world.spawn(computing(world, cores, name, seconds, log))
@@ -35,7 +51,9 @@ def test_laps_shorter_than_a_turn_run_one_after_another_on_the_processors_there_
     assert cores.busy_s == pytest.approx(0.003)
 
 
-def test_several_processors_that_more_want_are_at_work_for_a_share_of_the_time(world: World) -> None:
+def test_several_processors_that_more_want_are_at_work_for_a_share_of_the_time(
+    world: World,
+) -> None:
     def process(cores: Cores, name: int) -> Process:
         for _ in range(20):
             yield Work(cores, name, 0.001)
@@ -46,7 +64,9 @@ def test_several_processors_that_more_want_are_at_work_for_a_share_of_the_time(w
             world.spawn(process(cores, name))
         seconds = ended(world) - began
         assert cores.busy_s == pytest.approx(processes * 0.020)
-        assert cores.busy_s / count / seconds == pytest.approx(share, rel=0.03)  # the last ones are alone
+        assert cores.busy_s / count / seconds == pytest.approx(
+            share, rel=0.03
+        )  # the last ones are alone
 
 
 def test_long_work_shares_a_processor_turn_by_turn(world: World) -> None:
@@ -54,7 +74,10 @@ def test_long_work_shares_a_processor_turn_by_turn(world: World) -> None:
     world.spawn(computing(world, cores, "long", 10 * TURN_S, log))
     world.spawn(computing(world, cores, "short", 2 * TURN_S, log))
     ended(world)
-    assert log == {"short": pytest.approx(4 * TURN_S), "long": pytest.approx(12 * TURN_S)}
+    assert log == {
+        "short": pytest.approx(4 * TURN_S),
+        "long": pytest.approx(12 * TURN_S),
+    }
 
 
 def test_who_comes_into_a_long_turn_waits_for_its_end_only(world: World) -> None:
@@ -94,7 +117,9 @@ def test_a_barrier_lets_all_go_with_the_last(world: World) -> None:
     assert sorted(log) == [(n, when) for n in (1, 2, 3) for when in (3.0, 6.0)]
 
 
-def test_a_channel_holds_its_capacity_and_keeps_the_order_of_a_key(world: World) -> None:
+def test_a_channel_holds_its_capacity_and_keeps_the_order_of_a_key(
+    world: World,
+) -> None:
     channel, taken = Channel(world, 2), list[tuple[Any, float]]()
 
     def source() -> Process:
@@ -115,7 +140,9 @@ def test_a_channel_holds_its_capacity_and_keeps_the_order_of_a_key(world: World)
     assert channel.get_nowait("k") is None
 
 
-def test_a_world_in_which_nothing_is_due_says_so_and_one_that_is_late_stops_at_the_deadline(world: World) -> None:
+def test_a_world_in_which_nothing_is_due_says_so_and_one_that_is_late_stops_at_the_deadline(
+    world: World,
+) -> None:
     channel = Channel(world, 1)
     world.spawn(channel.get("nothing"))
     assert not world.run(lambda: False)
@@ -130,7 +157,9 @@ def test_a_world_in_which_nothing_is_due_says_so_and_one_that_is_late_stops_at_t
     assert world.now == 10.0
 
 
-def test_a_thread_with_more_to_do_keeps_its_processor_for_its_turn(world: World) -> None:
+def test_a_thread_with_more_to_do_keeps_its_processor_for_its_turn(
+    world: World,
+) -> None:
     cores, log = Cores(world, 1), dict[str, float]()
 
     def talkative() -> Process:

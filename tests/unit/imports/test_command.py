@@ -14,12 +14,19 @@ from rlplace.prepare import prepare
 FLAGS = "--actor_num_gpus_per_node 8 --vllm_num_engines 8 --colocate_all_models --vllm_enable_sleep --pretrin x"
 
 
-def test_standard_output_is_a_config_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_output_is_a_config_as_it_stands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run_import(["openrlhf", FLAGS]) == 0
     text = capsys.readouterr().out
-    assert str(prepare(yaml.safe_load(text)).view.plan.placement.accelerators("rollout")) == "0-7"
+    assert (
+        str(prepare(yaml.safe_load(text)).view.plan.placement.accelerators("rollout"))
+        == "0-7"
+    )
     assert "did you mean --pretrain?" in text
-    assert all(line.startswith(("#", " ")) or ":" in line for line in text.splitlines() if line)
+    assert all(
+        line.startswith(("#", " ")) or ":" in line for line in text.splitlines() if line
+    )
 
 
 def test_flags_that_the_shell_has_split(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,23 +39,47 @@ def test_flags_that_the_shell_has_split(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, out = tmp_path / "train.sh", tmp_path / "out.yaml"
-    script.write_text(f"set -x\npython -m openrlhf.cli.train_ppo_ray {FLAGS}\n", encoding="utf-8")
-    assert run_import(["openrlhf", str(script), "--out", str(out), "--accelerators-per-node=16"]) == 0
+    script.write_text(
+        f"set -x\npython -m openrlhf.cli.train_ppo_ray {FLAGS}\n", encoding="utf-8"
+    )
+    assert (
+        run_import(
+            ["openrlhf", str(script), "--out", str(out), "--accelerators-per-node=16"]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "algorithm:" not in said
     assert "train.sh:2)  did you mean" in said
-    assert yaml.safe_load(out.read_text(encoding="utf-8"))["cluster"]["accelerators_per_node"] == 16
+    assert (
+        yaml.safe_load(out.read_text(encoding="utf-8"))["cluster"][
+            "accelerators_per_node"
+        ]
+        == 16
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "text", "more"),
     [
-        ("verl.yaml", "trainer:\n  nnodes: 1\n  n_gpus_per_node: 8\n", ["trainer.nnodes=2"]),
-        ("run.sh", "N=2\npython3 -m verl.trainer.main_ppo \\\n trainer.nnodes=$N $@\n", []),
+        (
+            "verl.yaml",
+            "trainer:\n  nnodes: 1\n  n_gpus_per_node: 8\n",
+            ["trainer.nnodes=2"],
+        ),
+        (
+            "run.sh",
+            "N=2\npython3 -m verl.trainer.main_ppo \\\n trainer.nnodes=$N $@\n",
+            [],
+        ),
     ],
 )
 def test_files_of_keys(
-    name: str, text: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    text: str,
+    more: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert run_import(["verl", str(tmp_path / name), *more]) == 0
@@ -61,10 +92,15 @@ def test_what_is_typed_counts_before_references_are_resolved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rlinf.yaml"
-    file.write_text("n: 8\ncluster:\n  num_nodes: 1\n  component_placement: {actor: '0-${subtract:${n},1}'}\n")
+    file.write_text(
+        "n: 8\ncluster:\n  num_nodes: 1\n  component_placement: {actor: '0-${subtract:${n},1}'}\n"
+    )
     assert run_import(["rlinf", str(file), "n=16"]) == 0
     cluster = yaml.safe_load(capsys.readouterr().out)["cluster"]
-    assert (cluster["accelerators_per_node"], cluster["component_placement"]) == (16, {"actor": "0-15"})
+    assert (cluster["accelerators_per_node"], cluster["component_placement"]) == (
+        16,
+        {"actor": "0-15"},
+    )
 
 
 INCLUDING = """
@@ -93,7 +129,10 @@ def test_what_a_file_includes_is_read_where_it_stands_beside_it(
     assert run_import(["rlinf", str(tmp_path / "main.yaml")]) == 0
     whole = capsys.readouterr().out
     config = yaml.safe_load(whole)
-    assert (config["env"], config["actor"]["compute"]) == ({"total_num_envs": 64, "max_episode_steps": 200}, "bf16")
+    assert (config["env"], config["actor"]["compute"]) == (
+        {"total_num_envs": 64, "max_episode_steps": 200},
+        "bf16",
+    )
     assert "defaults" not in whole
     prepared = prepare(config)
     assert [(p.code, p.key) for p in prepared.not_run] == [("plan-only", "env.id")]
@@ -104,9 +143,18 @@ def test_what_a_file_includes_is_read_where_it_stands_beside_it(
     assert "is not beside this file" in rest
 
 
-def test_a_model_in_a_folder_is_read_by_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 320, **keys}))
+def test_a_model_in_a_folder_is_read_by_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 320, **keys})
+    )
     words = f"trainer.nnodes=1 trainer.n_gpus_per_node=8 actor_rollout_ref.model.path={tmp_path}"
     assert run_import(["verl", *words.split()]) == 0
     prepared = prepare(yaml.safe_load(capsys.readouterr().out))
@@ -130,12 +178,22 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["openrlhf", "--zero_stage"], "import-flag-value", "--zero_stage VALUE"),
         (["openrlhf", "--a 'b"], "import-quote", "close the quote"),
         (["openrlhf", "--out"], "import-flag-value", "nothing follows it"),
-        (["openrlhf", FLAGS, "--accelerators-per-node", "0"], "import-value", "at least 1"),
-        (["openrlhf", FLAGS, "--out", "/nowhere/x.yaml"], "cannot-write", "No such file"),
+        (
+            ["openrlhf", FLAGS, "--accelerators-per-node", "0"],
+            "import-value",
+            "at least 1",
+        ),
+        (
+            ["openrlhf", FLAGS, "--out", "/nowhere/x.yaml"],
+            "cannot-write",
+            "No such file",
+        ),
         (["rlinf", "cluster.num_nodes=1"], "import-empty", "RLinf"),
     ],
 )
-def test_refusals(words: list[str], code: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    words: list[str], code: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_import(words) == 2
     said = capsys.readouterr()
     assert f"[{code}]" in said.err
@@ -143,12 +201,17 @@ def test_refusals(words: list[str], code: str, part: str, capsys: pytest.Capture
     assert said.out == ""
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.sh").write_text("", encoding="utf-8")
     assert run_import(["openrlhf", str(tmp_path / "trian.sh")]) == 2
     assert f"fix: {tmp_path / 'train.sh'}" in capsys.readouterr().err
     file = tmp_path / "x.yaml"
-    for content, part in ((b"\xff\xfe", "is not text"), (b"cluster:\n\tnum_nodes: 1\n", "x.yaml:2")):
+    for content, part in (
+        (b"\xff\xfe", "is not text"),
+        (b"cluster:\n\tnum_nodes: 1\n", "x.yaml:2"),
+    ):
         file.write_bytes(content)
         assert run_import(["rlinf", str(file)]) == 2
         assert part in capsys.readouterr().err

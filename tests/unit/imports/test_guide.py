@@ -20,7 +20,8 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "coming_from.md"
 BASE = {
     "OpenRLHF": "--vllm_num_engines 8 ",
     "RLinf": "".join(
-        f"cluster.component_placement.{c}={n} " for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
+        f"cluster.component_placement.{c}={n} "
+        for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
     ),
     "verl": "trainer.n_gpus_per_node=8 ",
 }
@@ -50,7 +51,9 @@ def a_run() -> dict[str, Any]:
     return with_hydra(["--config-name", "grpo_qwen3_8b"])[0].mapping
 
 
-@pytest.mark.parametrize("ours", [ours for library, _, ours in rows() if library == "TRL"])
+@pytest.mark.parametrize(
+    "ours", [ours for library, _, ours in rows() if library == "TRL"]
+)
 def test_a_key_for_what_is_a_program_there_is_one_that_a_run_takes(ours: str) -> None:
     if ours.startswith("nothing: "):
         return
@@ -67,7 +70,9 @@ def test_a_key_for_what_is_a_program_there_is_one_that_a_run_takes(ours: str) ->
     assert not problems
 
 
-@pytest.mark.parametrize(("library", "theirs", "ours"), [row for row in rows() if row[0] != "TRL"])
+@pytest.mark.parametrize(
+    ("library", "theirs", "ours"), [row for row in rows() if row[0] != "TRL"]
+)
 def test_row(library: str, theirs: str, ours: str) -> None:
     imported = imported_with(library, theirs)
     if promised := re.fullmatch(r"`([\w.]+): (.+)`", ours):

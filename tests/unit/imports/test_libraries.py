@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from rlplace.errors import ConfigError
-from rlplace.imports import Imported, Setting, import_settings, import_words, render_yaml, settings_of
+from rlplace.imports import (
+    Imported,
+    Setting,
+    import_settings,
+    import_words,
+    render_yaml,
+    settings_of,
+)
 from rlplace.placement import HybridComponentPlacement
 from rlplace.prepare import prepare
 
@@ -20,7 +27,10 @@ def spots(imported: Imported) -> dict[str, str]:
     """Component -> accelerators, by the config alone, without the importer."""
     placement = HybridComponentPlacement(imported.config, imported.topology)
     nodes = imported.topology.nodes
-    assert (at(imported, "cluster.num_nodes"), at(imported, "cluster.accelerators_per_node")) == (
+    assert (
+        at(imported, "cluster.num_nodes"),
+        at(imported, "cluster.accelerators_per_node"),
+    ) == (
         len(nodes),
         nodes[0].accelerators,
     )
@@ -44,7 +54,8 @@ PAIRS = "--colocate_actor_ref --colocate_critic_reward"
 ALONE = "--init_kl_coef 0 --advantage_estimator rloo --remote_rm_url x "
 VERL = "trainer.nnodes=2 trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
 OWN_REWARD = (
-    "critic.enable=False reward_model.enable=True reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4"
+    "critic.enable=False reward_model.enable=True "
+    "reward_model.enable_resource_pool=True reward_model.n_gpus_per_node=4"
 )
 SKYRL = "trainer.placement.policy_num_gpus_per_node=8 trainer.placement.ref_num_gpus_per_node=8 "
 APART = "trainer.placement.colocate_all=false trainer.critic.model.path=x trainer.reward.model.path=y "
@@ -55,25 +66,62 @@ ROLL = (
     "'reference.device_mapping=[0, 1, 2, 3] + list(range(8, 12, 2))' 'rewards.judge.device_mapping=[12,13]'"
 )
 CONTEXT = "cluster.component_placement.{}.context_parallel_size"
-ULYSSES, KL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size", "actor_rollout_ref.actor.use_kl_loss=True "
+ULYSSES, KL = (
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.use_kl_loss=True ",
+)
 SKYRL_ENGINES = "generator.num_inference_engines=2"
 SLIME = "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --rollout-num-gpus-per-engine 4 "
-SLIME_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+SLIME_FILTER = (
+    "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+)
 
 
 @pytest.mark.parametrize(
     ("library", "text", "expected"),
     [
-        ("openrlhf", SIZES_70B, "actor 0-15, critic 16-31, reference 32-39, reward 40-47, rollout 48-63"),
-        ("openrlhf", SIZES_70B + PAIRS, "actor 0-15, critic 16-31, reference 0-7, reward 16-23, rollout 32-47"),
-        ("openrlhf", "--actor_num_gpus_per_node 4 " + ALONE, "actor 0-3, rollout 0-3, reward "),
-        ("verl", VERL + "actor_rollout_ref.actor.use_kl_loss=True", "actor, critic, reference, rollout 0-15"),
+        (
+            "openrlhf",
+            SIZES_70B,
+            "actor 0-15, critic 16-31, reference 32-39, reward 40-47, rollout 48-63",
+        ),
+        (
+            "openrlhf",
+            SIZES_70B + PAIRS,
+            "actor 0-15, critic 16-31, reference 0-7, reward 16-23, rollout 32-47",
+        ),
+        (
+            "openrlhf",
+            "--actor_num_gpus_per_node 4 " + ALONE,
+            "actor 0-3, rollout 0-3, reward ",
+        ),
+        (
+            "verl",
+            VERL + "actor_rollout_ref.actor.use_kl_loss=True",
+            "actor, critic, reference, rollout 0-15",
+        ),
         ("verl", VERL + "algorithm.adv_estimator=grpo", "actor, rollout 0-15"),
         ("verl", VERL + OWN_REWARD, "actor 0-15, reward 16-19, rollout 0-15"),
-        ("roll", ROLL, "actor 0-15, reference 0-3,8,10, rollout 0-11, reward.judge 12-13"),
-        ("slime", "--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --num-gpus-per-node 8", "actor 0-3, rollout 4-7"),
-        ("slime", SLIME + "--advantage-estimator ppo --use-kl-loss", "actor, critic, reference, rollout 0-15"),
-        ("skyrl", SKYRL + "generator.num_inference_engines=2", "actor, reference, rollout 0-7"),
+        (
+            "roll",
+            ROLL,
+            "actor 0-15, reference 0-3,8,10, rollout 0-11, reward.judge 12-13",
+        ),
+        (
+            "slime",
+            "--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --num-gpus-per-node 8",
+            "actor 0-3, rollout 4-7",
+        ),
+        (
+            "slime",
+            SLIME + "--advantage-estimator ppo --use-kl-loss",
+            "actor, critic, reference, rollout 0-15",
+        ),
+        (
+            "skyrl",
+            SKYRL + "generator.num_inference_engines=2",
+            "actor, reference, rollout 0-7",
+        ),
         (
             "skyrl",
             SKYRL + APART + "trainer.placement.colocate_critic_reward=true",
@@ -81,10 +129,26 @@ SLIME_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_n
         ),
         ("areal", "allocation_mode=sglang:d4p1t1+d4p1t1", "rollout 0-3, actor 4-7"),
         ("areal", "allocation_mode=sglang:d2t2+fsdp:d4", "rollout 0-3, actor 4-7"),
-        ("areal", "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8'", "rollout, actor 0-7"),
-        ("areal", "'allocation_mode=sglang[rollout]:d4|fsdp[actor]:d8'", "rollout 0-3, actor 0-7"),
-        ("areal", "'allocation_mode=sglang:d4t4+x:(attn:d1p4t2c2|ffn:d1p4t1e4)'", "rollout 0-15, actor 16-31"),
-        ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d4", "rollout 0-3, actor 4-7"),
+        (
+            "areal",
+            "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8'",
+            "rollout, actor 0-7",
+        ),
+        (
+            "areal",
+            "'allocation_mode=sglang[rollout]:d4|fsdp[actor]:d8'",
+            "rollout 0-3, actor 0-7",
+        ),
+        (
+            "areal",
+            "'allocation_mode=sglang:d4t4+x:(attn:d1p4t2c2|ffn:d1p4t1e4)'",
+            "rollout 0-15, actor 16-31",
+        ),
+        (
+            "areal",
+            "rollout.backend=vllm:d4 actor.backend=fsdp:d4",
+            "rollout 0-3, actor 4-7",
+        ),
         (
             "areal",
             "'allocation_mode=sglang:d3t3|fsdp:d9' cluster.n_gpus_per_node=8 cluster.n_nodes=2",
@@ -100,7 +164,9 @@ SLIME_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_n
 def test_accelerators_of_each_component(library: str, text: str, expected: str) -> None:
     found = spots(bring(library, text))
     together = len(set(found.values())) == 1
-    each = ", ".join(name if together else f"{name} {numbers}" for name, numbers in found.items())
+    each = ", ".join(
+        name if together else f"{name} {numbers}" for name, numbers in found.items()
+    )
     assert expected == (f"{each} {found['actor']}" if together else each)
 
 
@@ -108,10 +174,20 @@ def test_engines_stay_on_one_node_and_may_be_larger_than_one() -> None:
     engines = "--actor_num_gpus_per_node 6 --vllm_num_engines 2 --vllm_tensor_parallel_size 4 "
     assert spots(bring("openrlhf", engines + ALONE, per_node=8))["rollout"] == "8-15"
     large = bring("openrlhf", "--vllm_num_engines 1 --vllm_tensor_parallel_size 16")
-    line = {"placement": "32-47", "tensor_parallel_size": 16, "tensor_parallel_across_nodes": True}
+    line = {
+        "placement": "32-47",
+        "tensor_parallel_size": 16,
+        "tensor_parallel_across_nodes": True,
+    }
     assert at(large, "cluster.component_placement.rollout") == line
     assert large.layout is not None
-    assert at(bring("verl", VERL), "cluster.component_placement.rollout.accelerators_per_rank") == 4
+    assert (
+        at(
+            bring("verl", VERL),
+            "cluster.component_placement.rollout.accelerators_per_rank",
+        )
+        == 4
+    )
 
 
 NEW_PAIR = "--ref.num_nodes 2 --ref.num_gpus_per_node 8"
@@ -123,26 +199,62 @@ ENGINES = "--vllm_num_engines 8 "
     ("library", "text", "code", "fix"),
     [
         ("openrlhf", SIZES_70B + PAIRS, "import-partners", NEW_PAIR),
-        ("openrlhf", THREE, "import-engines", "--vllm.num_engines 4 --vllm.tensor_parallel_size 4"),
+        (
+            "openrlhf",
+            THREE,
+            "import-engines",
+            "--vllm.num_engines 4 --vllm.tensor_parallel_size 4",
+        ),
         (
             "openrlhf",
             ENGINES + "--critic_num_nodes 2 --colocate_all_models",
             "import-partners",
             "--critic.num_nodes 1 --critic.num_gpus_per_node 8",
         ),
-        ("openrlhf", ENGINES + "--vllm_enable_sleep", "import-sleep", "add --train.colocate_all, or leave it out"),
-        ("openrlhf", ENGINES + "--vllm_enable_sleep --async_train --colocate_all_models", "import-sleep", "leave out "),
         (
             "openrlhf",
-            ENGINES + "--rollout_batch_size 8 --micro_rollout_batch_size 8 --train_batch_size 8",
+            ENGINES + "--vllm_enable_sleep",
+            "import-sleep",
+            "add --train.colocate_all, or leave it out",
+        ),
+        (
+            "openrlhf",
+            ENGINES + "--vllm_enable_sleep --async_train --colocate_all_models",
+            "import-sleep",
+            "leave out ",
+        ),
+        (
+            "openrlhf",
+            ENGINES
+            + "--rollout_batch_size 8 --micro_rollout_batch_size 8 --train_batch_size 8",
             "import-batches",
             "--rollout.micro_batch_size 1",
         ),
-        ("openrlhf", ENGINES + "--advantage_estimator rloo", "import-batches", "--rollout.n_samples_per_prompt 2"),
+        (
+            "openrlhf",
+            ENGINES + "--advantage_estimator rloo",
+            "import-batches",
+            "--rollout.n_samples_per_prompt 2",
+        ),
         ("openrlhf", ENGINES + "--train_batch_size 100", "uneven-batches", ""),
-        ("openrlhf", ENGINES + "--ds_tensor_parallel_size 3", "import-counts", "--ds.tensor_parallel_size 2"),
-        ("openrlhf", ENGINES + "--vllm_gpu_memory_utilization 1.5", "out-of-bounds", ""),
-        ("verl", VERL.replace("=4", "=3"), "import-engines", VERL.split()[2].replace("=4", "=2")),
+        (
+            "openrlhf",
+            ENGINES + "--ds_tensor_parallel_size 3",
+            "import-counts",
+            "--ds.tensor_parallel_size 2",
+        ),
+        (
+            "openrlhf",
+            ENGINES + "--vllm_gpu_memory_utilization 1.5",
+            "out-of-bounds",
+            "",
+        ),
+        (
+            "verl",
+            VERL.replace("=4", "=3"),
+            "import-engines",
+            VERL.split()[2].replace("=4", "=2"),
+        ),
         (
             "slime",
             "--actor-num-gpus-per-node 8 --rollout-num-gpus 6 --rollout-num-gpus-per-engine 4",
@@ -151,7 +263,12 @@ ENGINES = "--vllm_num_engines 8 "
         ),
         ("verl", VERL + ULYSSES + "=3", "import-counts", ULYSSES + "=2"),
         ("skyrl", SKYRL, "import-engines", "generator.num_inference_engines=2 "),
-        ("skyrl", APART + "trainer.placement.policy_num_gpus_per_node=8", "import-partners", "trainer.placement.ref_"),
+        (
+            "skyrl",
+            APART + "trainer.placement.policy_num_gpus_per_node=8",
+            "import-partners",
+            "trainer.placement.ref_",
+        ),
         (
             "areal",
             "allocation_mode=sglang:d8+fsdp:d8 cluster.n_nodes=1 cluster.n_gpus_per_node=8",
@@ -160,7 +277,9 @@ ENGINES = "--vllm_num_engines 8 "
         ),
     ],
 )
-def test_what_does_not_hold_in_the_original_has_a_fix(library: str, text: str, code: str, fix: str) -> None:
+def test_what_does_not_hold_in_the_original_has_a_fix(
+    library: str, text: str, code: str, fix: str
+) -> None:
     imported = bring(library, text)
     problem = next(p for p in imported.findings if p.code == code)
     assert imported.findings.count(problem) == 1
@@ -170,8 +289,12 @@ def test_what_does_not_hold_in_the_original_has_a_fix(library: str, text: str, c
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-OFFLOAD = "actor_rollout_ref.actor.fsdp_config.param_offload=True "  # of the parameters alone
-TOGETHER = ENGINES + "--colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep "
+OFFLOAD = (
+    "actor_rollout_ref.actor.fsdp_config.param_offload=True "  # of the parameters alone
+)
+TOGETHER = (
+    ENGINES + "--colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep "
+)
 BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true train_dataset.batch_size=256 "
 
 
@@ -198,15 +321,31 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         ("openrlhf", "--lr_scheduler cosine", {"actor.optimizer.min_lr_ratio": {}}),
         ("openrlhf", "--actor.min_lr_ratio 0.3", {"actor.optimizer.min_lr_ratio": 0.3}),
         ("verl", VERL, {"algorithm.tis_cap": None}),
-        ("verl", VERL + "algorithm.rollout_correction.rollout_is_threshold=3", {"algorithm.tis_cap": None}),
-        ("verl", VERL + "algorithm.rollout_correction.rollout_is=token", {"algorithm.tis_cap": {}}),
-        ("verl", VERL + "actor_rollout_ref.actor.tis_imp_ratio_cap=4", {"algorithm.tis_cap": 4}),
+        (
+            "verl",
+            VERL + "algorithm.rollout_correction.rollout_is_threshold=3",
+            {"algorithm.tis_cap": None},
+        ),
+        (
+            "verl",
+            VERL + "algorithm.rollout_correction.rollout_is=token",
+            {"algorithm.tis_cap": {}},
+        ),
+        (
+            "verl",
+            VERL + "actor_rollout_ref.actor.tis_imp_ratio_cap=4",
+            {"algorithm.tis_cap": 4},
+        ),
         ("slime", SLIME, {"algorithm.tis_cap": None}),
         ("slime", SLIME + "--use-tis", {"algorithm.tis_cap": {}}),
         ("skyrl", "trainer.algorithm.use_tis=false", {"algorithm.tis_cap": None}),
         ("skyrl", "trainer.algorithm.use_tis=true", {"algorithm.tis_cap": {}}),
         ("areal", "allocation_mode=sglang:d4+fsdp:d4", {"algorithm.tis_cap": None}),
-        ("areal", "allocation_mode=sglang:d4+fsdp:d4 actor.use_decoupled_loss=true", {"algorithm.tis_cap": {}}),
+        (
+            "areal",
+            "allocation_mode=sglang:d4+fsdp:d4 actor.use_decoupled_loss=true",
+            {"algorithm.tis_cap": {}},
+        ),
         (
             "verl",
             VERL
@@ -216,76 +355,195 @@ BOTH = "'allocation_mode=sglang[rollout]:d8|fsdp[actor]:d8' enable_offload=true 
         (  # FSDP states stay unless offload is switched on; only the engines sleep by themselves
             "verl",
             VERL,
-            {"cluster.allow_resident": ["actor", "critic"], "rollout.enable_offload": True},
+            {
+                "cluster.allow_resident": ["actor", "critic"],
+                "rollout.enable_offload": True,
+            },
         ),
         ("verl", VERL + OFFLOAD, {"actor.enable_offload": {}}),
         (
             "verl",
-            VERL + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2",
-            {"algorithm.kl_in": "reward", "algorithm.kl_target": 0.2, "algorithm.kl_horizon": {}},
+            VERL
+            + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2",
+            {
+                "algorithm.kl_in": "reward",
+                "algorithm.kl_target": 0.2,
+                "algorithm.kl_horizon": {},
+            },
         ),
-        ("roll", ROLL, {"algorithm.train_batch": 4 * 16 * 16, "reward": {"enable_offload": True}}),
+        (
+            "roll",
+            ROLL,
+            {"algorithm.train_batch": 4 * 16 * 16, "reward": {"enable_offload": True}},
+        ),
         (
             "slime",
-            SLIME + "--advantage-estimator ppo --rollout-batch-size 33 --n-samples-per-prompt 8 "
+            SLIME
+            + "--advantage-estimator ppo --rollout-batch-size 33 --n-samples-per-prompt 8 "
             "--num-steps-per-rollout 5",
-            {"algorithm.train_batch": 52, "critic.enable_offload": True, "rollout.enable_offload": True},
+            {
+                "algorithm.train_batch": 52,
+                "critic.enable_offload": True,
+                "rollout.enable_offload": True,
+            },
         ),
         (
             "slime",
             "--colocate --use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl --hf-checkpoint /root/Qwen3-4B "
             "--num-rollout 3000 --eval-interval -1",
-            {"algorithm.kl_estimator": "k3", "runner": {"total_iterations": 3000}, "actor.model.hidden_size": 2560},
+            {
+                "algorithm.kl_estimator": "k3",
+                "runner": {"total_iterations": 3000},
+                "actor.model.hidden_size": 2560,
+            },
         ),
-        ("verl", VERL + "actor_rollout_ref.rollout.val_kwargs.n=8", {"runner.eval_samples": 8}),
-        ("openrlhf", ENGINES + "--eval_steps 20 --eval_n_samples_per_prompt 2", {"runner.eval_samples": 2}),
-        ("openrlhf", ENGINES + "--eval_steps 20", {"runner.eval_samples": 4, "runner.eval_temperature": 0.6}),
-        ("openrlhf", ENGINES + "--eval_steps 20 --eval_temperature 1", {"runner.eval_temperature": 1}),
-        ("verl", VERL + "actor_rollout_ref.rollout.val_kwargs.top_p=0.7", {"runner.eval_top_p": 0.7}),
+        (
+            "verl",
+            VERL + "actor_rollout_ref.rollout.val_kwargs.n=8",
+            {"runner.eval_samples": 8},
+        ),
+        (
+            "openrlhf",
+            ENGINES + "--eval_steps 20 --eval_n_samples_per_prompt 2",
+            {"runner.eval_samples": 2},
+        ),
+        (
+            "openrlhf",
+            ENGINES + "--eval_steps 20",
+            {"runner.eval_samples": 4, "runner.eval_temperature": 0.6},
+        ),
+        (
+            "openrlhf",
+            ENGINES + "--eval_steps 20 --eval_temperature 1",
+            {"runner.eval_temperature": 1},
+        ),
+        (
+            "verl",
+            VERL + "actor_rollout_ref.rollout.val_kwargs.top_p=0.7",
+            {"runner.eval_top_p": 0.7},
+        ),
         ("openrlhf", ENGINES + "--eval_steps -1", {"runner.eval_samples": {}}),
-        ("slime", SLIME + "--n-samples-per-eval-prompt 4 --eval-interval 5", {"runner.eval_samples": 4}),
-        ("roll", ROLL + " validation.generating_args.num_return_sequences=3", {"runner.eval_samples": 3}),
+        (
+            "slime",
+            SLIME + "--n-samples-per-eval-prompt 4 --eval-interval 5",
+            {"runner.eval_samples": 4},
+        ),
+        (
+            "roll",
+            ROLL + " validation.generating_args.num_return_sequences=3",
+            {"runner.eval_samples": 3},
+        ),
         *(
             (library, text, dict.fromkeys(map(CONTEXT.format, divided), 2))
             for library, text, divided in (
                 ("verl", VERL + KL + ULYSSES + "=2", ("actor", "reference")),
-                ("verl", VERL + KL + ULYSSES + "=4 " + ULYSSES.replace("actor.u", "ref.u") + "=2", ("reference",)),
+                (
+                    "verl",
+                    VERL
+                    + KL
+                    + ULYSSES
+                    + "=4 "
+                    + ULYSSES.replace("actor.u", "ref.u")
+                    + "=2",
+                    ("reference",),
+                ),
                 ("verl", VERL + "critic.ulysses_sequence_parallel_size=2", ("critic",)),
-                ("openrlhf", ENGINES + "--ring_attn_size 2", ("actor", "critic", "reference", "reward")),
-                ("slime", SLIME + "--context-parallel-size 2 --use-kl-loss", ("actor", "reference")),
-                ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.policy.sequence_parallel_size=2", ("actor",)),
+                (
+                    "openrlhf",
+                    ENGINES + "--ring_attn_size 2",
+                    ("actor", "critic", "reference", "reward"),
+                ),
+                (
+                    "slime",
+                    SLIME + "--context-parallel-size 2 --use-kl-loss",
+                    ("actor", "reference"),
+                ),
                 (
                     "skyrl",
-                    SKYRL + SKYRL_ENGINES + " trainer.policy.megatron_config.context_parallel_size=2",
+                    SKYRL + SKYRL_ENGINES + " trainer.policy.sequence_parallel_size=2",
                     ("actor",),
                 ),
-                ("areal", "allocation_mode=sglang:d4+fsdp:d2c2 ref.path=x", ("actor", "reference")),
-                ("areal", "'allocation_mode=sglang:d4+x:(attn:d2t2c2|ffn:d2t1e4)'", ("actor",)),
-                ("areal", "rollout.backend=vllm:d4 actor.backend=fsdp:d2t2c2", ("actor",)),
+                (
+                    "skyrl",
+                    SKYRL
+                    + SKYRL_ENGINES
+                    + " trainer.policy.megatron_config.context_parallel_size=2",
+                    ("actor",),
+                ),
+                (
+                    "areal",
+                    "allocation_mode=sglang:d4+fsdp:d2c2 ref.path=x",
+                    ("actor", "reference"),
+                ),
+                (
+                    "areal",
+                    "'allocation_mode=sglang:d4+x:(attn:d2t2c2|ffn:d2t1e4)'",
+                    ("actor",),
+                ),
+                (
+                    "areal",
+                    "rollout.backend=vllm:d4 actor.backend=fsdp:d2t2c2",
+                    ("actor",),
+                ),
                 ("roll", ROLL + " actor_train.model_args.ulysses_size=2", ("actor",)),
-                ("roll", ROLL + " actor_train.strategy_args.strategy_config.context_parallel_size=2", ("actor",)),
+                (
+                    "roll",
+                    ROLL
+                    + " actor_train.strategy_args.strategy_config.context_parallel_size=2",
+                    ("actor",),
+                ),
                 ("roll", ROLL + " reference.model_args.ulysses_size=2", ("reference",)),
             )
         ),
-        ("roll", ROLL + " actor_train.model_args.ulysses_size=2", {"algorithm.train_batch": 4 * 16 * 8}),
+        (
+            "roll",
+            ROLL + " actor_train.model_args.ulysses_size=2",
+            {"algorithm.train_batch": 4 * 16 * 8},
+        ),
         *(
             (library, text, {"algorithm.dynamic_sampling": on})
             for library, text, on in (
-                ("areal", "allocation_mode=sglang:d4+fsdp:d4 actor.dynamic_sampling=true", True),
-                ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.algorithm.dynamic_sampling.type=filter", True),
-                ("skyrl", SKYRL + SKYRL_ENGINES + " trainer.algorithm.dynamic_sampling.type=null", {}),
-                ("slime", SLIME + f"--dynamic-sampling-filter-path {SLIME_FILTER}", True),
+                (
+                    "areal",
+                    "allocation_mode=sglang:d4+fsdp:d4 actor.dynamic_sampling=true",
+                    True,
+                ),
+                (
+                    "skyrl",
+                    SKYRL
+                    + SKYRL_ENGINES
+                    + " trainer.algorithm.dynamic_sampling.type=filter",
+                    True,
+                ),
+                (
+                    "skyrl",
+                    SKYRL
+                    + SKYRL_ENGINES
+                    + " trainer.algorithm.dynamic_sampling.type=null",
+                    {},
+                ),
+                (
+                    "slime",
+                    SLIME + f"--dynamic-sampling-filter-path {SLIME_FILTER}",
+                    True,
+                ),
                 ("slime", SLIME + "--dynamic-sampling-filter-path my.filter", {}),
             )
         ),
         (
             "skyrl",
-            SKYRL + SKYRL_ENGINES + " trainer.policy.model.lora.rank=16 trainer.policy.model.lora.alpha=32",
+            SKYRL
+            + SKYRL_ENGINES
+            + " trainer.policy.model.lora.rank=16 trainer.policy.model.lora.alpha=32",
             {"actor.lora_rank": 16, "actor.lora_alpha": 32},
         ),
         ("slime", SLIME + "--optimizer-cpu-offload", {"actor.optimizer.on_host": True}),
         ("verl", VERL + ULYSSES + "=1", {"cluster.component_placement.actor": "0-15"}),
-        ("areal", BOTH + "gconfig.n_samples=4", {"algorithm.train_batch": 256, "actor.enable_offload": True}),
+        (
+            "areal",
+            BOTH + "gconfig.n_samples=4",
+            {"algorithm.train_batch": 256, "actor.enable_offload": True},
+        ),
         (
             "areal",
             BOTH + "gconfig.min_new_tokens=2 gconfig.frequency_penalty=0.5",
@@ -311,13 +569,25 @@ def test_values(library: str, text: str, expected: dict[str, object]) -> None:
             "skyrl",
             SKYRL + SKYRL_ENGINES + " generator.run_engines_locally=false",
             "generator.run_engines_locally",
-            ("rollout.engine_args.url", "rlplace.workers.engines.vllm_server:VllmServer"),
+            (
+                "rollout.engine_args.url",
+                "rlplace.workers.engines.vllm_server:VllmServer",
+            ),
         ),
-        ("openrlhf", "--vllm_num_engines 8 --data.image_key photo", "data.image_key", ("env.kwargs.image",)),
+        (
+            "openrlhf",
+            "--vllm_num_engines 8 --data.image_key photo",
+            "data.image_key",
+            ("env.kwargs.image",),
+        ),
     ],
 )
-def test_what_is_written_otherwise_here_is_named(library: str, text: str, key: str, named: tuple[str, ...]) -> None:
-    (result,) = (result for result in bring(library, text).results if result.setting.key == key)
+def test_what_is_written_otherwise_here_is_named(
+    library: str, text: str, key: str, named: tuple[str, ...]
+) -> None:
+    (result,) = (
+        result for result in bring(library, text).results if result.setting.key == key
+    )
     assert result.outcome == "unmapped"
     assert [word for word in named if word not in result.text] == []
 
@@ -327,36 +597,67 @@ def test_both_spellings_of_openrlhf_mean_the_same() -> None:
     new = "--actor.num_gpus_per_node 8 --vllm.num_engines 8 --train.colocate_all --ds.zero_stage 3 --actor.max_norm 2 "
     imported = bring("openrlhf", old)
     assert imported.config == bring("openrlhf", new + "--critic.max_norm 2").config
-    assert imported.missing == ("env.task", "actor.model", "cluster.component_placement.env")
+    assert imported.missing == (
+        "env.task",
+        "actor.model",
+        "cluster.component_placement.env",
+    )
 
 
 def test_each_flag_has_exactly_one_result() -> None:
     more = "--packing_samples --use_wandb key --colocate_all_modls --vllm_sync_backend nccl --dynamic_filtering"
     imported = bring("openrlhf", TOGETHER + more)
     assert len(imported.results) == (TOGETHER + more).count("--")
-    assert {str(r.setting): r.outcome for r in imported.results if r.outcome != "equal"} == {
+    assert {
+        str(r.setting): r.outcome for r in imported.results if r.outcome != "equal"
+    } == {
         "--packing_samples": "implied",
         "--vllm_sync_backend nccl": "implied",
         "--use_wandb key": "unmapped",
         "--colocate_all_modls": "unknown",
         "--dynamic_filtering": "differs",  # dropped groups are not replaced here
     }
-    assert next(r.text for r in imported.results if r.outcome == "unknown") == "colocate_all_models"
+    assert (
+        next(r.text for r in imported.results if r.outcome == "unknown")
+        == "colocate_all_models"
+    )
 
 
 @pytest.mark.parametrize(
     ("library", "text", "part", "why"),
     [
-        ("openrlhf", "--critic_num_nodes 1 --advantage_estimator group_norm", "critic_num", "group_norm needs no"),
-        ("openrlhf", "--ref_num_nodes 1 --init_kl_coef 0", "ref_num", "there is no reference"),
-        ("openrlhf", "--reward_num_nodes 1 --remote_rm_url x", "reward_num", "it is remote"),
-        ("openrlhf", "--reward_num_nodes 1 --agent_func_path x", "reward_num", "the agent scores"),
+        (
+            "openrlhf",
+            "--critic_num_nodes 1 --advantage_estimator group_norm",
+            "critic_num",
+            "group_norm needs no",
+        ),
+        (
+            "openrlhf",
+            "--ref_num_nodes 1 --init_kl_coef 0",
+            "ref_num",
+            "there is no reference",
+        ),
+        (
+            "openrlhf",
+            "--reward_num_nodes 1 --remote_rm_url x",
+            "reward_num",
+            "it is remote",
+        ),
+        (
+            "openrlhf",
+            "--reward_num_nodes 1 --agent_func_path x",
+            "reward_num",
+            "the agent scores",
+        ),
         ("openrlhf", ENGINES + "--vllm_enable_sleep", "sleep", "does nothing there"),
         ("verl", VERL + OFFLOAD, "param_offload", "together, or neither"),
         ("roll", ROLL, "world_size", "runs on CPUs there"),
     ],
 )
-def test_what_has_no_key_has_a_reason(library: str, text: str, part: str, why: str) -> None:
+def test_what_has_no_key_has_a_reason(
+    library: str, text: str, part: str, why: str
+) -> None:
     imported = bring(library, text)
     (result,) = (r for r in imported.results if part in str(r.setting))
     assert result.outcome == "unmapped"
@@ -366,7 +667,10 @@ def test_what_has_no_key_has_a_reason(library: str, text: str, part: str, why: s
 
 def test_values_that_cannot_be_read_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        bring("openrlhf", "--actor_num_nodes two --critic_num_gpus_per_node 0 --init_kl_coef $KL --adam_betas 1 x")
+        bring(
+            "openrlhf",
+            "--actor_num_nodes two --critic_num_gpus_per_node 0 --init_kl_coef $KL --adam_betas 1 x",
+        )
     assert caught.value.codes == ("import-value",) * 4
     assert {str(p.got).split()[0] for p in caught.value.problems} == {
         "--actor_num_nodes",
@@ -374,7 +678,9 @@ def test_values_that_cannot_be_read_are_reported_together() -> None:
         "--init_kl_coef",
         "--adam_betas",
     }
-    assert "set nowhere" in str(next(p.why for p in caught.value.problems if "$KL" in str(p.got)))
+    assert "set nowhere" in str(
+        next(p.why for p in caught.value.problems if "$KL" in str(p.got))
+    )
 
 
 @pytest.mark.parametrize(
@@ -382,7 +688,14 @@ def test_values_that_cannot_be_read_are_reported_together() -> None:
     [
         *(
             ("roll", "actor_train.device_mapping", text)
-            for text in ("__import__('os')", "range(10**12)", "list(range(x))", "[", "{1}", "'a'")
+            for text in (
+                "__import__('os')",
+                "range(10**12)",
+                "list(range(x))",
+                "[",
+                "{1}",
+                "'a'",
+            )
         ),
         *(
             ("areal", "allocation_mode", text)
@@ -398,12 +711,30 @@ def test_other_expressions_are_refused(library: str, key: str, value: str) -> No
 # ── RLinf ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 EMBODIED: dict[str, Any] = {
-    "cluster": {"num_nodes": 1, "component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"}},
-    "runner": {"max_epochs": 10, "logger": {"logger_backends": ["tensorboard", "wandb"]}},
+    "cluster": {
+        "num_nodes": 1,
+        "component_placement": {"actor": "0-7", "env": "0-3", "rollout": "4-7"},
+    },
+    "runner": {
+        "max_epochs": 10,
+        "logger": {"logger_backends": ["tensorboard", "wandb"]},
+    },
     "algorithm": {"adv_type": "gae"},
-    "env": {"enable_offload": True, "train": {"total_num_envs": 128, "max_steps_per_rollout_epoch": 80}},
-    "rollout": {"backend": "huggingface", "enable_offload": True, "pipeline_stage_num": 2},
-    "actor": {"enable_offload": True, "global_batch_size": 640, "seed": 7, "optim": {"lr": "1e-4"}},
+    "env": {
+        "enable_offload": True,
+        "train": {"total_num_envs": 128, "max_steps_per_rollout_epoch": 80},
+    },
+    "rollout": {
+        "backend": "huggingface",
+        "enable_offload": True,
+        "pipeline_stage_num": 2,
+    },
+    "actor": {
+        "enable_offload": True,
+        "global_batch_size": 640,
+        "seed": 7,
+        "optim": {"lr": "1e-4"},
+    },
 }
 MOVED = {"offload_weight": True, "offload_optimizer": True, "offload_grad": True}
 
@@ -412,14 +743,22 @@ def rlinf(mapping: dict[str, Any], per_node: int = 0) -> Imported:
     return import_settings("rlinf", settings_of(mapping), per_node)
 
 
-def placed(block: dict[str, Any], nodes: int = 1, per_node: int = 0, **more: Any) -> Imported:
-    return rlinf({"cluster": {"num_nodes": nodes, "component_placement": block, **more}}, per_node)
+def placed(
+    block: dict[str, Any], nodes: int = 1, per_node: int = 0, **more: Any
+) -> Imported:
+    return rlinf(
+        {"cluster": {"num_nodes": nodes, "component_placement": block, **more}},
+        per_node,
+    )
 
 
 def test_a_job_without_simulators_is_one_with_language_models() -> None:
     imported = rlinf(
         {
-            "cluster": {"num_nodes": 2, "component_placement": {"actor,critic,rollout,reward": "all"}},
+            "cluster": {
+                "num_nodes": 2,
+                "component_placement": {"actor,critic,rollout,reward": "all"},
+            },
             "runner": {"task_type": "reasoning", "seq_length": 12288},
             "algorithm": {"group_size": 8, "n_minibatches": 4, "adv_type": "gae"},
             "rollout": {"tensor_parallel_size": 2},
@@ -441,7 +780,11 @@ def test_a_job_without_simulators_is_one_with_language_models() -> None:
         "samples_per_prompt": 8,
         "train_batch": 1024,
     }
-    assert imported.config["critic"] == imported.config["rollout"] == {"enable_offload": True}
+    assert (
+        imported.config["critic"]
+        == imported.config["rollout"]
+        == {"enable_offload": True}
+    )
     assert imported.layout is not None
 
 
@@ -458,9 +801,19 @@ def test_lines_go_over_as_they_are(block: dict[str, Any]) -> None:
     imported = placed(block)
     assert at(imported, "cluster.component_placement") == block
     HybridComponentPlacement(imported.config, imported.topology)
-    groups = [{"label": "a800", "node_ranks": "0"}, {"label": "4090", "node_ranks": "1"}]
-    where = {"actor": ("a800", "0-7"), "rollout": ("4090", "0-7"), "env": ("4090", "0-3")}
-    by_group = {c: {"node_group": group, "placement": text} for c, (group, text) in where.items()}
+    groups = [
+        {"label": "a800", "node_ranks": "0"},
+        {"label": "4090", "node_ranks": "1"},
+    ]
+    where = {
+        "actor": ("a800", "0-7"),
+        "rollout": ("4090", "0-7"),
+        "env": ("4090", "0-3"),
+    }
+    by_group = {
+        c: {"node_group": group, "placement": text}
+        for c, (group, text) in where.items()
+    }
     grouped = placed(by_group, 2, node_groups=groups)
     assert at(grouped, "cluster.node_groups") == groups
     assert spots(grouped)["env"] == "8-11"
@@ -468,24 +821,46 @@ def test_lines_go_over_as_they_are(block: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("line", "nodes", "per_node", "width"),
-    [("0-3", 1, 0, 8), ("0-15", 1, 0, 16), ("0-9", 1, 0, 10), ("all", 2, 0, 8), ("0-3", 1, 4, 4)],
+    [
+        ("0-3", 1, 0, 8),
+        ("0-15", 1, 0, 16),
+        ("0-9", 1, 0, 10),
+        ("all", 2, 0, 8),
+        ("0-3", 1, 4, 4),
+    ],
 )
-def test_machines_are_as_wide_as_the_numbers_need(line: str, nodes: int, per_node: int, width: int) -> None:
+def test_machines_are_as_wide_as_the_numbers_need(
+    line: str, nodes: int, per_node: int, width: int
+) -> None:
     imported = placed({"actor,env,rollout": line}, nodes, per_node)
     assert [n.accelerators for n in imported.topology.nodes] == [width] * nodes
-    idle = bring("areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3")  # machines without a component stay
+    idle = bring(
+        "areal", "allocation_mode=sglang:d4+fsdp:d4 cluster.n_nodes=3"
+    )  # machines without a component stay
     assert idle.topology.num_nodes == 3
 
 
 def test_inference_is_the_actors_own_work() -> None:
-    imported = placed({"actor,inference": "0-7", "env": "0-3", "rollout": "4-7", "invironment": "0"})
-    assert at(imported, "cluster.component_placement") == {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
+    imported = placed(
+        {"actor,inference": "0-7", "env": "0-3", "rollout": "4-7", "invironment": "0"}
+    )
+    assert at(imported, "cluster.component_placement") == {
+        "actor": "0-7",
+        "env": "0-3",
+        "rollout": "4-7",
+    }
     assert [p.code for p in imported.findings] == ["import-component"]
     alone = placed({"actor": "0-7", "inference": "0-3", "env": "0-3", "rollout": "4-7"})
-    assert [r.text for r in alone.results if "inference" in r.setting.key and "stage infer" in r.text]
+    assert [
+        r.text
+        for r in alone.results
+        if "inference" in r.setting.key and "stage infer" in r.text
+    ]
 
 
-def test_components_that_stay_are_written_down_and_a_placement_that_does_not_hold_as_well() -> None:
+def test_components_that_stay_are_written_down_and_a_placement_that_does_not_hold_as_well() -> (
+    None
+):
     imported = rlinf({**EMBODIED, "actor": {"enable_offload": False}})
     assert at(imported, "cluster.allow_resident") == ["actor"]
     assert imported.layout is not None
@@ -500,13 +875,18 @@ def test_a_simulator_of_the_original_is_no_simulator_here() -> None:
     imported = rlinf({**EMBODIED, "env": {"train": train}})
     assert not at(imported, "env.id")
     assert "env.id" in imported.missing
-    (result,) = [r for r in imported.results if r.setting.key.endswith("init_params.id")]
+    (result,) = [
+        r for r in imported.results if r.setting.key.endswith("init_params.id")
+    ]
     assert result.outcome == "unmapped"
     assert [p.key for p in prepare(imported.config).not_run] == ["env.id"]
 
 
 def test_a_machine_that_is_not_described_has_what_its_simulators_divide_over() -> None:
-    block = {"cluster": {"component_placement": {"actor,env,rollout": "all"}}, "rollout": {"pipeline_stage_num": 2}}
+    block = {
+        "cluster": {"component_placement": {"actor,env,rollout": "all"}},
+        "rollout": {"pipeline_stage_num": 2},
+    }
     for envs, width in ((64, 8), (24, 6), (4, 2), (7, 8)):
         imported = rlinf({**block, "env": {"train": {"total_num_envs": envs}}})
         assert imported.topology.num_accelerators == width
@@ -515,9 +895,16 @@ def test_a_machine_that_is_not_described_has_what_its_simulators_divide_over() -
 def test_a_machine_has_what_the_placements_in_its_groups_need() -> None:
     groups = [
         {"label": "gpu", "node_ranks": "0-1"},
-        {"label": "arm", "node_ranks": 2, "hardware": {"type": "Franka", "configs": []}},
+        {
+            "label": "arm",
+            "node_ranks": 2,
+            "hardware": {"type": "Franka", "configs": []},
+        },
     ]
-    block = {"actor": {"node_group": "gpu", "placement": "0-19"}, "rollout": {"node_group": "gpu", "placement": 1}}
+    block = {
+        "actor": {"node_group": "gpu", "placement": "0-19"},
+        "rollout": {"node_group": "gpu", "placement": 1},
+    }
     block["env"] = {"node_group": "arm", "placement": "0-40"}
     cluster = {"num_nodes": 3, "node_groups": groups, "component_placement": block}
     imported = rlinf({"cluster": cluster, "env": {"train": {"total_num_envs": 1}}})
@@ -536,7 +923,12 @@ def test_groups_that_are_joined_have_the_machines_of_all(joined: object) -> None
 
 def test_a_reward_by_rules_holds_no_accelerator() -> None:
     cluster = {"num_nodes": 1, "component_placement": {"actor,rollout,reward": "all"}}
-    of_rules = rlinf({"cluster": cluster, "reward": {"use_reward_model": False, "reward_type": "math"}})
+    of_rules = rlinf(
+        {
+            "cluster": cluster,
+            "reward": {"use_reward_model": False, "reward_type": "math"},
+        }
+    )
     assert {*spots(of_rules)} == {"actor", "rollout"}
     assert "env.rewards" in of_rules.findings[0].why
     of_a_model = rlinf({"cluster": cluster, "reward": {"use_reward_model": True}})
@@ -545,17 +937,26 @@ def test_a_reward_by_rules_holds_no_accelerator() -> None:
 
 def test_a_reward_model_beside_simulators_is_left_out() -> None:
     imported = placed({"actor,rollout": "0-3", "env,reward": "4-7", "critic": "0"})
-    assert at(imported, "cluster.component_placement") == {"actor,rollout": "0-3", "env": "4-7"}
+    assert at(imported, "cluster.component_placement") == {
+        "actor,rollout": "0-3",
+        "env": "4-7",
+    }
     assert [p.code for p in imported.findings] == ["import-component"]
     (critic,) = [r for r in imported.results if r.setting.key.endswith(".critic")]
     assert "a job with simulators has actor, env, rollout here" in critic.text
 
 
 def test_references_that_lead_nowhere_leave_our_defaults() -> None:
-    imported = bring("verl", "trainer.nnodes=1 'actor_rollout_ref.rollout.temperature=${oc.select:.t,null}'")
+    imported = bring(
+        "verl",
+        "trainer.nnodes=1 'actor_rollout_ref.rollout.temperature=${oc.select:.t,null}'",
+    )
     assert not at(imported, "rollout.temperature")
     (result,) = [r for r in imported.results if "temperature" in r.setting.key]
-    assert (result.outcome, "is not among what was given" in result.text) == ("unmapped", True)
+    assert (result.outcome, "is not among what was given" in result.text) == (
+        "unmapped",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -570,7 +971,9 @@ def test_references_that_lead_nowhere_leave_our_defaults() -> None:
         ("Qwen/Qwen2-7B-Instruct", 28, None),
     ],
 )
-def test_a_launch_script_names_its_model(name: str, layers: int, experts: int | None) -> None:
+def test_a_launch_script_names_its_model(
+    name: str, layers: int, experts: int | None
+) -> None:
     script = f"--actor-num-gpus-per-node 8 --colocate --balance-data --use-fault-tolerance --hf-checkpoint {name}"
     model = at(bring("slime", script), "actor.model")
     assert model["num_hidden_layers"] == layers
@@ -587,21 +990,37 @@ def test_a_job_whose_model_is_not_known_is_planned() -> None:
 
 
 def test_uneven_steps_are_reported() -> None:
-    imported = rlinf({**EMBODIED, "actor": {"enable_offload": True, "global_batch_size": 600}})
-    assert [(p.code, p.fix) for p in imported.findings] == [("import-batches", "actor.global_batch_size=512")]
+    imported = rlinf(
+        {**EMBODIED, "actor": {"enable_offload": True, "global_batch_size": 600}}
+    )
+    assert [(p.code, p.fix) for p in imported.findings] == [
+        ("import-batches", "actor.global_batch_size=512")
+    ]
 
 
 def test_parts_of_an_actor_move_together() -> None:
     some = rlinf({**EMBODIED, "actor": {"offload_weight": True, "offload_grad": False}})
-    assert {r.outcome for r in some.results if "actor.offload" in r.setting.key} == {"unmapped"}
-    assert rlinf({**EMBODIED, "actor": MOVED}).config["actor"] == {"enable_offload": True}
+    assert {r.outcome for r in some.results if "actor.offload" in r.setting.key} == {
+        "unmapped"
+    }
+    assert rlinf({**EMBODIED, "actor": MOVED}).config["actor"] == {
+        "enable_offload": True
+    }
 
 
 def test_a_value_that_is_refused_hides_nothing_of_the_placement() -> None:
-    words = ["trainer.nnodes=1", "trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.free_cache_engine=false"]
+    words = [
+        "trainer.nnodes=1",
+        "trainer.n_gpus_per_node=4",
+        "actor_rollout_ref.rollout.free_cache_engine=false",
+    ]
     for refused in ([], ["algorithm.gamma=5"]):
         imported = import_words("verl", [*words, *refused])
-        assert imported.config["cluster"]["allow_resident"] == ["actor", "critic", "rollout"]
+        assert imported.config["cluster"]["allow_resident"] == [
+            "actor",
+            "critic",
+            "rollout",
+        ]
 
 
 # ── the mean that a loss is ──────────────────────────────────────────────────────────────────────────────────────────
@@ -611,69 +1030,135 @@ def test_a_value_that_is_refused_hides_nothing_of_the_placement() -> None:
     ("library", "words", "loss"),
     [
         ("verl", "algorithm.adv_estimator=grpo", "token"),
-        ("verl", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "constant"),
-        ("verl", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo algorithm.adv_estimator=grpo", "sequence"),
-        ("openrlhf", "--advantage_estimator group_norm --n_samples_per_prompt 4", "token"),
+        (
+            "verl",
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+            "constant",
+        ),
+        (
+            "verl",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo algorithm.adv_estimator=grpo",
+            "sequence",
+        ),
+        (
+            "openrlhf",
+            "--advantage_estimator group_norm --n_samples_per_prompt 4",
+            "token",
+        ),
         ("openrlhf", "--policy_loss_type gspo", "sequence"),
         ("slime", "--advantage-estimator grpo", "sequence"),
-        ("slime", "--advantage-estimator reinforce_plus_plus --calculate-per-token-loss", "token"),
+        (
+            "slime",
+            "--advantage-estimator reinforce_plus_plus --calculate-per-token-loss",
+            "token",
+        ),
         ("roll", "adv_estimator=grpo actor_train.device_mapping=[0]", "sequence"),
         ("areal", "actor.adv_estimator=grpo allocation_mode=d1", "token"),
         ("skyrl", "trainer.algorithm.advantage_estimator=grpo", "token"),
     ],
 )
-def test_the_loss_is_the_mean_that_it_is_there(library: str, words: str, loss: str) -> None:
+def test_the_loss_is_the_mean_that_it_is_there(
+    library: str, words: str, loss: str
+) -> None:
     assert at(import_words(library, [words], 8), "algorithm.loss") == loss
 
 
 def test_the_dual_clip_is_that_of_the_loss_there() -> None:
-    gspo, written = "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor_rollout_ref.actor.clip_ratio_c=4.0"
-    assert at(import_words("verl", ["algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == 3.0
+    gspo, written = (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        "actor_rollout_ref.actor.clip_ratio_c=4.0",
+    )
+    assert (
+        at(
+            import_words("verl", ["algorithm.adv_estimator=grpo"], 8),
+            "algorithm.dual_clip",
+        )
+        == 3.0
+    )
     for words in ([gspo], [gspo, written]):
-        assert at(import_words("verl", [*words, "algorithm.adv_estimator=grpo"], 8), "algorithm.dual_clip") == {}
+        assert (
+            at(
+                import_words("verl", [*words, "algorithm.adv_estimator=grpo"], 8),
+                "algorithm.dual_clip",
+            )
+            == {}
+        )
 
 
 def test_the_files_of_verl_become_a_task_and_its_overlong_buffer_a_reward() -> None:
     files = "data.train_files=a.parquet data.val_files=b.parquet data.max_response_length=100 "
-    buffer = "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=20 "
+    buffer = (
+        "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=20 "
+    )
     passes = "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=500 "
     shared = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
-    imported = import_words("verl", [f"algorithm.adv_estimator=grpo {files}{buffer}{passes}{shared}"], 8)
-    columns = {"path": "a.parquet", "prompt": "prompt", "answer": "reward_model.ground_truth"}
+    imported = import_words(
+        "verl", [f"algorithm.adv_estimator=grpo {files}{buffer}{passes}{shared}"], 8
+    )
+    columns = {
+        "path": "a.parquet",
+        "prompt": "prompt",
+        "answer": "reward_model.ground_truth",
+    }
     limits = {"free_tokens": 80, "longest_tokens": 100}
     assert at(imported, "env") == {
         "kind": "text",
         "task": "prompts",
         "kwargs": columns,
         "eval_kwargs": {"path": "b.parquet"},
-        "rewards": [{"name": "math_answer"}, {"name": "length_penalty", "weight": 1.0, "kwargs": limits}],
+        "rewards": [
+            {"name": "math_answer"},
+            {"name": "length_penalty", "weight": 1.0, "kwargs": limits},
+        ],
     }
     assert at(imported, "cluster.component_placement.env") == "cpu"
     assert at(imported, "actor.token_budget") == 1000, (
         "the ranks that share a sample's tokens have the pass between them"
     )
-    assert {r.outcome for r in imported.results if "data." in str(r.setting)} == {"equal"}
-    unknown = import_words("verl", ["data.train_files=$HOME/a.parquet algorithm.adv_estimator=grpo"], 8)
+    assert {r.outcome for r in imported.results if "data." in str(r.setting)} == {
+        "equal"
+    }
+    unknown = import_words(
+        "verl", ["data.train_files=$HOME/a.parquet algorithm.adv_estimator=grpo"], 8
+    )
     assert at(unknown, "env") == {}
-    model = import_words("verl", [f"{files}reward_model.enable=true reward_model.model.path=some/rm"], 8)
+    model = import_words(
+        "verl", [f"{files}reward_model.enable=true reward_model.model.path=some/rm"], 8
+    )
     assert at(model, "env.rewards") == [{"name": "unscored"}]
 
 
 def test_corrections_of_the_engines_probabilities_are_those_there() -> None:
     verl = "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=3.0"
     imported = import_words("verl", [f"algorithm.adv_estimator=grpo {verl}"], 8)
-    assert (at(imported, "algorithm.tis_level"), at(imported, "algorithm.tis_cap")) == ("sequence", 3.0)
-    cispo = import_words(
-        "verl", ["actor_rollout_ref.actor.policy_loss.loss_mode=cispo algorithm.adv_estimator=grpo"], 8
+    assert (at(imported, "algorithm.tis_level"), at(imported, "algorithm.tis_cap")) == (
+        "sequence",
+        3.0,
     )
-    assert (at(cispo, "algorithm.surrogate"), at(cispo, "algorithm.dual_clip")) == ("cispo", {})
+    cispo = import_words(
+        "verl",
+        [
+            "actor_rollout_ref.actor.policy_loss.loss_mode=cispo algorithm.adv_estimator=grpo"
+        ],
+        8,
+    )
+    assert (at(cispo, "algorithm.surrogate"), at(cispo, "algorithm.dual_clip")) == (
+        "cispo",
+        {},
+    )
     icepop = "--algo.advantage.is_correction_type icepop --algo.advantage.is_correction_threshold 0.25 4"
-    imported = import_words("openrlhf", [f"--algo.advantage.is_correction_enable {icepop}"], 8)
-    found = [at(imported, f"algorithm.tis_{name}") for name in ("cap", "above", "floor")]
+    imported = import_words(
+        "openrlhf", [f"--algo.advantage.is_correction_enable {icepop}"], 8
+    )
+    found = [
+        at(imported, f"algorithm.tis_{name}") for name in ("cap", "above", "floor")
+    ]
     assert found == [4.0, "drop", 0.25]
 
 
 def test_a_mean_that_is_none_of_ours_is_named() -> None:
-    imported = import_words("verl", ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], 8)
+    imported = import_words(
+        "verl", ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], 8
+    )
     assert not at(imported, "algorithm.loss")
     assert "algorithm.loss has no such mean" in render_yaml(imported)

@@ -14,8 +14,13 @@ from rlplace.imports.settings import Setting
 LIBRARIES = ("openrlhf", "slime", "rlinf", "verl", "roll", "skyrl", "areal")
 
 
-@pytest.mark.parametrize(("library", "kind"), [("rlinf", "mlp"), *((name, "causal_lm") for name in LIBRARIES)])
-def test_rules_name_keys_of_ours_and_have_reasons(library: str, kind: ModelKind) -> None:
+@pytest.mark.parametrize(
+    ("library", "kind"),
+    [("rlinf", "mlp"), *((name, "causal_lm") for name in LIBRARIES)],
+)
+def test_rules_name_keys_of_ours_and_have_reasons(
+    library: str, kind: ModelKind
+) -> None:
     rules = read_rules(library, kind)
     drafts = [Draft([], rules, other) for other in ("mlp", "causal_lm")]
     for key, rule in [*rules.rules.items(), *rules.groups.items()]:
@@ -24,7 +29,9 @@ def test_rules_name_keys_of_ours_and_have_reasons(library: str, kind: ModelKind)
             assert any(draft.has_key(plain) for draft in drafts), f"{key}: {ours}"
         reasons = [text for text in (rule.why, rule.otherwise, rule.note) if text]
         assert reasons or rule.keys, key
-        assert all(text[0].islower() and not text.endswith(".") for text in reasons), key
+        assert all(text[0].islower() and not text.endswith(".") for text in reasons), (
+            key
+        )
     assert set(rules.words_after) <= set(rules.rules)
     assert set(rules.spellings.values()) <= set(rules.rules)
 
@@ -37,17 +44,29 @@ RULES = {
         "a.lr": "actor.optimizer.rate",
         "a.reward": "reward.micro_batch",
         "a.eval": {"to": "runner.eval_every", "least": 1},
-        "a.drop": {"to": "algorithm.dynamic_sampling", "note": "groups are not replaced"},
+        "a.drop": {
+            "to": "algorithm.dynamic_sampling",
+            "note": "groups are not replaced",
+        },
     },
     "part": {"cluster.num_nodes": ["a.nodes"]},
     "holds": {"so it is everywhere": ["a.same"]},
-    "holds_for": {"a.zero": {"value": 3, "why": "so it is", "otherwise": "it is always 3"}},
-    "unmapped": {"has no key": ["a.name"], "has no key, all of b": ["b.*"], "has no key, all of b.c": ["b.c.*"]},
+    "holds_for": {
+        "a.zero": {"value": 3, "why": "so it is", "otherwise": "it is always 3"}
+    },
+    "unmapped": {
+        "has no key": ["a.name"],
+        "has no key, all of b": ["b.*"],
+        "has no key, all of b.c": ["b.c.*"],
+    },
 }
 
 
 def draft(*settings: tuple[str, object]) -> Draft:
-    made = Draft([Setting(key=k, value=v, written=f"{k}={v}") for k, v in settings], Rules("x", [RULES]))
+    made = Draft(
+        [Setting(key=k, value=v, written=f"{k}={v}") for k, v in settings],
+        Rules("x", [RULES]),
+    )
     made.set(f"{PLACEMENT}.actor", "0-7")
     return made
 
@@ -64,18 +83,38 @@ def result(key: str, value: object) -> MappingResult:
         ("a.prompts", 8, "equal", "algorithm.prompts: 8"),
         ("a.micro", 2, "equal", "actor.micro_batch: 2"),
         ("a.dtype", "bf16", "equal", "actor.compute: bf16"),
-        ("a.dtype", "int3", "unmapped", "actor.compute has no word for int3; there are words for bf16"),
-        ("a.drop", True, "differs", "algorithm.dynamic_sampling: true; groups are not replaced"),
+        (
+            "a.dtype",
+            "int3",
+            "unmapped",
+            "actor.compute has no word for int3; there are words for bf16",
+        ),
+        (
+            "a.drop",
+            True,
+            "differs",
+            "algorithm.dynamic_sampling: true; groups are not replaced",
+        ),
         ("a.eval", 5, "equal", "runner.eval_every: 5"),
         ("a.eval", -1, "implied", "off, as it is here unless it is asked for"),
         ("a.same", 1, "implied", "so it is everywhere"),
         ("a.zero", 3, "implied", "so it is"),
         ("a.zero", 2, "unmapped", "it is always 3"),
-        ("a.nodes", 2, "unmapped", "not enough to decide cluster.num_nodes, which keeps its default"),
+        (
+            "a.nodes",
+            2,
+            "unmapped",
+            "not enough to decide cluster.num_nodes, which keeps its default",
+        ),
         ("a.lr", 1, "unmapped", "no key actor.optimizer.rate in such a job"),
         ("a.name", 1, "unmapped", "has no key"),
         ("a.reward", 1, "unmapped", "the job has no reward"),
-        ("a.prompts", None, "unmapped", "has no value: algorithm.prompts keeps its default"),
+        (
+            "a.prompts",
+            None,
+            "unmapped",
+            "has no value: algorithm.prompts keeps its default",
+        ),
         ("b.x", 1, "unmapped", "has no key, all of b"),
         ("b.c.x", 1, "unmapped", "has no key, all of b.c"),
         ("a.promts", 1, "unknown", "a.prompts"),
@@ -102,7 +141,10 @@ def test_their_defaults_are_written_out_where_they_are_not_ours() -> None:
     assert made.config["algorithm"] == {"prompts": 1024}
     assert made.assumed == [
         ("algorithm.prompts: 1024", "the default of a.prompts there"),
-        ("actor.compute: bf16", "our default; that of a.dtype there, fp8, has no word here"),
+        (
+            "actor.compute: bf16",
+            "our default; that of a.dtype there, fp8, has no word here",
+        ),
     ]
 
 
@@ -111,7 +153,13 @@ def test_keys_of_ours() -> None:
     assert text.has_key("actor.optimizer.warmup_steps")
     assert not simulator.has_key("actor.optimizer.warmup_steps")
     assert not text.has_key("actor.optimiser")
-    assert (text.default_of("algorithm.epochs"), simulator.default_of("algorithm.epochs")) == (1, 10)
+    assert (
+        text.default_of("algorithm.epochs"),
+        simulator.default_of("algorithm.epochs"),
+    ) == (1, 10)
     assert simulator.default_of("env.id") == ""
     mapping = {"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}
-    assert list(ordered(mapping, "mlp", Config)["cluster"]) == ["num_nodes", "component_placement"]
+    assert list(ordered(mapping, "mlp", Config)["cluster"]) == [
+        "num_nodes",
+        "component_placement",
+    ]

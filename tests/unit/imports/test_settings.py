@@ -19,13 +19,24 @@ from rlplace.imports.settings import (
 
 def test_scalars() -> None:
     numbers = {"1": 1, "-1": -1, "1_000": 1000, "5e-7": 5e-7, ".5": 0.5, "1.": 1.0}
-    words = {"True": True, "false": False, "None": None, "null": None, "0-7": "0-7", "1e": "1e", "v1.2.3": "v1.2.3"}
+    words = {
+        "True": True,
+        "false": False,
+        "None": None,
+        "null": None,
+        "0-7": "0-7",
+        "1e": "1e",
+        "v1.2.3": "v1.2.3",
+    }
     for text, value in {**numbers, **words}.items():
         assert (scalar(text), type(scalar(text))) == (value, type(value))
 
 
 def test_references_are_followed_where_they_lead_somewhere() -> None:
-    mapping = {"a": {"x": "${b.y}", "loop": "${a.loop}", "lost": "${nowhere}"}, "b": {"y": "${b.z}", "z": "1e-6"}}
+    mapping = {
+        "a": {"x": "${b.y}", "loop": "${a.loop}", "lost": "${nowhere}"},
+        "b": {"y": "${b.z}", "z": "1e-6"},
+    }
     assert {s.key: s.value for s in settings_of(mapping)} == {
         "a.x": 1e-6,
         "a.loop": "${a.loop}",
@@ -39,7 +50,11 @@ def test_expressions_become_their_values() -> None:
     mapping = {
         "n": 8,
         "m": "${multiply:${n}, ${a.k}}",
-        "a": {"k": "${int_div:${subtract:${n},2}, 3}", "off": "${not:${n}}", "zero": "${int_div:${n},0}"},
+        "a": {
+            "k": "${int_div:${subtract:${n},2}, 3}",
+            "off": "${not:${n}}",
+            "zero": "${int_div:${n},0}",
+        },
         "name": "${n}x${a.k}",
         "chosen": "${oc.select:nowhere,${n}}",
         "taken": "${oc.select:a.k,5}",
@@ -61,14 +76,18 @@ def test_expressions_become_their_values() -> None:
 
 
 def test_references_that_grow_without_end_are_left_as_they_are() -> None:
-    doubling = {f"k{n}": f"${{k{n + 1}}}${{k{n + 1}}}" for n in range(40)} | {"k40": "ab"}
+    doubling = {f"k{n}": f"${{k{n + 1}}}${{k{n + 1}}}" for n in range(40)} | {
+        "k40": "ab"
+    }
     found = {s.key: s.value for s in settings_of(doubling)}
     assert found["k39"] == "abab"
     assert found["k0"] == "${k1}${k1}"
 
 
 def test_numbers_that_grow_without_end_are_left_as_they_are() -> None:
-    squares = {f"k{n}": f"${{multiply:${{k{n + 1}}},${{k{n + 1}}}}}" for n in range(40)} | {"k40": 10}
+    squares = {
+        f"k{n}": f"${{multiply:${{k{n + 1}}},${{k{n + 1}}}}}" for n in range(40)
+    } | {"k40": 10}
     halved = {"huge": 10**400, "half": "${multiply:${huge},0.5}"}
     found = {s.key: s.value for s in settings_of(squares | halved)}
     assert (found["k37"], found["k35"]) == (10**8, 10**32)
@@ -76,7 +95,9 @@ def test_numbers_that_grow_without_end_are_left_as_they_are() -> None:
 
 
 def test_a_chain_of_references_is_followed_for_a_while() -> None:
-    chain: dict[str, object] = {f"k{n}": f"${{k{n + 1}}}" for n in range(1200)} | {"k1200": 1}
+    chain: dict[str, object] = {f"k{n}": f"${{k{n + 1}}}" for n in range(1200)} | {
+        "k1200": 1
+    }
     found = {s.key: s.value for s in settings_of(chain)}
     assert (found["k1110"], found["k1199"], found["k0"]) == (1, 1, "${k1}")
 
@@ -84,32 +105,61 @@ def test_a_chain_of_references_is_followed_for_a_while() -> None:
 def test_references_lead_to_the_last_setting_of_a_key() -> None:
     written = read_yaml("n: 8\nm: ${multiply:${n},4}\nk: ${n}", "f.yaml")
     found = resolved([*written, *read_overrides("n=16 +j='${m}'", "")])
-    assert [(s.key, s.value) for s in found] == [("n", 8), ("m", 64), ("k", 16), ("n", 16), ("j", 64)]
+    assert [(s.key, s.value) for s in found] == [
+        ("n", 8),
+        ("m", 64),
+        ("k", 16),
+        ("n", 16),
+        ("j", 64),
+    ]
     assert [s.written for s in found][1:3] == ["m: ${multiply:${n},4}", "k: ${n}"]
 
 
 def test_references_in_a_block_of_a_placement() -> None:
-    block = {"node_group": "g", "placement": "0-${subtract:${n},1}", "lost": "${nowhere}"}
-    found = {s.key: s.value for s in settings_of({"n": 8, "cluster": {"component_placement": {"actor": block}}})}
+    block = {
+        "node_group": "g",
+        "placement": "0-${subtract:${n},1}",
+        "lost": "${nowhere}",
+    }
+    found = {
+        s.key: s.value
+        for s in settings_of(
+            {"n": 8, "cluster": {"component_placement": {"actor": block}}}
+        )
+    }
     assert found["cluster.component_placement.actor"] == {**block, "placement": "0-7"}
 
 
 def test_placement_lines_are_kept_as_written() -> None:
     text = 'cluster:\n  component_placement:\n    "actor, env": 0-7\n    rollout: {node_group: g, placement: 0-3}\n'
-    assert {s.key: (s.value, s.source and s.source.line) for s in read_yaml(text, "f.yaml")} == {
+    assert {
+        s.key: (s.value, s.source and s.source.line) for s in read_yaml(text, "f.yaml")
+    } == {
         "cluster.component_placement.actor, env": ("0-7", 3),
-        "cluster.component_placement.rollout": ({"node_group": "g", "placement": "0-3"}, 4),
+        "cluster.component_placement.rollout": (
+            {"node_group": "g", "placement": "0-3"},
+            4,
+        ),
     }
 
 
 def test_overrides() -> None:
     found = read_overrides("a.b=1 +c=[1,2] ~d=x word", "")
-    assert [(s.key, s.value) for s in found] == [("a.b", 1), ("c", "[1,2]"), ("d", "x"), ("word", None)]
+    assert [(s.key, s.value) for s in found] == [
+        ("a.b", 1),
+        ("c", "[1,2]"),
+        ("d", "x"),
+        ("word", None),
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("a: [1", "expected ',' or ']'"), ("\ta: 1", "found character '\\t'"), ("- 1", "expected a block of keys")],
+    [
+        ("a: [1", "expected ',' or ']'"),
+        ("\ta: 1", "found character '\\t'"),
+        ("- 1", "expected a block of keys"),
+    ],
 )
 def test_what_is_not_a_yaml_file_of_keys(text: str, what: str) -> None:
     with pytest.raises(ConfigError, match="import-yaml") as caught:
@@ -121,7 +171,9 @@ WORDS_AFTER = {"sleep": 0, "betas": 2, "modules": MANY}
 
 
 def flags(text: str, file: str = "") -> list[Setting]:
-    return read_flags(text, file, WORDS_AFTER, {"nodes", *WORDS_AFTER}, {"num_nodes": "nodes"})
+    return read_flags(
+        text, file, WORDS_AFTER, {"nodes", *WORDS_AFTER}, {"num_nodes": "nodes"}
+    )
 
 
 def read(text: str, file: str = "") -> list[tuple[str, object, str]]:
@@ -129,7 +181,9 @@ def read(text: str, file: str = "") -> list[tuple[str, object, str]]:
 
 
 def test_values_are_what_they_mean() -> None:
-    assert read("--nodes -2 --num_nodes=3 --sleep --betas 0.9 1e-3 --modules a b --nodes true") == [
+    assert read(
+        "--nodes -2 --num_nodes=3 --sleep --betas 0.9 1e-3 --modules a b --nodes true"
+    ) == [
         ("nodes", -2, "--nodes -2"),
         ("nodes", 3, "--num_nodes=3"),
         ("sleep", True, "--sleep"),
@@ -152,15 +206,23 @@ def test_missing_values_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         read("--nodes --betas 1 --sleep")
     fixes = {p.fix: p.code for p in caught.value.problems}
-    assert fixes == dict.fromkeys(("--nodes VALUE", "--betas VALUE VALUE"), "import-flag-value")
+    assert fixes == dict.fromkeys(
+        ("--nodes VALUE", "--betas VALUE VALUE"), "import-flag-value"
+    )
 
 
 def test_an_open_quote_is_reported_with_its_line() -> None:
-    assert [str(s.source) for s in (*flags("--nodes 1"), *flags("x\nt --nodes 1", "run.sh"))] == [
+    assert [
+        str(s.source) for s in (*flags("--nodes 1"), *flags("x\nt --nodes 1", "run.sh"))
+    ] == [
         "command line",
         "run.sh:2",
     ]
     with pytest.raises(ConfigError) as caught:
         read("a\n--nodes '1", "run.sh")
     (problem,) = caught.value.problems
-    assert (problem.code, problem.got, str(problem.source)) == ("import-quote", "--nodes '1", "run.sh:2")
+    assert (problem.code, problem.got, str(problem.source)) == (
+        "import-quote",
+        "--nodes '1",
+        "run.sh:2",
+    )

@@ -31,21 +31,33 @@ PAIRS = (
 
 def test_everything_on_one_stays_together() -> None:
     imported = small(ALL)
-    assert lines(imported) == dict.fromkeys(("actor", "critic", "reference", "reward", "rollout"), "0") | {"env": ""}
+    assert lines(imported) == dict.fromkeys(
+        ("actor", "critic", "reference", "reward", "rollout"), "0"
+    ) | {"env": ""}
     assert imported.topology.num_accelerators == 1
     assert imported.missing == ()
     config = read_config(imported.config)
     assert config.runs
-    assert (config.cluster.launcher, config.cluster.accelerator.kind) == ("inline", "emulated")
+    assert (config.cluster.launcher, config.cluster.accelerator.kind) == (
+        "inline",
+        "emulated",
+    )
 
 
 @pytest.mark.parametrize(
     ("ref_nodes", "numbers", "launcher"),
-    [(2, ("0", "0", "1", "1", "2"), "inline"), (1, ("0-1", "0", "2-3", "2-3", "4-5"), "ray")],
+    [
+        (2, ("0", "0", "1", "1", "2"), "inline"),
+        (1, ("0-1", "0", "2-3", "2-3", "4-5"), "ray"),
+    ],
 )
-def test_thirds_stay_thirds_and_uneven_sizes_uneven(ref_nodes: int, numbers: tuple[str, ...], launcher: str) -> None:
+def test_thirds_stay_thirds_and_uneven_sizes_uneven(
+    ref_nodes: int, numbers: tuple[str, ...], launcher: str
+) -> None:
     imported = small(PAIRS.replace("--ref_num_nodes 2", f"--ref_num_nodes {ref_nodes}"))
-    placed = dict(zip(("actor", "reference", "critic", "reward", "rollout"), numbers, strict=True))
+    placed = dict(
+        zip(("actor", "reference", "critic", "reward", "rollout"), numbers, strict=True)
+    )
     assert lines(imported) == placed | {"env": ""}
     assert read_config(imported.config).cluster.launcher == launcher
 
@@ -54,7 +66,11 @@ def test_what_is_learned_how_stays() -> None:
     learned = "--init_kl_coef 0.05 --kl_estimator k3 --advantage_estimator group_norm --n_samples_per_prompt 8"
     config = read_config(small(f"{ALL} {learned} --actor_learning_rate 1e-4").config)
     algorithm = config.algorithm
-    assert (algorithm.name, algorithm.kl_coef, algorithm.kl_estimator) == ("grpo", 0.05, "k3")
+    assert (algorithm.name, algorithm.kl_coef, algorithm.kl_estimator) == (
+        "grpo",
+        0.05,
+        "k3",
+    )
     assert algorithm.samples_per_prompt == 2  # as many as the comparison needs
     assert config.actor.optimizer.lr == 1e-4
     assert config.actor.enable_offload
@@ -62,7 +78,11 @@ def test_what_is_learned_how_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "kind"), [("--remote_rm_url http://judge:5000", "url"), ("--remote_rm_url r/mine.py", "function")]
+    ("flag", "kind"),
+    [
+        ("--remote_rm_url http://judge:5000", "url"),
+        ("--remote_rm_url r/mine.py", "function"),
+    ],
 )
 def test_a_remote_reward_stays_remote(flag: str, kind: str) -> None:
     imported = small(f"{ALL} {flag}")
@@ -71,10 +91,15 @@ def test_a_remote_reward_stays_remote(flag: str, kind: str) -> None:
 
 
 def test_jobs_with_simulators_are_refused() -> None:
-    words = [f"cluster.component_placement.{c}={n}" for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))]
+    words = [
+        f"cluster.component_placement.{c}={n}"
+        for c, n in (("actor", "0-7"), ("env", "0-3"), ("rollout", "4-7"))
+    ]
     with pytest.raises(ConfigError) as caught:
         shrink(import_words("rlinf", words))
-    assert [(p.key, p.code) for p in caught.value.problems] == [("--tiny", "import-value")]
+    assert [(p.key, p.code) for p in caught.value.problems] == [
+        ("--tiny", "import-value")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +121,15 @@ def test_jobs_with_simulators_are_refused() -> None:
         ("Qwen/Qwen3-32B", 32.76),
     ],
 )
-def test_models_of_a_known_name_have_as_many_weights_as_published(name: str, weights: float) -> None:
+def test_models_of_a_known_name_have_as_many_weights_as_published(
+    name: str, weights: float
+) -> None:
     shape = shape_of(name)
     assert shape is not None
     assert "path" not in shape
-    assert read_model(shape, key="actor.model").parameters / 1e9 == pytest.approx(weights, rel=2e-3)
+    assert read_model(shape, key="actor.model").parameters / 1e9 == pytest.approx(
+        weights, rel=2e-3
+    )
 
 
 def test_other_names_are_not_known() -> None:

@@ -13,7 +13,9 @@ from tests.worker_ranks import context_of, listen, rendezvous_at
 
 
 @pytest.fixture(scope="session", params=["qwen3", "llama"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Qwen3 with a head of its own, Llama with a tied one."""
     kind: Kind = request.param
     return tiny_model(tmp_path_factory.mktemp(kind), kind)
@@ -27,6 +29,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     """One rank; a process has one default process group."""
-    joined = Ranks(context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=60.0)
+    joined = Ranks(
+        context_of("actor", 0, 1, rendezvous_at(listen()), {}), timeout_s=60.0
+    )
     yield joined
     joined.close()

@@ -19,7 +19,16 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
-from rlplace.models.causal_lm import ActorCriticLm, CausalLm, FrozenLm, LmSpec, PackedLm, ValueLm, build, first_head
+from rlplace.models.causal_lm import (
+    ActorCriticLm,
+    CausalLm,
+    FrozenLm,
+    LmSpec,
+    PackedLm,
+    ValueLm,
+    build,
+    first_head,
+)
 from rlplace.models.heads import value_head_problem
 from rlplace.models.lora import LoraSpec, is_factor
 from rlplace.models.packed import Packed, TokenScores
@@ -42,12 +51,16 @@ def pack(chosen: Sequence[NDArray[np.int64]]) -> Packed:
     return Packed.of(chosen, [np.arange(len(s)) > 0 for s in chosen])
 
 
-def of_transformers(folder: Path, temperature: float = 1.0) -> tuple[torch.nn.Module, Tensor, Tensor]:
+def of_transformers(
+    folder: Path, temperature: float = 1.0
+) -> tuple[torch.nn.Module, Tensor, Tensor]:
     """The model, and log-probabilities and entropies of all sequences, each by itself."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     found, entropies = [], []
     for tokens in map(torch.tensor, sequences()):
-        logprobs = torch.log_softmax(model(tokens[None]).logits[0, :-1] / temperature, dim=-1)
+        logprobs = torch.log_softmax(
+            model(tokens[None]).logits[0, :-1] / temperature, dim=-1
+        )
         found.append(logprobs.gather(1, tokens[1:, None])[:, 0])
         entropies.append(-(logprobs.exp() * logprobs).sum(dim=-1))
     return model, torch.cat(found), torch.cat(entropies)
@@ -60,7 +73,11 @@ def loss(scores: TokenScores) -> Tensor:
 
 
 def gradients(module: PackedLm) -> dict[str, Tensor]:
-    return {name: p.grad.full_tensor() for name, p in module.lm.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.full_tensor()
+        for name, p in module.lm.named_parameters()
+        if p.grad is not None
+    }
 
 
 def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -70,29 +87,41 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_scores_are_those_of_transformers(folder: Path, ranks: Ranks, temperature: float) -> None:
+def test_scores_are_those_of_transformers(
+    folder: Path, ranks: Ranks, temperature: float
+) -> None:
     _, logprobs, entropies = of_transformers(folder, temperature)
-    scores = build(CausalLm, LmSpec(folder=folder), ranks.mesh)(pack(sequences()), temperature)
+    scores = build(CausalLm, LmSpec(folder=folder), ranks.mesh)(
+        pack(sequences()), temperature
+    )
     torch.testing.assert_close(scores.logprobs, logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(scores.entropies, entropies, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_are_those_of_transformers(folder: Path, ranks: Ranks, checkpointing: bool) -> None:
+def test_gradients_are_those_of_transformers(
+    folder: Path, ranks: Ranks, checkpointing: bool
+) -> None:
     model, logprobs, entropies = of_transformers(folder)
     loss(TokenScores(logprobs, entropies)).backward()
-    module = build(CausalLm, LmSpec(folder=folder, checkpointing=checkpointing), ranks.mesh)
+    module = build(
+        CausalLm, LmSpec(folder=folder, checkpointing=checkpointing), ranks.mesh
+    )
     loss(module(pack(sequences()))).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
     assert_near(gradients(module), expected)  # tied weights have one
 
 
-def test_inputs_of_layers_wait_on_the_host(qwen: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_layers_wait_on_the_host(
+    qwen: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, logprobs, entropies = of_transformers(qwen)
     loss(TokenScores(logprobs, entropies)).backward()
     moved: dict[str, list[tuple[int, ...]]] = {"to": [], "from": []}
 
-    def by_way_of_the_host(pin_memory: bool) -> torch.autograd.graph.saved_tensors_hooks:
+    def by_way_of_the_host(
+        pin_memory: bool,
+    ) -> torch.autograd.graph.saved_tensors_hooks:
         def seen(way: str) -> Callable[[Tensor], Tensor]:
             def note(tensor: Tensor) -> Tensor:
                 if tensor.numel():  # torch 2.11 saves an empty one for each layer, too
@@ -108,11 +137,15 @@ def test_inputs_of_layers_wait_on_the_host(qwen: Path, ranks: Ranks, monkeypatch
     module = build(CausalLm, LmSpec(folder=qwen, activation_offload=True), ranks.mesh)
     packed = pack(sequences())
     scores = module(packed)
-    inputs = [(1, len(packed.tokens), model.config.hidden_size)] * model.config.num_hidden_layers
+    inputs = [
+        (1, len(packed.tokens), model.config.hidden_size)
+    ] * model.config.num_hidden_layers
     assert moved == {"to": inputs, "from": []}
     loss(scores).backward()
     assert moved == {"to": inputs, "from": inputs}
-    assert_near(gradients(module), {name: p.grad for name, p in model.named_parameters()})
+    assert_near(
+        gradients(module), {name: p.grad for name, p in model.named_parameters()}
+    )
 
 
 def test_only_the_tokens_asked_for_are_scored(qwen: Path, ranks: Ranks) -> None:
@@ -120,7 +153,9 @@ def test_only_the_tokens_asked_for_are_scored(qwen: Path, ranks: Ranks) -> None:
     everything = module(pack(sequences())).logprobs
     asked = [np.arange(len(s)) % 3 == 1 for s in sequences()]
     some = module(Packed.of(sequences(), asked)).logprobs
-    torch.testing.assert_close(some, everything[np.concatenate([mask[1:] for mask in asked])])
+    torch.testing.assert_close(
+        some, everything[np.concatenate([mask[1:] for mask in asked])]
+    )
 
 
 def test_half_precision_computes_near_it(qwen: Path, ranks: Ranks) -> None:
@@ -129,7 +164,11 @@ def test_half_precision_computes_near_it(qwen: Path, ranks: Ranks) -> None:
     scores = module(pack(sequences()))
     torch.testing.assert_close(scores.logprobs, logprobs, atol=0.2, rtol=0)
     loss(scores).backward()
-    assert {p.dtype for p in module.parameters()} == {g.dtype for g in gradients(module).values()} == {torch.float32}
+    assert (
+        {p.dtype for p in module.parameters()}
+        == {g.dtype for g in gradients(module).values()}
+        == {torch.float32}
+    )
 
 
 def edited(folder: Path, copy: Path, change: Mapping[str, Tensor | None]) -> Path:
@@ -137,13 +176,19 @@ def edited(folder: Path, copy: Path, change: Mapping[str, Tensor | None]) -> Pat
     copy.mkdir()
     (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
     weights = {**load_file(folder / "model.safetensors"), **change}
-    save_file({name: w for name, w in weights.items() if w is not None}, copy / "model.safetensors")
+    save_file(
+        {name: w for name, w in weights.items() if w is not None},
+        copy / "model.safetensors",
+    )
     return copy
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [(None, "have no weight model.norm.weight"), (torch.zeros(3), r"model.norm.weight is \[3\] there, \[64\] in")],
+    [
+        (None, "have no weight model.norm.weight"),
+        (torch.zeros(3), r"model.norm.weight is \[3\] there, \[64\] in"),
+    ],
     ids=["missing", "of another shape"],
 )
 def test_files_of_another_model_are_refused(
@@ -155,8 +200,12 @@ def test_files_of_another_model_are_refused(
     assert caught.value.codes == ("model-weights",)
 
 
-def test_weights_in_half_precision_are_read_as_they_are_trained(qwen: Path, ranks: Ranks, tmp_path: Path) -> None:
-    halves = {name: w.bfloat16() for name, w in load_file(qwen / "model.safetensors").items()}
+def test_weights_in_half_precision_are_read_as_they_are_trained(
+    qwen: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    halves = {
+        name: w.bfloat16() for name, w in load_file(qwen / "model.safetensors").items()
+    }
     spec = LmSpec(folder=edited(qwen, tmp_path / "halves", halves))
     for weights, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         module = build(CausalLm, dataclasses.replace(spec, weights=weights), ranks.mesh)
@@ -171,7 +220,9 @@ def test_nothing_is_dropped_out(qwen: Path, ranks: Ranks, tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     module = build(CausalLm, LmSpec(folder=folder), ranks.mesh)
     assert module.training
-    assert torch.equal(module(pack(sequences())).logprobs, module(pack(sequences())).logprobs)
+    assert torch.equal(
+        module(pack(sequences())).logprobs, module(pack(sequences())).logprobs
+    )
 
 
 # ── threads ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,10 +242,14 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-def test_others_wait_while_a_model_is_built(folder: Path, ranks: Ranks, seen: list[bool]) -> None:
+def test_others_wait_while_a_model_is_built(
+    folder: Path, ranks: Ranks, seen: list[bool]
+) -> None:
     build(CausalLm, LmSpec(folder=folder, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
     FrozenLm(CausalLm, folder, "bf16", None, torch.device("cpu"))
-    settings = EngineSettings(rollout=TextRolloutConfig(kv_cache_memory=1 << 20), model=folder, context=64)
+    settings = EngineSettings(
+        rollout=TextRolloutConfig(kv_cache_memory=1 << 20), model=folder, context=64
+    )
     TransformersEngine(settings, device=Ledger(), owner="rollout rank 0")
     assert seen == [True, True, True]
     assert not BUILDING.locked()
@@ -215,9 +270,13 @@ def packed() -> Packed:
     return Packed.of(sequences(), masks())
 
 
-def values_of_transformers(folder: Path, head: Tensor) -> tuple[torch.nn.Module, Tensor]:
+def values_of_transformers(
+    folder: Path, head: Tensor
+) -> tuple[torch.nn.Module, Tensor]:
     """The model, and the values before each scored token, each sequence by itself."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, attn_implementation="eager")
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, attn_implementation="eager"
+    )
     with torch.no_grad():
         model.score.weight.copy_(head)
     found = []
@@ -232,7 +291,9 @@ def value_loss(values: Tensor) -> Tensor:
     return (torch.linspace(-1.0, 2.0, len(values)) * values).sum()
 
 
-def test_values_and_gradients_are_those_of_sequence_classification(folder: Path, ranks: Ranks) -> None:
+def test_values_and_gradients_are_those_of_sequence_classification(
+    folder: Path, ranks: Ranks
+) -> None:
     model, expected = values_of_transformers(folder, first_head(HIDDEN, 3))
     module = build(ValueLm, LmSpec(folder=folder, seed=3), ranks.mesh)
     values = module(packed())
@@ -240,7 +301,9 @@ def test_values_and_gradients_are_those_of_sequence_classification(folder: Path,
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
     value_loss(expected).backward()
     value_loss(values).backward()
-    assert_near(gradients(module), {name: p.grad for name, p in model.named_parameters()})
+    assert_near(
+        gradients(module), {name: p.grad for name, p in model.named_parameters()}
+    )
 
 
 # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -250,15 +313,22 @@ def head_of(module: ValueLm) -> Tensor:
     return dict(module.lm.named_parameters())["score.weight"].full_tensor()
 
 
-def test_a_new_head_follows_from_the_seed_and_says_little(qwen: Path, ranks: Ranks) -> None:
-    heads = [head_of(build(ValueLm, LmSpec(folder=qwen, seed=seed), ranks.mesh)) for seed in (0, 0, 1)]
+def test_a_new_head_follows_from_the_seed_and_says_little(
+    qwen: Path, ranks: Ranks
+) -> None:
+    heads = [
+        head_of(build(ValueLm, LmSpec(folder=qwen, seed=seed), ranks.mesh))
+        for seed in (0, 0, 1)
+    ]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
     assert torch.equal(heads[0], first_head(HIDDEN, 0))
     assert float(heads[0].detach().norm()) == pytest.approx(HIDDEN**-0.5, rel=0.3)
 
 
-@pytest.mark.parametrize("name", ["score.weight", "value_head.weight", "v_head.summary.weight"])
+@pytest.mark.parametrize(
+    "name", ["score.weight", "value_head.weight", "v_head.summary.weight"]
+)
 def test_a_head_in_the_folder_is_taken_whatever_it_is_called(
     qwen: Path, ranks: Ranks, tmp_path: Path, name: str
 ) -> None:
@@ -271,8 +341,17 @@ def test_a_head_in_the_folder_is_taken_whatever_it_is_called(
 @pytest.mark.parametrize(
     ("heads", "why"),
     [
-        ({"score.weight": torch.zeros(3, HIDDEN)}, "score.weight has 3 rows: it tells 3 classes apart"),
-        ({"value_head.weight": torch.zeros(1, HIDDEN), "value_head.bias": torch.zeros(1)}, "value_head.bias would be"),
+        (
+            {"score.weight": torch.zeros(3, HIDDEN)},
+            "score.weight has 3 rows: it tells 3 classes apart",
+        ),
+        (
+            {
+                "value_head.weight": torch.zeros(1, HIDDEN),
+                "value_head.bias": torch.zeros(1),
+            },
+            "value_head.bias would be",
+        ),
     ],
     ids=["three classes", "a bias"],
 )
@@ -289,16 +368,24 @@ def test_a_head_that_gives_no_value_is_refused(
     assert caught.value.codes == ("value-head",)
 
 
-def test_a_model_without_such_a_head_in_transformers_is_refused(qwen: Path, ranks: Ranks, tmp_path: Path) -> None:
+def test_a_model_without_such_a_head_in_transformers_is_refused(
+    qwen: Path, ranks: Ranks, tmp_path: Path
+) -> None:
     folder = edited(qwen, tmp_path / "model", {})
     (folder / "config.json").write_text(json.dumps({"model_type": "cohere"}))
-    with pytest.raises(ConfigError, match="AutoModelForSequenceClassification does not know cohere"):
+    with pytest.raises(
+        ConfigError, match="AutoModelForSequenceClassification does not know cohere"
+    ):
         build(ValueLm, LmSpec(folder=folder), ranks.mesh)
 
 
-def test_factors_go_into_the_trunk_and_the_head_is_trained_whole(qwen: Path, ranks: Ranks) -> None:
+def test_factors_go_into_the_trunk_and_the_head_is_trained_whole(
+    qwen: Path, ranks: Ranks
+) -> None:
     plain = build(ValueLm, LmSpec(folder=qwen), ranks.mesh)(packed())
-    module = build(ValueLm, LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh)
+    module = build(
+        ValueLm, LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=4.0)), ranks.mesh
+    )
     assert torch.equal(module(packed()), plain)  # they begin as nothing
     trained = {name for name, p in module.lm.named_parameters() if p.requires_grad}
     assert {name for name in trained if not is_factor(name)} == {"score.weight"}
@@ -325,7 +412,10 @@ def test_only_the_learner_has_the_value_head(folder: Path, ranks: Ranks) -> None
     lm = TrainedLm(LmSpec(folder=folder), ranks, ActorCriticLm)
     plain = TrainedLm(LmSpec(folder=folder), ranks)
     assert len(lm.trained_shards()) == len(plain.trained_shards()) + 1
-    for names in (lambda of: [s.names for s in of.shards()], lambda of: [n for n, _ in of.whole_weights()]):
+    for names in (
+        lambda of: [s.names for s in of.shards()],
+        lambda of: [n for n, _ in of.whole_weights()],
+    ):
         assert names(lm) == names(plain)
     held = [sum(t.numel() for t in of.weight_tensors()) for of in (lm, plain)]
     assert held[0] - held[1] == HIDDEN
@@ -333,10 +423,21 @@ def test_only_the_learner_has_the_value_head(folder: Path, ranks: Ranks) -> None
 
 @pytest.mark.parametrize(
     ("kind", "head"),
-    [(CausalLm, Head.LANGUAGE), (ValueLm, Head.SCORE), (ActorCriticLm, Head.LANGUAGE_AND_VALUE)],
+    [
+        (CausalLm, Head.LANGUAGE),
+        (ValueLm, Head.SCORE),
+        (ActorCriticLm, Head.LANGUAGE_AND_VALUE),
+    ],
     ids=["policy", "critic", "both"],
 )
-def test_every_weight_is_planned(folder: Path, ranks: Ranks, kind: type[PackedLm], head: Head) -> None:
+def test_every_weight_is_planned(
+    folder: Path, ranks: Ranks, kind: type[PackedLm], head: Head
+) -> None:
     shape = read_model(json.loads((folder / "config.json").read_text()), head=head)
-    weights = [p.shape for _, p in build(kind, LmSpec(folder=folder), ranks.mesh).lm.named_parameters()]
-    assert sorted(weights) == sorted(w.shape for w, layers in shape.weights() for _ in range(layers))
+    weights = [
+        p.shape
+        for _, p in build(kind, LmSpec(folder=folder), ranks.mesh).lm.named_parameters()
+    ]
+    assert sorted(weights) == sorted(
+        w.shape for w, layers in shape.weights() for _ in range(layers)
+    )

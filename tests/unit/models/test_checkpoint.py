@@ -25,27 +25,45 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def write(target: Path, like: Path, weights: Mapping[str, Tensor], **sizes: int) -> None:
+def write(
+    target: Path, like: Path, weights: Mapping[str, Tensor], **sizes: int
+) -> None:
     write_model(target, like, weights.items(), **sizes)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"])
-def test_transformers_reads_what_was_written(folder: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
-    write(tmp_path / "policy", folder, weights_of(folder), file_bytes=2 * TINY_FILE)  # an older one is replaced
+@pytest.mark.parametrize(
+    "sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"]
+)
+def test_transformers_reads_what_was_written(
+    folder: Path, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    write(
+        tmp_path / "policy", folder, weights_of(folder), file_bytes=2 * TINY_FILE
+    )  # an older one is replaced
     changed = {name: tensor + 1.0 for name, tensor in weights_of(folder).items()}
     write(tmp_path / "policy", folder, changed, **sizes)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in changed.items())
+    assert all(
+        torch.equal(model.state_dict()[name], tensor)
+        for name, tensor in changed.items()
+    )
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").chat_template
     files = sorted(p.name for p in (tmp_path / "policy").glob("*.safetensors"))
     assert (len(files) > 1) == bool(sizes)
     if sizes:
         assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-        assert all((tmp_path / "policy" / name).stat().st_size < 2 * TINY_FILE for name in files)
+        assert all(
+            (tmp_path / "policy" / name).stat().st_size < 2 * TINY_FILE
+            for name in files
+        )
 
 
-@pytest.mark.parametrize("sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"])
-def test_parts_are_read_without_the_rest(folder: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "sizes", [{}, {"file_bytes": TINY_FILE}], ids=["one file", "several files"]
+)
+def test_parts_are_read_without_the_rest(
+    folder: Path, tmp_path: Path, sizes: dict[str, int]
+) -> None:
     weights = weights_of(folder)
     write(tmp_path / "policy", folder, weights, **sizes)
     checkpoint = Checkpoint(tmp_path / "policy")
@@ -53,15 +71,30 @@ def test_parts_are_read_without_the_rest(folder: Path, tmp_path: Path, sizes: di
     name = "model.embed_tokens.weight"
     shape = tuple(weights[name].shape)
     some = (slice(10, 20), slice(32, 64))
-    assert torch.equal(checkpoint.part(["other.name", name], shape, some), weights[name][some])
+    assert torch.equal(
+        checkpoint.part(["other.name", name], shape, some), weights[name][some]
+    )
     assert checkpoint.part([name], shape, (slice(7, 7), slice(0, 64))).shape == (0, 64)
-    assert torch.equal(checkpoint.part(["model.norm.weight"], (64,), (slice(1, 3),)), weights["model.norm.weight"][1:3])
+    assert torch.equal(
+        checkpoint.part(["model.norm.weight"], (64,), (slice(1, 3),)),
+        weights["model.norm.weight"][1:3],
+    )
 
 
 def test_the_type_is_written_down(qwen: Path, tmp_path: Path) -> None:
-    write(tmp_path / "policy", qwen, {name: w.bfloat16() for name, w in weights_of(qwen).items()})
-    assert json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"] == "bfloat16"
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto").dtype == torch.bfloat16
+    write(
+        tmp_path / "policy",
+        qwen,
+        {name: w.bfloat16() for name, w in weights_of(qwen).items()},
+    )
+    assert (
+        json.loads((tmp_path / "policy" / "config.json").read_text())["dtype"]
+        == "bfloat16"
+    )
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto").dtype
+        == torch.bfloat16
+    )
 
 
 def test_a_failure_keeps_the_older_model(qwen: Path, tmp_path: Path) -> None:
@@ -82,21 +115,34 @@ def test_a_failure_keeps_the_older_model(qwen: Path, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(qwen: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError) as caught:
-        write(tmp_path / "file" / "policy", qwen, {"model.norm.weight": torch.zeros(64)})
+        write(
+            tmp_path / "file" / "policy", qwen, {"model.norm.weight": torch.zeros(64)}
+        )
     assert caught.value.code == "cannot-write"
 
 
-def test_converting_without_arguments_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+def test_converting_without_arguments_says_how(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with mock.patch("sys.argv", ["from_gguf"]), pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "from_gguf.py"), run_name="__main__")
+        runpy.run_path(
+            str(Path(__file__).parents[3] / "scripts" / "from_gguf.py"),
+            run_name="__main__",
+        )
     assert stopped.value.code == 2
     assert "from_gguf.py FILE FOLDER" in capsys.readouterr().err
 
 
-def test_experts_are_stored_by_themselves_as_transformers_stores_them(tmp_path: Path) -> None:
+def test_experts_are_stored_by_themselves_as_transformers_stores_them(
+    tmp_path: Path,
+) -> None:
     folder = tiny_model(tmp_path, "qwen3_moe")
     expected = load_file(folder / "model.safetensors")
-    found = dict(as_stored(AutoModelForCausalLM.from_pretrained(folder).state_dict().items(), expected))
+    found = dict(
+        as_stored(
+            AutoModelForCausalLM.from_pretrained(folder).state_dict().items(), expected
+        )
+    )
     assert any(".experts.3.up_proj." in name for name in found)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

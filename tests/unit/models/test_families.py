@@ -53,9 +53,14 @@ SMALL: dict[str, Any] = {
 def tiny(family: str, folder: Path, **keys: Any) -> PreTrainedModel:
     """Every weight is drawn, those of norms and biases too."""
     known = AutoConfig.for_model(family).to_dict()
-    config = AutoConfig.for_model(family, **{name: value for name, value in (SMALL | keys).items() if name in known})
+    config = AutoConfig.for_model(
+        family,
+        **{name: value for name, value in (SMALL | keys).items() if name in known},
+    )
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -65,17 +70,27 @@ def tiny(family: str, folder: Path, **keys: Any) -> PreTrainedModel:
 
 def logprobs_of(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     """Of each token after the first."""
-    scores = torch.log_softmax(model(input_ids=tokens[None], use_cache=False).logits[0, :-1], dim=-1)
+    scores = torch.log_softmax(
+        model(input_ids=tokens[None], use_cache=False).logits[0, :-1], dim=-1
+    )
     return scores.gather(1, tokens[1:, None])[:, 0]
 
 
-_FIRST, _OTHER, _LAST = (np.random.default_rng(length).integers(3, 320, length) for length in (20, 5, 9))
-SEQUENCES, SCORED_FROM = (_FIRST, np.concatenate((_FIRST[:12], _OTHER)), _LAST), (12, 14, 1)
+_FIRST, _OTHER, _LAST = (
+    np.random.default_rng(length).integers(3, 320, length) for length in (20, 5, 9)
+)
+SEQUENCES, SCORED_FROM = (
+    (_FIRST, np.concatenate((_FIRST[:12], _OTHER)), _LAST),
+    (12, 14, 1),
+)
 
 
 def packed() -> Packed:
     """Three sequences, of which two have a prompt of 12 tokens in common, that stands once."""
-    masks = [np.arange(len(tokens)) >= first for tokens, first in zip(SEQUENCES, SCORED_FROM, strict=True)]
+    masks = [
+        np.arange(len(tokens)) >= first
+        for tokens, first in zip(SEQUENCES, SCORED_FROM, strict=True)
+    ]
     found = Packed.of(SEQUENCES, masks, alike=[(0, 12), (0, 12), (1, 0)])
     assert (found.lengths, found.after) == ((12, 8, 5, 9), (None, 0, 0, None))
     return found
@@ -84,11 +99,18 @@ def packed() -> Packed:
 def expected_of(model: PreTrainedModel) -> torch.Tensor:
     """Of each sequence by itself."""
     pairs = zip(SEQUENCES, SCORED_FROM, strict=True)
-    return torch.cat([logprobs_of(model, torch.tensor(tokens))[first - 1 :] for tokens, first in pairs])
+    return torch.cat(
+        [
+            logprobs_of(model, torch.tensor(tokens))[first - 1 :]
+            for tokens, first in pairs
+        ]
+    )
 
 
 @pytest.mark.parametrize("family", sorted(TRAINED))
-def test_a_step_is_that_of_transformers(family: str, ranks: Ranks, tmp_path: Path) -> None:
+def test_a_step_is_that_of_transformers(
+    family: str, ranks: Ranks, tmp_path: Path
+) -> None:
     model = tiny(family, tmp_path)
     expected = expected_of(model)
     module = build(CausalLm, LmSpec(folder=tmp_path), ranks.mesh)
@@ -99,39 +121,70 @@ def test_a_step_is_that_of_transformers(family: str, ranks: Ranks, tmp_path: Pat
     for trained, loss in ((model, rate @ expected), (module.lm, rate @ found)):
         loss.backward()
         torch.optim.SGD(trained.parameters(), lr=0.01).step()
-        steps.append({n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in trained.named_parameters()})
+        steps.append(
+            {
+                n: p.full_tensor() if hasattr(p, "full_tensor") else p
+                for n, p in trained.named_parameters()
+            }
+        )
     assert steps[0].keys() == steps[1].keys()
     for name, weight in steps[1].items():
-        torch.testing.assert_close(weight, steps[0][name], atol=1e-5, rtol=1e-4, msg=name)
+        torch.testing.assert_close(
+            weight, steps[0][name], atol=1e-5, rtol=1e-4, msg=name
+        )
 
 
-def _with_half_the_tokens(folder: Path, rank: int, rendezvous: Rendezvous, _: Path) -> dict[str, dict[str, np.ndarray]]:
+def _with_half_the_tokens(
+    folder: Path, rank: int, rendezvous: Rendezvous, _: Path
+) -> dict[str, dict[str, np.ndarray]]:
     """By family, log-probabilities and gradients."""
-    ranks = Ranks(context_of("actor", rank, 2, rendezvous, {}), 60.0, Parallel(context_parallel_size=2))
+    ranks = Ranks(
+        context_of("actor", rank, 2, rendezvous, {}),
+        60.0,
+        Parallel(context_parallel_size=2),
+    )
     found = {}
     for family in sorted(TRAINED):
         lm = TrainedLm(LmSpec(folder=folder / family), ranks)
         logprobs = lm.module(packed()).logprobs
         (torch.linspace(-1.0, 2.0, len(logprobs)) @ logprobs).backward()
-        gradients = {name: parameter.grad.full_tensor() for name, parameter in lm.module.lm.named_parameters()}
-        found[family] = {"logprobs": logprobs.detach().numpy()} | {n: g.numpy() for n, g in gradients.items()}
+        gradients = {
+            name: parameter.grad.full_tensor()
+            for name, parameter in lm.module.lm.named_parameters()
+        }
+        found[family] = {"logprobs": logprobs.detach().numpy()} | {
+            n: g.numpy() for n, g in gradients.items()
+        }
     ranks.close()
     return found
 
 
 @pytest.mark.slow
-def test_ranks_with_half_the_tokens_each_say_what_transformers_says(tmp_path: Path) -> None:
+def test_ranks_with_half_the_tokens_each_say_what_transformers_says(
+    tmp_path: Path,
+) -> None:
     models = {family: tiny(family, tmp_path / family) for family in TRAINED}
     for rank in in_processes(_with_half_the_tokens, tmp_path, 2):
         for family, model in models.items():
             model.zero_grad()
             expected = expected_of(model)
             (torch.linspace(-1.0, 2.0, len(expected)) @ expected).backward()
-            np.testing.assert_allclose(rank[family].pop("logprobs"), expected.detach(), atol=1e-5, err_msg=family)
+            np.testing.assert_allclose(
+                rank[family].pop("logprobs"),
+                expected.detach(),
+                atol=1e-5,
+                err_msg=family,
+            )
             assert rank[family].keys() == dict(model.named_parameters()).keys()
             for name, parameter in model.named_parameters():
                 gradient = rank[family][name]
-                np.testing.assert_allclose(gradient, parameter.grad, atol=1e-4, rtol=1e-3, err_msg=f"{family} {name}")
+                np.testing.assert_allclose(
+                    gradient,
+                    parameter.grad,
+                    atol=1e-4,
+                    rtol=1e-3,
+                    err_msg=f"{family} {name}",
+                )
 
 
 @pytest.mark.parametrize("family", sorted(TRAINED))
@@ -139,7 +192,9 @@ def test_an_answer_is_that_of_transformers(family: str, tmp_path: Path) -> None:
     model = tiny(family, tmp_path, sliding_window=64)
     rollout = TextRolloutConfig(dtype="fp32", kv_cache_memory=1 << 20, temperature=0.0)
     engine = TransformersEngine(
-        EngineSettings(rollout=rollout, model=tmp_path, context=32), device=Ledger(), owner="rollout rank 0"
+        EngineSettings(rollout=rollout, model=tmp_path, context=32),
+        device=Ledger(),
+        owner="rollout rank 0",
     )
     engine.move(Residency.WEIGHTS)
     engine.load(dict(model.named_parameters(remove_duplicate=False)), 0)
@@ -152,7 +207,9 @@ def test_an_answer_is_that_of_transformers(family: str, tmp_path: Path) -> None:
     for answer in answers:
         whole = torch.from_numpy(np.concatenate([request.tokens, answer.tokens])).long()
         expected = logprobs_of(model, whole)[-len(answer.tokens) :]
-        torch.testing.assert_close(torch.from_numpy(answer.logprobs), expected.detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            torch.from_numpy(answer.logprobs), expected.detach(), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize(

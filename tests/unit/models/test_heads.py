@@ -40,14 +40,28 @@ def test_a_file_that_is_cut_short(tmp_path: Path, size: int) -> None:
     ("name", "content", "says"),
     [
         ("1.safetensors", None, "1.safetensors is missing"),
-        ("1.safetensors", b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
-        ("1.safetensors", (4).to_bytes(8, "little") + b"{}[]", "1.safetensors cannot be read: Extra data"),
+        (
+            "1.safetensors",
+            b"version https://git-lfs.github.com/spec/v1",
+            "git lfs pull",
+        ),
+        (
+            "1.safetensors",
+            (4).to_bytes(8, "little") + b"{}[]",
+            "1.safetensors cannot be read: Extra data",
+        ),
         (INDEX, b"{", f"{INDEX} cannot be read: Expecting"),
         (INDEX, b"{}", f"{INDEX} cannot be read: 'weight_map'"),
-        (INDEX, b'{"weight_map": {"six": "1.safetensors"}}', f"1.safetensors has no six, which {INDEX} names"),
+        (
+            INDEX,
+            b'{"weight_map": {"six": "1.safetensors"}}',
+            f"1.safetensors has no six, which {INDEX} names",
+        ),
     ],
 )
-def test_what_is_missing_or_damaged_is_named(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+def test_what_is_missing_or_damaged_is_named(
+    tmp_path: Path, name: str, content: bytes | None, says: str
+) -> None:
     file = saved(tmp_path, "one", "two") / name
     file.unlink()
     if content is not None:
@@ -62,8 +76,14 @@ def test_a_file_with_more_than_its_header_says(tmp_path: Path) -> None:
     assert "damaged" in str(unread_weights(tmp_path))
 
 
-@pytest.mark.parametrize("header", [[1], {"a": {"shape": [1]}}, {"a": 3}, {"a": {"data_offsets": []}}], ids=str)
-def test_a_header_that_is_none_of_safetensors_is_told(tmp_path: Path, header: object) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [[1], {"a": {"shape": [1]}}, {"a": 3}, {"a": {"data_offsets": []}}],
+    ids=str,
+)
+def test_a_header_that_is_none_of_safetensors_is_told(
+    tmp_path: Path, header: object
+) -> None:
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     assert "its header is damaged" in str(unread_weights(tmp_path))

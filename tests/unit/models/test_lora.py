@@ -10,7 +10,15 @@ import torch
 
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, LmSpec, build
-from rlplace.models.lora import Factors, LoraSpec, checkpoint_name, factors_of, first_values, is_factor, take_factors
+from rlplace.models.lora import (
+    Factors,
+    LoraSpec,
+    checkpoint_name,
+    factors_of,
+    first_values,
+    is_factor,
+    take_factors,
+)
 from rlplace.models.packed import Packed
 from rlplace.workers.training.ranks import Ranks
 
@@ -35,10 +43,15 @@ def test_factors_travel_as_peft_stores_them_and_are_found_again() -> None:
     found = factors[f"{BASE}.weight"].added_to(weight, torch.device("cpu"))
     torch.testing.assert_close(found, weight + 2.0 * b @ a)
     assert found.data_ptr() != weight.data_ptr()
-    assert factors[f"{BASE}.weight"].added_to(weight.bfloat16(), torch.device("cpu")).dtype == torch.bfloat16
+    assert (
+        factors[f"{BASE}.weight"].added_to(weight.bfloat16(), torch.device("cpu")).dtype
+        == torch.bfloat16
+    )
 
 
-def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path, ranks: Ranks) -> None:
+def test_only_factors_are_trained_and_they_change_nothing_at_first(
+    folder: Path, ranks: Ranks
+) -> None:
     plain = build(CausalLm, LmSpec(folder=folder), ranks.mesh)
     module = build(CausalLm, LmSpec(folder=folder, lora=SPEC), ranks.mesh)
     trained = {name for name, p in module.named_tensors() if p.requires_grad}
@@ -46,19 +59,31 @@ def test_only_factors_are_trained_and_they_change_nothing_at_first(folder: Path,
     assert len(trained) == 2 * 2 * 7  # A and B, two blocks, seven linear layers
     assert torch.equal(scores(module), scores(plain))
     scores(module).sum().backward()
-    moved = {name for name, p in module.named_tensors() if p.grad is not None and p.grad.full_tensor().any()}
-    assert moved == {name for name in trained if ".lora_B." in name}  # A moves once B is not zero
+    moved = {
+        name
+        for name, p in module.named_tensors()
+        if p.grad is not None and p.grad.full_tensor().any()
+    }
+    assert moved == {
+        name for name in trained if ".lora_B." in name
+    }  # A moves once B is not zero
 
 
 def test_targets_are_chosen_by_name(folder: Path, ranks: Ranks) -> None:
     spec = LoraSpec(rank=2, alpha=2.0, targets=("q_proj", "v_proj"))
     module = build(CausalLm, LmSpec(folder=folder, lora=spec), ranks.mesh)
-    assert {name.split(".")[-4] for name, _ in module.named_tensors() if is_factor(name)} == {"q_proj", "v_proj"}
+    assert {
+        name.split(".")[-4] for name, _ in module.named_tensors() if is_factor(name)
+    } == {"q_proj", "v_proj"}
 
 
 def test_an_unknown_target_is_refused(qwen: Path, ranks: Ranks) -> None:
     with pytest.raises(ConfigError, match=r"lora_targets: \[q_proj\]") as caught:
-        build(CausalLm, LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=2.0, targets=("q_prj",))), ranks.mesh)
+        build(
+            CausalLm,
+            LmSpec(folder=qwen, lora=LoraSpec(rank=2, alpha=2.0, targets=("q_prj",))),
+            ranks.mesh,
+        )
     assert caught.value.codes == ("lora-target-unknown",)
 
 
@@ -75,16 +100,29 @@ def test_merged_weights_compute_what_factors_compute(qwen: Path, ranks: Ranks) -
     for name, parameter in named.items():
         if (factors := factors_of(name)) is not None:
             a, b = (named[of].to_local() for of in factors)
-            parameter.to_local().copy_(Factors(a=a, b=b, scale=SPEC.scale).added_to(parameter.to_local(), a.device))
+            parameter.to_local().copy_(
+                Factors(a=a, b=b, scale=SPEC.scale).added_to(
+                    parameter.to_local(), a.device
+                )
+            )
             b.zero_()
     torch.testing.assert_close(scores(module), with_factors, atol=1e-5, rtol=0)
 
 
 def test_first_values_follow_from_seed_and_name() -> None:
     a = first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=1)
-    assert torch.equal(a, first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=1))
-    assert not torch.equal(a, first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=2))
-    assert not torch.equal(a, first_values("model.layers.1.self_attn.q_proj.lora_A.default.weight", (4, 64), seed=1))
+    assert torch.equal(
+        a, first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=1)
+    )
+    assert not torch.equal(
+        a, first_values(f"{BASE}.lora_A.default.weight", (4, 64), seed=2)
+    )
+    assert not torch.equal(
+        a,
+        first_values(
+            "model.layers.1.self_attn.q_proj.lora_A.default.weight", (4, 64), seed=1
+        ),
+    )
     assert a.abs().max() <= 64**-0.5
     assert not first_values(f"{BASE}.lora_B.default.weight", (64, 4), seed=1).any()
 
@@ -92,9 +130,17 @@ def test_first_values_follow_from_seed_and_name() -> None:
 def test_what_is_frozen_is_kept_as_it_is_computed(folder: Path, ranks: Ranks) -> None:
     """Half the memory, and not another number: a pass would round it anyway."""
     plain = build(CausalLm, LmSpec(folder=folder, compute="bf16"), ranks.mesh)
-    module = build(CausalLm, LmSpec(folder=folder, compute="bf16", lora=SPEC), ranks.mesh)
-    assert {p.dtype for _, p in module.named_tensors() if not p.requires_grad} == {torch.bfloat16}
-    assert {p.dtype for _, p in module.named_tensors() if p.requires_grad} == {torch.float32}
+    module = build(
+        CausalLm, LmSpec(folder=folder, compute="bf16", lora=SPEC), ranks.mesh
+    )
+    assert {p.dtype for _, p in module.named_tensors() if not p.requires_grad} == {
+        torch.bfloat16
+    }
+    assert {p.dtype for _, p in module.named_tensors() if p.requires_grad} == {
+        torch.float32
+    }
     assert torch.equal(scores(module), scores(plain))
     scores(module).sum().backward()
-    assert {p.grad.dtype for _, p in module.named_tensors() if p.grad is not None} == {torch.float32}
+    assert {p.grad.dtype for _, p in module.named_tensors() if p.grad is not None} == {
+        torch.float32
+    }

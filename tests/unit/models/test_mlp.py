@@ -36,7 +36,9 @@ def policy(
 ) -> ActorCritic:
     actor = ActorConfig(model=MlpConfig(**{"hidden": (8, 8), **model}))
     algorithm = AlgorithmConfig(normalize_observations=normalize)
-    return build_policy(Spaces(observation_shape=shape, actions=actions), actor, algorithm, seed)
+    return build_policy(
+        Spaces(observation_shape=shape, actions=actions), actor, algorithm, seed
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3, 3)])
@@ -45,7 +47,11 @@ def test_shapes(shape: tuple[int, ...], rows: int) -> None:
     observations = torch.randn(rows, *shape)
     output = policy(ARM, shape)(observations)
     assert isinstance(output, ContinuousOutput)
-    assert (output.means.shape, output.log_std.shape, output.values.shape) == ((rows, 2), (2,), (rows,))
+    assert (output.means.shape, output.log_std.shape, output.values.shape) == (
+        (rows, 2),
+        (2,),
+        (rows,),
+    )
     choices = policy(BUTTONS, shape)(observations)
     assert isinstance(choices, DiscreteOutput)
     assert (choices.logits.shape, choices.values.shape) == ((rows, 3), (rows,))
@@ -61,23 +67,38 @@ def test_the_seed_alone_decides_the_weights() -> None:
 
 def test_initial_weights() -> None:
     built = policy(initial_log_std=-0.5)
-    assert torch.allclose(built.policy[0].weight.T @ built.policy[0].weight, 2.0 * torch.eye(4), atol=1e-5)
-    assert torch.linalg.matrix_norm(built.policy[-1].weight, 2).item() == pytest.approx(0.01, rel=1e-4)
-    assert torch.linalg.matrix_norm(built.value[-1].weight, 2).item() == pytest.approx(1.0, rel=1e-4)
+    assert torch.allclose(
+        built.policy[0].weight.T @ built.policy[0].weight, 2.0 * torch.eye(4), atol=1e-5
+    )
+    assert torch.linalg.matrix_norm(built.policy[-1].weight, 2).item() == pytest.approx(
+        0.01, rel=1e-4
+    )
+    assert torch.linalg.matrix_norm(built.value[-1].weight, 2).item() == pytest.approx(
+        1.0, rel=1e-4
+    )
     assert built.state_dict()["log_std"].tolist() == [-0.5, -0.5]
 
 
-@pytest.mark.parametrize(("name", "at_minus_one"), [("tanh", math.tanh(-1.0)), ("relu", 0.0), ("silu", -0.26894142)])
+@pytest.mark.parametrize(
+    ("name", "at_minus_one"),
+    [("tanh", math.tanh(-1.0)), ("relu", 0.0), ("silu", -0.26894142)],
+)
 def test_activations(name: str, at_minus_one: float) -> None:
-    assert policy(activation=name).policy[1](torch.tensor(-1.0)).item() == pytest.approx(at_minus_one)
+    assert policy(activation=name).policy[1](
+        torch.tensor(-1.0)
+    ).item() == pytest.approx(at_minus_one)
 
 
 def test_the_normaliser_travels_with_the_weights() -> None:
     built, other = policy(), policy(seed=1)
     assert built.normalizer is not None
     first = built.normalizer(torch.tensor([[0.5, -2.0, 30.0, 1.0]]))
-    assert torch.allclose(first, torch.tensor([[0.5, -2.0, 10.0, 1.0]]))  # the identity, clipped
-    observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * 3.0 + 7.0
+    assert torch.allclose(
+        first, torch.tensor([[0.5, -2.0, 10.0, 1.0]])
+    )  # the identity, clipped
+    observations = (
+        torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * 3.0 + 7.0
+    )
     built.normalizer.update(shifted_sums(observations, built.normalizer.mean))
     scaled = built.normalizer(observations)
     assert torch.allclose(scaled.mean(dim=0), torch.zeros(4), atol=1e-5)
@@ -102,12 +123,17 @@ VALUES = torch.zeros(4)
 
 
 def discrete(seed: int = 0) -> DiscreteOutput:
-    return DiscreteOutput(torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)), VALUES)
+    return DiscreteOutput(
+        torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)), VALUES
+    )
 
 
 def continuous(shape: tuple[int, ...] = (2, 3)) -> ContinuousOutput:
     generator = torch.Generator().manual_seed(0)
-    means, log_std = torch.randn(4, *shape, generator=generator), torch.randn(shape, generator=generator)
+    means, log_std = (
+        torch.randn(4, *shape, generator=generator),
+        torch.randn(shape, generator=generator),
+    )
     return ContinuousOutput(means, log_std, VALUES)
 
 
@@ -127,7 +153,9 @@ def test_continuous_is_independent_normal(shape: tuple[int, ...]) -> None:
     assert torch.allclose(logprobs, expected.log_prob(actions), atol=1e-5)
 
 
-@pytest.mark.parametrize("output", [discrete(), continuous()], ids=["discrete", "continuous"])
+@pytest.mark.parametrize(
+    "output", [discrete(), continuous()], ids=["discrete", "continuous"]
+)
 def test_a_row_does_not_depend_on_the_others(output: PolicyOutput) -> None:
     noise = noise_for(output)
     actions, logprobs = sample(output, noise)
@@ -143,15 +171,22 @@ def test_a_row_does_not_depend_on_the_others(output: PolicyOutput) -> None:
 
 def test_discrete_is_categorical() -> None:
     output, expected = discrete(), Categorical(logits=discrete().logits)
-    assert torch.allclose(logprob(output, torch.tensor([0, 1, 2, 1])), expected.log_prob(torch.tensor([0, 1, 2, 1])))
+    assert torch.allclose(
+        logprob(output, torch.tensor([0, 1, 2, 1])),
+        expected.log_prob(torch.tensor([0, 1, 2, 1])),
+    )
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
     noise = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0))
     actions, _ = sample(DiscreteOutput(logits, torch.zeros(20_000)), noise)
-    assert torch.bincount(actions).div(20_000).tolist() == pytest.approx([0.5, 0.3, 0.2], abs=0.015)
+    assert torch.bincount(actions).div(20_000).tolist() == pytest.approx(
+        [0.5, 0.3, 0.2], abs=0.015
+    )
 
 
 @pytest.mark.parametrize("edge", [0.0, 1.0 - 2.0**-24, 1.0])
 def test_the_edges_of_the_noise_are_finite(edge: float) -> None:
     actions, logprobs = sample(discrete(), torch.full((4, 3), edge))
     assert torch.isfinite(logprobs).all()
-    assert actions.tolist() == discrete().logits.argmax(-1).tolist()  # equal noise decides nothing
+    assert (
+        actions.tolist() == discrete().logits.argmax(-1).tolist()
+    )  # equal noise decides nothing

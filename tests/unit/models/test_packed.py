@@ -14,7 +14,14 @@ from torch.nn import functional
 from transformers import MistralConfig, MistralModel
 
 from rlplace.algo.packing import SampleSizes
-from rlplace.models.packed import Edges, Packed, _whole_kernel, attend_packed, attention, token_scores
+from rlplace.models.packed import (
+    Edges,
+    Packed,
+    _whole_kernel,
+    attend_packed,
+    attention,
+    token_scores,
+)
 from rlplace.placement.memory.model import read_model
 
 LENGTHS = (3, 1, 6)
@@ -22,48 +29,78 @@ TOKENS, HIDDEN, VOCABULARY = 7, 5, 11
 
 
 def packed(lengths: tuple[int, ...] = LENGTHS) -> Packed:
-    return Packed.of([np.arange(n) + 10 * i for i, n in enumerate(lengths)], [np.arange(n) > 1 for n in lengths])
+    return Packed.of(
+        [np.arange(n) + 10 * i for i, n in enumerate(lengths)],
+        [np.arange(n) > 1 for n in lengths],
+    )
 
 
-def heads(lengths: tuple[int, ...] = LENGTHS, queries: int = 4, keys: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+def heads(
+    lengths: tuple[int, ...] = LENGTHS, queries: int = 4, keys: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return tuple(torch.randn(1, n, sum(lengths), 8, generator=generator) for n in (queries, keys, keys))
+    return tuple(
+        torch.randn(1, n, sum(lengths), 8, generator=generator)
+        for n in (queries, keys, keys)
+    )
 
 
-def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+def alone(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None = None
+) -> Tensor:
     """Textbook attention of one sequence: [1, T, H, D]."""
-    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+    key, value = (
+        t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value)
+    )
     scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
     distance = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
     hidden = (distance < 0) | (distance >= (window or query.shape[2]))
-    return (scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ value).transpose(1, 2)
+    return (scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ value).transpose(
+        1, 2
+    )
 
 
 def test_a_first_token_cannot_be_scored() -> None:
     with pytest.raises(ValueError, match="nothing comes before it"):
         Packed.of([np.arange(3), np.arange(2)], [np.zeros(3, bool), np.ones(2, bool)])
-    with pytest.raises(ValueError, match="nothing comes before it"):  # nor one that others share
-        Packed.of([np.arange(4)] * 2, [np.arange(4) > 2, np.arange(4) > 1], alike=[(0, 3), (0, 3)])
+    with pytest.raises(
+        ValueError, match="nothing comes before it"
+    ):  # nor one that others share
+        Packed.of(
+            [np.arange(4)] * 2,
+            [np.arange(4) > 2, np.arange(4) > 1],
+            alike=[(0, 3), (0, 3)],
+        )
 
 
-@pytest.mark.parametrize("sequences", [[], [np.zeros(0, np.int32)]], ids=["none", "an empty one"])
+@pytest.mark.parametrize(
+    "sequences", [[], [np.zeros(0, np.int32)]], ids=["none", "an empty one"]
+)
 def test_nothing_is_one_token_that_is_not_scored(sequences: list[np.ndarray]) -> None:
     batch = Packed.of(sequences, [np.zeros(len(s), bool) for s in sequences])
     assert (batch.lengths, batch.targets.tolist()) == ((1,), [])
 
 
 @pytest.mark.parametrize("window", [None, 2, 50])
-@pytest.mark.parametrize("keys", [4, 2], ids=["every head its keys", "heads share keys"])
+@pytest.mark.parametrize(
+    "keys", [4, 2], ids=["every head its keys", "heads share keys"]
+)
 def test_each_sequence_is_attended_alone(window: int | None, keys: int) -> None:
     batch, whole = packed(), heads(keys=keys)
-    result, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    result, _ = attention(
+        nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window
+    )
     pieces = (t.split(LENGTHS, dim=2) for t in whole)
-    expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
+    expected = torch.cat(
+        [alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1
+    )
     torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize(("prompt", "answer", "answers"), [(60, 60, 4), (200, 10, 8)])
-@pytest.mark.parametrize("width", [16, 64], ids=["queries as wide as states", "four times as wide"])
+@pytest.mark.parametrize(
+    "width", [16, 64], ids=["queries as wide as states", "four times as wide"]
+)
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
     window: int | None, width: int, prompt: int, answer: int, answers: int
@@ -80,24 +117,45 @@ def test_a_pass_saves_no_more_than_its_size_in_tokens_that_stand_alone(
     )
     trunk = MistralModel(config)
     attend_packed(trunk)
-    sequences = [np.concatenate([np.arange(prompt), np.arange(answer) + i]) for i in range(answers)]
+    sequences = [
+        np.concatenate([np.arange(prompt), np.arange(answer) + i])
+        for i in range(answers)
+    ]
     masks = [np.arange(prompt + answer) >= prompt] * answers
 
     def saved(batch: Packed) -> int:
         held: dict[int, Tensor] = {}
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: held.setdefault(tensor.untyped_storage().data_ptr(), tensor), lambda tensor: tensor
+            lambda tensor: held.setdefault(tensor.untyped_storage().data_ptr(), tensor),
+            lambda tensor: tensor,
         ):
-            trunk(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, packed=batch)
-        weights = {parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()}
-        return sum(tensor.untyped_storage().nbytes() for at, tensor in held.items() if at not in weights)
+            trunk(
+                input_ids=batch.tokens[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                packed=batch,
+            )
+        weights = {
+            parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()
+        }
+        return sum(
+            tensor.untyped_storage().nbytes()
+            for at, tensor in held.items()
+            if at not in weights
+        )
 
     again = read_model(config.to_dict()).read_again
-    sizes = SampleSizes((prompt + answer,) * answers, (prompt,) * answers, (0,) * answers, again)
+    sizes = SampleSizes(
+        (prompt + answer,) * answers, (prompt,) * answers, (0,) * answers, again
+    )
     alone = saved(Packed.of(sequences, masks)) / sum(sizes.tokens)
     everything = range(answers)
     together = saved(Packed.of(sequences, masks, alike=sizes.alike(everything)))
-    assert (0.7 if window is None else 0.5) * sizes.size(everything) < together / alone <= sizes.size(everything)
+    assert (
+        (0.7 if window is None else 0.5) * sizes.size(everything)
+        < together / alone
+        <= sizes.size(everything)
+    )
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -116,7 +174,10 @@ def test_float32_on_a_gpu_is_attended_by_the_kernel_that_keeps_no_scores(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch has one for float32, which wants as many key heads as query heads (sdp_utils.cpp); else it keeps them."""
-    asked, attend = list[tuple[int, int, bool]](), functional.scaled_dot_product_attention
+    asked, attend = (
+        list[tuple[int, int, bool]](),
+        functional.scaled_dot_product_attention,
+    )
 
     def asking(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
         asked.append((q.shape[1], k.shape[1], named["enable_gqa"]))
@@ -125,9 +186,13 @@ def test_float32_on_a_gpu_is_attended_by_the_kernel_that_keeps_no_scores(
     monkeypatch.setattr(functional, "scaled_dot_product_attention", asking)
     whole, batch = heads(), packed()
     there = tuple(t.as_subclass(OnGpu) for t in whole)
-    result, _ = attention(nn.Module(), *there, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    result, _ = attention(
+        nn.Module(), *there, None, packed=batch, scaling=8**-0.5, sliding_window=window
+    )
     assert asked == [(4, 4, False)] * len(LENGTHS)
-    expected, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    expected, _ = attention(
+        nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window
+    )
     torch.testing.assert_close(result.as_subclass(Tensor), expected)
 
 
@@ -135,30 +200,46 @@ def test_float32_on_a_gpu_is_attended_by_the_kernel_that_keeps_no_scores(
 @pytest.mark.parametrize("window", [None, 2])
 def test_one_kernel_for_all_sequences(window: int | None) -> None:
     whole = tuple(t.cuda().bfloat16() for t in heads())
-    batch = Packed.of([np.arange(n) for n in LENGTHS], [np.arange(n) > 1 for n in LENGTHS], "cuda")
-    result, _ = attention(nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window)
+    batch = Packed.of(
+        [np.arange(n) for n in LENGTHS], [np.arange(n) > 1 for n in LENGTHS], "cuda"
+    )
+    result, _ = attention(
+        nn.Module(), *whole, None, packed=batch, scaling=8**-0.5, sliding_window=window
+    )
     pieces = (t.float().split(LENGTHS, dim=2) for t in whole)
     with torch.device("cuda"):
-        expected = torch.cat([alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1)
+        expected = torch.cat(
+            [alone(*piece, window=window) for piece in zip(*pieces, strict=True)], dim=1
+        )
     torch.testing.assert_close(result.float(), expected, atol=2e-2, rtol=2e-2)
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def kernel_of_torch_2_11(q: Tensor, k: Tensor, v: Tensor, *places: Any, scale: Any, window_size: Any) -> Tensor:
+def kernel_of_torch_2_11(
+    q: Tensor, k: Tensor, v: Tensor, *places: Any, scale: Any, window_size: Any
+) -> Tensor:
     return q
 
 
 def kernel_of_torch_2_13(
-    q: Tensor, k: Tensor, v: Tensor, *places: Any, scale: Any, window_size: Any, enable_gqa: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *places: Any,
+    scale: Any,
+    window_size: Any,
+    enable_gqa: bool = False,
 ) -> Tensor:
     assert enable_gqa == (q.shape[1] != k.shape[1])
     return q
 
 
 @pytest.mark.parametrize("kernel", [kernel_of_torch_2_11, kernel_of_torch_2_13])
-@pytest.mark.parametrize("keys", [4, 2], ids=["every head its keys", "heads share keys"])
+@pytest.mark.parametrize(
+    "keys", [4, 2], ids=["every head its keys", "heads share keys"]
+)
 def test_shared_keys_are_announced_where_the_kernel_asks(
     monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor], keys: int
 ) -> None:
@@ -172,13 +253,19 @@ def test_shared_keys_are_announced_where_the_kernel_asks(
 def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
-    head = torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    head = (
+        torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    )
     return hidden, head, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
 
 
-def plain(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def plain(
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax((hidden @ head.t()).float() / temperature, dim=-1)
-    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(
+        dim=-1
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -192,17 +279,29 @@ def test_tiles_change_nothing(temperature: float, tile: tuple[int, int] | None) 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.6, -0.3)], ids=["logprobs", "entropies", "both"])
-def test_gradients_are_those_of_the_plain_formula(temperature: float, weights: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    "weights",
+    [(1.0, 0.0), (0.0, 1.0), (0.6, -0.3)],
+    ids=["logprobs", "entropies", "both"],
+)
+def test_gradients_are_those_of_the_plain_formula(
+    temperature: float, weights: tuple[float, float]
+) -> None:
     hidden, head, targets = inputs(torch.float32)
     uneven = torch.linspace(-1.0, 1.0, TOKENS)
 
     def gradients(scores: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        used = [(weight * uneven * score).sum() for weight, score in zip(weights, scores, strict=True) if weight]
+        used = [
+            (weight * uneven * score).sum()
+            for weight, score in zip(weights, scores, strict=True)
+            if weight
+        ]
         return torch.autograd.grad(torch.stack(used).sum(), [hidden, head])
 
     expected = gradients(plain(hidden, head, targets, temperature))
-    torch.testing.assert_close(gradients(token_scores(hidden, head, targets, temperature, (2, 7))), expected)
+    torch.testing.assert_close(
+        gradients(token_scores(hidden, head, targets, temperature, (2, 7))), expected
+    )
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:

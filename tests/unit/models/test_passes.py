@@ -18,16 +18,27 @@ ARM = ContinuousActions(shape=(2, 3), low=(-1.0,) * 6, high=(1.0,) * 6)
 BUTTONS = DiscreteActions(n=3)
 
 
-def policy(actions: ContinuousActions | DiscreteActions, **model: object) -> ActorCritic:
+def policy(
+    actions: ContinuousActions | DiscreteActions, **model: object
+) -> ActorCritic:
     algorithm = AlgorithmConfig(normalize_observations=False)
     actor = ActorConfig(model=MlpConfig(**{"hidden": (8, 6), **model}))
-    built = build_policy(Spaces(observation_shape=(4,), actions=actions), actor, algorithm, seed=0)
+    built = build_policy(
+        Spaces(observation_shape=(4,), actions=actions), actor, algorithm, seed=0
+    )
     for parameter in built.parameters():  # away from what initialisation makes zero
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+        parameter.data += 0.1 * torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(1)
+        )
     return built
 
 
-def by_autograd(module: ActorCritic, observations: Tensor, actions: Tensor, slopes: tuple[Tensor, float, Tensor]):
+def by_autograd(
+    module: ActorCritic,
+    observations: Tensor,
+    actions: Tensor,
+    slopes: tuple[Tensor, float, Tensor],
+):
     """Log-probabilities, entropies, and the gradient of a loss with these slopes."""
     output = module(observations)
     if isinstance(output, DiscreteOutput):
@@ -37,9 +48,17 @@ def by_autograd(module: ActorCritic, observations: Tensor, actions: Tensor, slop
         normal = Normal(output.means.flatten(1), output.log_std.exp().flatten())
         logprobs, entropies = normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
     of_logprobs, of_entropy, of_values = slopes
-    loss = (of_logprobs * logprobs).sum() + of_entropy * entropies.sum() + (of_values * output.values).sum()
+    loss = (
+        (of_logprobs * logprobs).sum()
+        + of_entropy * entropies.sum()
+        + (of_values * output.values).sum()
+    )
     gradient = torch.autograd.grad(loss, list(module.parameters()))
-    return logprobs.detach(), entropies.detach(), torch.cat([each.flatten() for each in gradient])
+    return (
+        logprobs.detach(),
+        entropies.detach(),
+        torch.cat([each.flatten() for each in gradient]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,12 +74,23 @@ def by_autograd(module: ActorCritic, observations: Tensor, actions: Tensor, slop
 )
 @pytest.mark.parametrize(("rows", "of_entropy"), [(7, -0.2), (1, 0.0), (0, -0.2)])
 def test_the_gradient_is_that_of_autograd(
-    actions: ContinuousActions | DiscreteActions, model: dict[str, object], rows: int, of_entropy: float
+    actions: ContinuousActions | DiscreteActions,
+    model: dict[str, object],
+    rows: int,
+    of_entropy: float,
 ) -> None:
     module, generator = policy(actions, **model), torch.Generator().manual_seed(2)
     observations = torch.randn(rows, 4, generator=generator)
-    taken = torch.randint(3, (rows, 1)) if actions is BUTTONS else torch.randn(rows, 6, generator=generator)
-    slopes = torch.randn(rows, generator=generator), of_entropy, torch.randn(rows, generator=generator)
+    taken = (
+        torch.randint(3, (rows, 1))
+        if actions is BUTTONS
+        else torch.randn(rows, 6, generator=generator)
+    )
+    slopes = (
+        torch.randn(rows, generator=generator),
+        of_entropy,
+        torch.randn(rows, generator=generator),
+    )
     logprobs, entropies, expected = by_autograd(module, observations, taken, slopes)
     flat = flatten(module)
     gradient = torch.full_like(flat, torch.nan)  # whatever was there is overwritten
@@ -84,7 +114,10 @@ def test_parameters_are_slices_of_one_tensor() -> None:
     for name, part in slices(flat, module):
         assert torch.equal(part, before[name])
     flat.mul_(2.0)
-    assert all(torch.equal(tensor, 2.0 * before[name]) for name, tensor in module.state_dict().items())
+    assert all(
+        torch.equal(tensor, 2.0 * before[name])
+        for name, tensor in module.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("actions", [ARM, BUTTONS])
@@ -93,8 +126,16 @@ def test_with_rounded_weights_the_gradient_is_nearly_that_of_autograd(
 ) -> None:
     module, generator = policy(actions), torch.Generator().manual_seed(2)
     observations = torch.randn(64, 4, generator=generator)
-    taken = torch.randint(3, (64, 1)) if actions is BUTTONS else torch.randn(64, 6, generator=generator)
-    slopes = torch.randn(64, generator=generator), -0.2, torch.randn(64, generator=generator)
+    taken = (
+        torch.randint(3, (64, 1))
+        if actions is BUTTONS
+        else torch.randn(64, 6, generator=generator)
+    )
+    slopes = (
+        torch.randn(64, generator=generator),
+        -0.2,
+        torch.randn(64, generator=generator),
+    )
     _, _, expected = by_autograd(module, observations, taken, slopes)
     rounded = flatten(module).bfloat16()
     gradient = torch.full_like(rounded, torch.nan)

@@ -14,7 +14,14 @@ from rlplace.errors import ConfigError
 from rlplace.models.tokenizer import Chat, PlainText, StopTexts, Tokenizer
 from tests.tiny_tokenizer import CHAT, END, tiny_tokenizer
 
-TEXTS = ["", "What is 1 + 2?", "  blanks  and\n\nlines\t", "ünïcödé 🙂 漢字", "a <eos> in the text <turn>", "x" * 300]
+TEXTS = [
+    "",
+    "What is 1 + 2?",
+    "  blanks  and\n\nlines\t",
+    "ünïcödé 🙂 漢字",
+    "a <eos> in the text <turn>",
+    "x" * 300,
+]
 CHATS = {
     "one": [Message("user", "What is 1 + 2?")],
     "system": [Message("system", "Be brief."), Message("user", "Hi\n")],
@@ -58,11 +65,15 @@ def published(folder: Path) -> Any:
 
 @pytest.mark.slow  # to import transformers
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_becomes_the_tokens_that_transformers_gives(tokenizer: Tokenizer, published: Any, text: str) -> None:
+def test_text_becomes_the_tokens_that_transformers_gives(
+    tokenizer: Tokenizer, published: Any, text: str
+) -> None:
     tokens = tokenizer.encode(text)
     assert tokens.tolist() == published.encode(text, add_special_tokens=False)
     assert tokenizer.encode(text, special=True).tolist() == published.encode(text)
-    assert tokenizer.decode(tokens) == published.decode(tokens, skip_special_tokens=True)
+    assert tokenizer.decode(tokens) == published.decode(
+        tokens, skip_special_tokens=True
+    )
     assert tokenizer.decode(tokens, special=True) == published.decode(tokens)
 
 
@@ -108,8 +119,13 @@ def test_where_a_template_stands(tmp_path: Path, where: str) -> None:
     if where == "file":
         (folder / "chat_template.jinja").write_text("file")
     if where == "named":
-        named = [{"name": "tools", "template": "tools"}, {"name": "default", "template": "named"}]
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+        named = [
+            {"name": "tools", "template": "tools"},
+            {"name": "default", "template": "named"},
+        ]
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"chat_template": named})
+        )
     assert Tokenizer.load(folder).render([]) == where
 
 
@@ -118,13 +134,21 @@ def test_a_folder_without_a_tokenizer_or_a_chat_template(tmp_path: Path) -> None
         Tokenizer.load(tmp_path)
     with pytest.raises(ConfigError) as plain:
         with_template(tmp_path, None).chat([Message("user", "Hi")])
-    assert (*bare.value.codes, *plain.value.codes) == ("no-tokenizer", "no-chat-template")
+    assert (*bare.value.codes, *plain.value.codes) == (
+        "no-tokenizer",
+        "no-chat-template",
+    )
     assert bare.value.problems[0].got == plain.value.problems[0].got == str(tmp_path)
 
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.x.y }}", "{{ messages[0].content + 1 }}"],
+    [
+        "{{ raise_exception('no system role') }}",
+        "{% for %}",
+        "{{ messages.x.y }}",
+        "{{ messages[0].content + 1 }}",
+    ],
 )
 def test_a_template_that_refuses(tmp_path: Path, template: str) -> None:
     tokenizer = with_template(tmp_path, template)
@@ -135,29 +159,43 @@ def test_a_template_that_refuses(tmp_path: Path, template: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b""])
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     folder = tiny_tokenizer(tmp_path)
     (folder / name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         Tokenizer.load(folder)
-    assert (caught.value.codes, caught.value.problems[0].got) == (("no-tokenizer",), str(folder / name))
+    assert (caught.value.codes, caught.value.problems[0].got) == (
+        ("no-tokenizer",),
+        str(folder / name),
+    )
 
 
 def test_half_of_a_character_is_no_text(tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError) as caught:
         tokenizer.encode("a" + b"\xff".decode(errors="surrogateescape"))
-    assert (caught.value.codes, caught.value.problems[0].got) == (("no-text",), r"'a\udcff'")
+    assert (caught.value.codes, caught.value.problems[0].got) == (
+        ("no-text",),
+        r"'a\udcff'",
+    )
 
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_appended_turns_are_what_the_template_says_of_all_at_once(tokenizer: Tokenizer) -> None:
+def test_appended_turns_are_what_the_template_says_of_all_at_once(
+    tokenizer: Tokenizer,
+) -> None:
     chat = Chat(tokenizer, system="Be brief.")
     answer = tokenizer.encode("a number?<eos>")
     first, reply = chat.first("Guess."), chat.reply(answer, "Higher.")
-    messages = [Message("user", "Guess."), Message("assistant", "a number?"), Message("user", "Higher.")]
+    messages = [
+        Message("user", "Guess."),
+        Message("assistant", "a number?"),
+        Message("user", "Higher."),
+    ]
     whole = tokenizer.chat([Message("system", "Be brief."), *messages])
     assert np.concatenate([first, answer, reply]).tolist() == whole.tolist()
 
@@ -166,19 +204,30 @@ def test_what_was_sampled_stays_as_it_is(tokenizer: Tokenizer) -> None:
     """Other tokens of the same text, as a policy may sample them: nothing around them changes."""
     chat = Chat(tokenizer, system=None)
     usual = tokenizer.encode("number<eos>")
-    letters = np.concatenate([*(tokenizer.encode(letter) for letter in "number"), [END]]).astype(np.int32)
+    letters = np.concatenate(
+        [*(tokenizer.encode(letter) for letter in "number"), [END]]
+    ).astype(np.int32)
     assert len(letters) > len(usual)
     assert tokenizer.decode(letters) == tokenizer.decode(usual)
-    assert chat.reply(letters, "Higher.").tolist() == chat.reply(usual, "Higher.").tolist()
+    assert (
+        chat.reply(letters, "Higher.").tolist() == chat.reply(usual, "Higher.").tolist()
+    )
 
 
-def test_an_answer_that_ended_otherwise_is_ended_as_the_template_does(tokenizer: Tokenizer) -> None:
+def test_an_answer_that_ended_otherwise_is_ended_as_the_template_does(
+    tokenizer: Tokenizer,
+) -> None:
     chat = Chat(tokenizer, system=None)
     ended = chat.reply(tokenizer.encode("7<eos>"), "Higher.")
-    assert chat.reply(tokenizer.encode("7"), "Higher.").tolist() == [END, *ended.tolist()]
+    assert chat.reply(tokenizer.encode("7"), "Higher.").tolist() == [
+        END,
+        *ended.tolist(),
+    ]
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages }}{{ messages }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content }}", "{{ messages }}{{ messages }}"]
+)
 def test_a_template_that_loses_an_answer(tmp_path: Path, template: str) -> None:
     chat = Chat(with_template(tmp_path, template), system=None)
     with pytest.raises(ConfigError) as caught:
@@ -188,25 +237,45 @@ def test_a_template_that_loses_an_answer(tmp_path: Path, template: str) -> None:
 
 def test_a_template_is_given_what_the_config_says(tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}{{ m.content }}|{% endfor %}{{ tools }}{{ enable_thinking }}{{ messages | length }}"
+        "{% for m in messages %}{{ m.content }}|{% endfor %}{{ tools }}{{ "
+        "enable_thinking }}{{ messages | length }}"
     )
     tokenizer = with_template(tmp_path, template)
-    chat = Chat(tokenizer, system=None, arguments={"enable_thinking": False, "tools": ["add"], "messages": []})
+    chat = Chat(
+        tokenizer,
+        system=None,
+        arguments={"enable_thinking": False, "tools": ["add"], "messages": []},
+    )
     assert tokenizer.decode(chat.first("hi")) == "hi|['add']False1"
     assert tokenizer.decode(Chat(tokenizer, system=None).first("hi")) == "hi|None1"
 
 
-def test_special_tokens_end_an_answer_by_themselves_and_texts_wherever_they_are_whole(tokenizer: Tokenizer) -> None:
+def test_special_tokens_end_an_answer_by_themselves_and_texts_wherever_they_are_whole(
+    tokenizer: Tokenizer,
+) -> None:
     assert tokenizer.stops(()) == ((END,), ())
     assert tokenizer.stop_token_ids == (END,)
     turn = tokenizer.encode("<turn>").tolist()
-    assert tokenizer.stops(("<turn>", "x", "<eos>", "STOP")) == ((END, *turn), ("x", "STOP"))
-    assert [tokenizer.special_within(text) for text in ("<turn>", "x", "x<turn>")] == [None, None, "<turn>"]
+    assert tokenizer.stops(("<turn>", "x", "<eos>", "STOP")) == (
+        (END, *turn),
+        ("x", "STOP"),
+    )
+    assert [tokenizer.special_within(text) for text in ("<turn>", "x", "x<turn>")] == [
+        None,
+        None,
+        "<turn>",
+    ]
     texts = StopTexts(tokenizer, ("left of", "\N{SNOWMAN}"))
     for written in ("it is left off", "a b \N{SNOWMAN} c", "left  of what is not left"):
         tokens = tokenizer.encode(written).tolist()
-        found = next((n for n in range(1, len(tokens) + 1) if texts.end(tokens[:n])), None)
-        whole = [n for n in range(1, len(tokens) + 1) if any(t in tokenizer.decode(tokens[:n]) for t in texts._texts)]
+        found = next(
+            (n for n in range(1, len(tokens) + 1) if texts.end(tokens[:n])), None
+        )
+        whole = [
+            n
+            for n in range(1, len(tokens) + 1)
+            if any(t in tokenizer.decode(tokens[:n]) for t in texts._texts)
+        ]
         assert found == (whole[0] if whole else None)
 
 
@@ -214,5 +283,10 @@ def test_plain_text(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, None)
     plain = PlainText(tokenizer, system="Be brief.")
     assert tokenizer.decode(plain.first("1 + 2 =")) == "Be brief.\n1 + 2 ="
-    assert tokenizer.decode(PlainText(tokenizer, system=None).first(CHATS["turns"])) == "a\n b \nç"
-    assert tokenizer.decode(plain.reply(tokenizer.encode("3"), "Higher.")) == "\nHigher.\n"
+    assert (
+        tokenizer.decode(PlainText(tokenizer, system=None).first(CHATS["turns"]))
+        == "a\n b \nç"
+    )
+    assert (
+        tokenizer.decode(plain.reply(tokenizer.encode("3"), "Higher.")) == "\nHigher.\n"
+    )

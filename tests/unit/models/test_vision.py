@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
 from rlplace.envs.text import Image, Message
@@ -40,7 +44,9 @@ from tests.worker_ranks import context_of, in_processes
 
 ENV = TextEnvConfig(max_image_tokens=12)
 PICTURES = [png(40, 24, seed=1), png(200, 100, seed=2), png(17, 9, seed=3)]
-HEAD = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)  # of more pixels than follow
+HEAD = b"IHDR" + struct.pack(
+    ">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0
+)  # of more pixels than follow
 BOMB = png(8, 8)[:12] + HEAD + struct.pack(">I", zlib.crc32(HEAD)) + png(8, 8)[33:]
 ANSWER = np.array([10, IMAGE, 17, 18])  # a policy may draw any token
 ASKED: list[list[Message]] = [
@@ -53,7 +59,9 @@ ASKED: list[list[Message]] = [
 def jpeg(width: int, height: int, **options: Any) -> bytes:
     from PIL import Image as Library
 
-    Library.open(io.BytesIO(png(width, height))).save(out := io.BytesIO(), "JPEG", **options)
+    Library.open(io.BytesIO(png(width, height))).save(
+        out := io.BytesIO(), "JPEG", **options
+    )
     return out.getvalue()
 
 
@@ -67,13 +75,23 @@ def sequences(folder: Path, sight: Sight) -> tuple[list[np.ndarray], list[Files]
     """As an env rank makes prompts, each with an answer."""
     chat, tokens, files = Chat(Tokenizer.load(folder), system=None), [], []
     for messages in ASKED:
-        own, counts = sight.read([image for message in messages for image in message.images])
-        tokens.append(np.concatenate([sight.expand(chat.first(messages), counts), ANSWER]))
+        own, counts = sight.read(
+            [image for message in messages for image in message.images]
+        )
+        tokens.append(
+            np.concatenate([sight.expand(chat.first(messages), counts), ANSWER])
+        )
         files.append(own)
     return tokens, files
 
 
-def logprobs_of(model: PreTrainedModel, folder: Path, sight: Sight, tokens: torch.Tensor, files: Files) -> torch.Tensor:
+def logprobs_of(
+    model: PreTrainedModel,
+    folder: Path,
+    sight: Sight,
+    tokens: torch.Tensor,
+    files: Files,
+) -> torch.Tensor:
     """Of each token after the first, by transformers alone, an image token that is drawn left as it is."""
     given: dict[str, Any] = {}
     prompt = tokens[: -len(ANSWER)]
@@ -84,8 +102,14 @@ def logprobs_of(model: PreTrainedModel, folder: Path, sight: Sight, tokens: torc
 
         size = {"shortest_edge": sight.least, "longest_edge": sight.most}
         processor = AutoImageProcessor.from_pretrained(folder)
-        given = processor(images=[Library.open(BytesIO(file)) for file in files], size=size, return_tensors="pt")
-        kinds = torch.cat([(prompt == IMAGE).int(), torch.zeros(len(ANSWER), dtype=torch.int)])
+        given = processor(
+            images=[Library.open(BytesIO(file)) for file in files],
+            size=size,
+            return_tensors="pt",
+        )
+        kinds = torch.cat(
+            [(prompt == IMAGE).int(), torch.zeros(len(ANSWER), dtype=torch.int)]
+        )
         given = {**given, "mm_token_type_ids": kinds[None]}
     base: Any = model.model
     mask = base.get_placeholder_mask
@@ -97,63 +121,99 @@ def logprobs_of(model: PreTrainedModel, folder: Path, sight: Sight, tokens: torc
 
     base.get_placeholder_mask = prompts_alone
     base.rope_deltas = None
-    scores = torch.log_softmax(model(input_ids=tokens[None], use_cache=False, **given).logits[0, :-1], dim=-1)
+    scores = torch.log_softmax(
+        model(input_ids=tokens[None], use_cache=False, **given).logits[0, :-1], dim=-1
+    )
     base.get_placeholder_mask = mask
     return scores.gather(1, tokens[1:, None])[:, 0]
 
 
 def plain(folder: Path) -> PreTrainedModel:
-    found = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    found = AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     return found.eval()
 
 
 @pytest.mark.parametrize("family", sorted(SEEING))
-def test_a_step_is_that_of_transformers(family: Any, ranks: Ranks, tmp_path: Path) -> None:
+def test_a_step_is_that_of_transformers(
+    family: Any, ranks: Ranks, tmp_path: Path
+) -> None:
     model, sight = plain(tiny_vlm(tmp_path, family)), sight_of(tmp_path)
     tokens, files = sequences(tmp_path, sight)
     expected = torch.cat(
-        [logprobs_of(model, tmp_path, sight, torch.tensor(t).long(), f) for t, f in zip(tokens, files, strict=True)]
+        [
+            logprobs_of(model, tmp_path, sight, torch.tensor(t).long(), f)
+            for t, f in zip(tokens, files, strict=True)
+        ]
     )
     module = build(seeing(sight), LmSpec(folder=tmp_path), ranks.mesh)
-    found = module(Packed.of(tokens, [np.arange(len(t)) > 0 for t in tokens], images=files)).logprobs
+    found = module(
+        Packed.of(tokens, [np.arange(len(t)) > 0 for t in tokens], images=files)
+    ).logprobs
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     rate = torch.linspace(-1.0, 2.0, len(expected))
     steps = []
     for trained, loss in ((model, rate @ expected), (module.lm, rate @ found)):
         loss.backward()
         torch.optim.SGD(trained.parameters(), lr=0.01).step()
-        steps.append({n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in trained.named_parameters()})
+        steps.append(
+            {
+                n: p.full_tensor() if hasattr(p, "full_tensor") else p
+                for n, p in trained.named_parameters()
+            }
+        )
     before = dict(plain(tmp_path).named_parameters())
     for name, weight in steps[1].items():
-        torch.testing.assert_close(weight, steps[0][name], atol=2e-5, rtol=1e-4, msg=name)
+        torch.testing.assert_close(
+            weight, steps[0][name], atol=2e-5, rtol=1e-4, msg=name
+        )
         assert not torch.equal(weight, before[name]), f"{name} has not moved"
 
 
-def _with_and_without_images(folder: Path, rank: int, rendezvous: Rendezvous, _: Path) -> dict[str, np.ndarray]:
+def _with_and_without_images(
+    folder: Path, rank: int, rendezvous: Rendezvous, _: Path
+) -> dict[str, np.ndarray]:
     """Gradients of a model that two ranks share, of which one sees an image."""
-    ranks, sight = Ranks(context_of("actor", rank, 2, rendezvous, {}), 60.0), sight_of(folder)
+    ranks, sight = (
+        Ranks(context_of("actor", rank, 2, rendezvous, {}), 60.0),
+        sight_of(folder),
+    )
     tokens, files = sequences(folder, sight)
     lm = TrainedLm(LmSpec(folder=folder), ranks, seeing(sight))
     lm.module(
-        Packed.of([tokens[rank]], [np.arange(len(tokens[rank])) > 0], images=[files[rank]])
+        Packed.of(
+            [tokens[rank]], [np.arange(len(tokens[rank])) > 0], images=[files[rank]]
+        )
     ).logprobs.sum().backward()
-    found = {name: p.grad.full_tensor().numpy() for name, p in lm.module.lm.named_parameters()}
+    found = {
+        name: p.grad.full_tensor().numpy()
+        for name, p in lm.module.lm.named_parameters()
+    }
     ranks.close()
     return found
 
 
 @pytest.mark.slow
-def test_ranks_with_and_without_images_go_through_the_tower_together(tmp_path: Path) -> None:
+def test_ranks_with_and_without_images_go_through_the_tower_together(
+    tmp_path: Path,
+) -> None:
     model, sight = plain(tiny_vlm(tmp_path)), sight_of(tmp_path)
     tokens, files = sequences(tmp_path, sight)
     for of in (0, 1):
-        logprobs_of(model, tmp_path, sight, torch.tensor(tokens[of]).long(), files[of]).sum().backward()
+        logprobs_of(
+            model, tmp_path, sight, torch.tensor(tokens[of]).long(), files[of]
+        ).sum().backward()
     for rank in in_processes(_with_and_without_images, tmp_path, 2):
         for name, parameter in model.named_parameters():
-            np.testing.assert_allclose(rank[name], parameter.grad, atol=1e-4, rtol=1e-3, err_msg=name)
+            np.testing.assert_allclose(
+                rank[name], parameter.grad, atol=1e-4, rtol=1e-3, err_msg=name
+            )
 
 
-def test_a_pass_without_images_moves_no_weight_of_the_tower(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_pass_without_images_moves_no_weight_of_the_tower(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     sight = sight_of(tiny_vlm(tmp_path))
     module = build(seeing(sight), LmSpec(folder=tmp_path), ranks.mesh)
     tokens = np.arange(7, 17)
@@ -161,18 +221,27 @@ def test_a_pass_without_images_moves_no_weight_of_the_tower(ranks: Ranks, tmp_pa
     expected = logprobs_of(plain(tmp_path), tmp_path, sight, torch.tensor(tokens), ())
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     found.sum().backward()
-    tower = {name: p.grad.full_tensor() for name, p in module.lm.named_parameters() if ".visual." in name}
+    tower = {
+        name: p.grad.full_tensor()
+        for name, p in module.lm.named_parameters()
+        if ".visual." in name
+    }
     assert tower
     assert not any(gradient.any() for gradient in tower.values())
 
 
 @pytest.mark.parametrize("family", sorted(SEEING))
-def test_answers_to_an_image_share_it(family: Any, ranks: Ranks, tmp_path: Path) -> None:
+def test_answers_to_an_image_share_it(
+    family: Any, ranks: Ranks, tmp_path: Path
+) -> None:
     sight = sight_of(tiny_vlm(tmp_path, family))
     tokens, files = sequences(tmp_path, sight)
     prompt = tokens[2][: -len(ANSWER)]
     answers = [
-        *(np.concatenate([prompt, answer]) for answer in (ANSWER, ANSWER[:1], ANSWER[::-1])),
+        *(
+            np.concatenate([prompt, answer])
+            for answer in (ANSWER, ANSWER[:1], ANSWER[::-1])
+        ),
         tokens[0],
         tokens[1],
     ]
@@ -188,30 +257,57 @@ def test_answers_to_an_image_share_it(family: Any, ranks: Ranks, tmp_path: Path)
         assert len(packed.images) == len(packed.lengths)
         logprobs = module(packed).logprobs
         logprobs.sum().backward()
-        found.append([logprobs.detach(), *(p.grad.full_tensor().clone() for p in module.parameters())])
+        found.append(
+            [
+                logprobs.detach(),
+                *(p.grad.full_tensor().clone() for p in module.parameters()),
+            ]
+        )
         module.zero_grad()
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", sorted(SEEING))
-def test_low_rank_factors_leave_the_tower_alone(family: Any, ranks: Ranks, tmp_path: Path) -> None:
+def test_low_rank_factors_leave_the_tower_alone(
+    family: Any, ranks: Ranks, tmp_path: Path
+) -> None:
     sight = sight_of(tiny_vlm(tmp_path, family))
-    module = build(seeing(sight), LmSpec(folder=tmp_path, lora=LoraSpec(rank=2, alpha=2.0)), ranks.mesh)
-    trained = {name for name, parameter in module.lm.named_parameters() if parameter.requires_grad}
+    module = build(
+        seeing(sight),
+        LmSpec(folder=tmp_path, lora=LoraSpec(rank=2, alpha=2.0)),
+        ranks.mesh,
+    )
+    trained = {
+        name
+        for name, parameter in module.lm.named_parameters()
+        if parameter.requires_grad
+    }
     layers = {name.partition(".layers.")[0] for name in trained}
     assert layers == {"model.language_model"}
-    unknown = LmSpec(folder=tmp_path, lora=LoraSpec(rank=2, alpha=2.0, targets=("qkv",)))
+    unknown = LmSpec(
+        folder=tmp_path, lora=LoraSpec(rank=2, alpha=2.0, targets=("qkv",))
+    )
     with pytest.raises(ConfigError, match="no linear layer of this name"):
         build(seeing(sight), unknown, ranks.mesh)
 
 
 @pytest.mark.parametrize("family", sorted(SEEING))
-def test_the_ledger_counts_the_tower(family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_counts_the_tower(
+    family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = json.loads((tiny_vlm(tmp_path, family) / "config.json").read_text())
-    monkeypatch.setattr(families, "_kept", lambda keys: json.loads(json.dumps(describe(json.loads(keys)))))
+    monkeypatch.setattr(
+        families,
+        "_kept",
+        lambda keys: json.loads(json.dumps(describe(json.loads(keys)))),
+    )
     shape, model = read_model(config), plain(tmp_path)
-    assert (shape.parameters, shape.layers, shape.notes) == (model.num_parameters(), 2, ())
+    assert (shape.parameters, shape.layers, shape.notes) == (
+        model.num_parameters(),
+        2,
+        (),
+    )
     assert shape.tower is not None
     saved = [saved_by_a_layer(model, side) for side in (8, 16)]
     each = (saved[1] - saved[0]) / (16**2 - 8**2)  # bytes of a patch
@@ -249,7 +345,10 @@ def saved_by_a_layer(model: PreTrainedModel, side: int) -> int:
     hooks.append(tower.blocks[0].register_forward_hook(leave))
     tower.config._attn_implementation = "sdpa"
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tower(torch.randn(side * side, 3 * 2 * PATCH**2), grid_thw=torch.tensor([[1, side, side]]))
+        tower(
+            torch.randn(side * side, 3 * 2 * PATCH**2),
+            grid_thw=torch.tensor([[1, side, side]]),
+        )
     for hook in hooks:
         hook.remove()
     return total
@@ -265,24 +364,43 @@ def test_an_answer_is_that_of_transformers(family: Any, tmp_path: Path) -> None:
     engine.move(Residency.WEIGHTS)
     engine.load(dict(model.named_parameters(remove_duplicate=False)), 0)
     engine.move(Residency.FULL)
-    facts = {"env_rank": 0, "iteration": 0, "first_sample": 0, "samples": 2, "turn": 0, "max_new_tokens": len(ANSWER)}
+    facts = {
+        "env_rank": 0,
+        "iteration": 0,
+        "first_sample": 0,
+        "samples": 2,
+        "turn": 0,
+        "max_new_tokens": len(ANSWER),
+    }
     prompts = [prompt[: -len(ANSWER)].astype(np.int32) for prompt in tokens]
     for group, (prompt, own) in enumerate(zip(prompts, files, strict=True)):
         engine.submit(Request(group=group, tokens=prompt, images=own, **facts))
     answers = list(engine.step())
-    engine.load(dict(model.named_parameters(remove_duplicate=False)), 1)  # what was begun is read again
+    engine.load(
+        dict(model.named_parameters(remove_duplicate=False)), 1
+    )  # what was begun is read again
     while engine.in_flight:
         answers += engine.step()
     assert len(answers) == 6
     for answer in answers:
         count = len(answer.tokens)
-        whole = torch.from_numpy(np.concatenate([prompts[answer.group], answer.tokens, ANSWER[count:]])).long()
-        expected = logprobs_of(model, tmp_path, sight, whole, files[answer.group])[-len(ANSWER) :][:count]
-        torch.testing.assert_close(torch.from_numpy(answer.logprobs), expected.detach(), atol=2e-5, rtol=0)
+        whole = torch.from_numpy(
+            np.concatenate([prompts[answer.group], answer.tokens, ANSWER[count:]])
+        ).long()
+        expected = logprobs_of(model, tmp_path, sight, whole, files[answer.group])[
+            -len(ANSWER) :
+        ][:count]
+        torch.testing.assert_close(
+            torch.from_numpy(answer.logprobs), expected.detach(), atol=2e-5, rtol=0
+        )
 
 
-@pytest.mark.parametrize(("width", "height"), [(8, 8), (50, 20), (300, 100), (1, 1), (12, 13), (480, 640)])
-def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(width: int, height: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("width", "height"), [(8, 8), (50, 20), (300, 100), (1, 1), (12, 13), (480, 640)]
+)
+def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(
+    width: int, height: int, tmp_path: Path
+) -> None:
     tiny_vlm(tmp_path)
     for env in (TextEnvConfig(), ENV):
         sight = sight_of(tmp_path, env)
@@ -308,7 +426,9 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(width: int, he
         (BOMB, 1 << 20, "decompression bomb"),
     ],
 )
-def test_what_cannot_be_seen_is_an_error(image: bytes, most_bytes: int, part: str, tmp_path: Path) -> None:
+def test_what_cannot_be_seen_is_an_error(
+    image: bytes, most_bytes: int, part: str, tmp_path: Path
+) -> None:
     sight = sight_of(tiny_vlm(tmp_path), TextEnvConfig(max_image_bytes=most_bytes))
     with pytest.raises(ConfigError, match=part):
         sight.read([Image(image)])

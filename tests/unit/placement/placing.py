@@ -15,12 +15,20 @@ TWO = Topology.uniform(2, 4)
 
 
 def place(
-    block: object, topology: Topology = EIGHT, *, node_groups: object = (), **options: Any
+    block: object,
+    topology: Topology = EIGHT,
+    *,
+    node_groups: object = (),
+    **options: Any,
 ) -> HybridComponentPlacement:
-    return HybridComponentPlacement({"component_placement": block, "node_groups": node_groups}, topology, **options)
+    return HybridComponentPlacement(
+        {"component_placement": block, "node_groups": node_groups}, topology, **options
+    )
 
 
-def problems(block: object, topology: Topology = EIGHT, **options: Any) -> tuple[Problem, ...]:
+def problems(
+    block: object, topology: Topology = EIGHT, **options: Any
+) -> tuple[Problem, ...]:
     """In the standard format: code, key, why and fix are there."""
     with pytest.raises(PlacementError) as caught:
         place(block, topology, **options)
@@ -30,11 +38,21 @@ def problems(block: object, topology: Topology = EIGHT, **options: Any) -> tuple
         first, *rest = problem.render().splitlines()
         assert first.startswith(f"{problem.key}: ")
         assert first.endswith(f"[{problem.code}]")
-        labels = [line[:9].strip() for line in rest if line.startswith("    ") and line[4:8].strip().endswith(":")]
-        assert labels == [name for name in ("got:", "why:", "fix:") if getattr(problem, name[:-1]) is not None]
+        labels = [
+            line[:9].strip()
+            for line in rest
+            if line.startswith("    ") and line[4:8].strip().endswith(":")
+        ]
+        assert labels == [
+            name
+            for name in ("got:", "why:", "fix:")
+            if getattr(problem, name[:-1]) is not None
+        ]
     return caught.value.problems
 
 
-def only_problem(block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any) -> Problem:
+def only_problem(
+    block: Mapping[str, Any], topology: Topology = EIGHT, **options: Any
+) -> Problem:
     (problem,) = problems(block, topology, **options)
     return problem

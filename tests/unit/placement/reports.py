@@ -35,7 +35,12 @@ SIX = {
 
 def shown(plan: Plan) -> PlanView:
     """A plan without a config, so that no memory is known."""
-    return view_plan(plan, MemoryCase(placement=plan.placement, needs=plan.needs, offload=plan.offload, demands={}))
+    return view_plan(
+        plan,
+        MemoryCase(
+            placement=plan.placement, needs=plan.needs, offload=plan.offload, demands={}
+        ),
+    )
 
 
 def ppo(
@@ -57,20 +62,38 @@ def ppo(
                 "enable_offload": offload,
                 "accelerator_memory": "256MiB",
             },
-            "rollout": {"pipeline_stage_num": 2, "enable_offload": offload, "workspace_memory": "64MiB"},
+            "rollout": {
+                "pipeline_stage_num": 2,
+                "enable_offload": offload,
+                "workspace_memory": "64MiB",
+            },
             "actor": {"enable_offload": offload},
         },
         name=name,
     ).view
 
 
-def llm_mapping(placement: Mapping[str, object] = SIX, **changes: Any) -> dict[str, Any]:
+def llm_mapping(
+    placement: Mapping[str, object] = SIX, **changes: Any
+) -> dict[str, Any]:
     """Everything sleeps when it is not needed; 8 x H100 unless `cluster` says otherwise."""
-    cluster = {"component_placement": placement, "nodes": [H100], **changes.pop("cluster", {})}
-    blocks = {c: {**ON, **changes.pop(c, {})} for c in ("actor", "critic", "reference", "reward", "rollout")}
-    blocks["actor"] = {"model": {"kind": "causal_lm", **(changes.pop("model", LLAMA_8B) or {})}, **blocks["actor"]}
+    cluster = {
+        "component_placement": placement,
+        "nodes": [H100],
+        **changes.pop("cluster", {}),
+    }
+    blocks = {
+        c: {**ON, **changes.pop(c, {})}
+        for c in ("actor", "critic", "reference", "reward", "rollout")
+    }
+    blocks["actor"] = {
+        "model": {"kind": "causal_lm", **(changes.pop("model", LLAMA_8B) or {})},
+        **blocks["actor"],
+    }
     return {"cluster": cluster, "algorithm": {"name": "ppo"}, **blocks, **changes}
 
 
-def llm(placement: Mapping[str, object] = SIX, *, name: str = "llm", **changes: Any) -> PlanView:
+def llm(
+    placement: Mapping[str, object] = SIX, *, name: str = "llm", **changes: Any
+) -> PlanView:
     return prepare(llm_mapping(placement, **changes), name=name).view

@@ -30,7 +30,9 @@ QWEN3_8B = Numbers(4096, 151936, 36, 32, 8, 12288, True, 8, 1)
 LLAMA_3_70B = Numbers(8192, 128256, 80, 64, 8, 28672, False, 48, 4)
 
 
-@pytest.mark.parametrize(("name", "n"), [("grpo_qwen3_8b", QWEN3_8B), ("grpo_llama_70b", LLAMA_3_70B)])
+@pytest.mark.parametrize(
+    ("name", "n"), [("grpo_qwen3_8b", QWEN3_8B), ("grpo_llama_70b", LLAMA_3_70B)]
+)
 def test_every_large_line_is_what_a_sum_by_hand_gives(name: str, n: Numbers) -> None:
     ledger = job_of(name).case.ledger()
     query, keys = n.heads * 128, n.key_heads * 128
@@ -41,25 +43,40 @@ def test_every_large_line_is_what_a_sum_by_hand_gives(name: str, n: Numbers) -> 
     norms = 2 * (n.hidden * (4 + 2 + 2) + 4)
     of_heads = ((query + keys) * (4 + 2) + (n.heads + n.key_heads) * 4) * n.normed
     kept = norms + of_heads + 2 * (2 * query + 2 * keys) + 4 * n.heads + 2 * 4 * n.wide
-    workspace = STEP_TOKENS * (norms + (kept - norms) / n.cut) + SEQUENCES * n.vocabulary / n.cut * (2 + 4 + 4)
+    workspace = STEP_TOKENS * (
+        norms + (kept - norms) / n.cut
+    ) + SEQUENCES * n.vocabulary / n.cut * (2 + 4 + 4)
     engine = 2 * parameters / n.cut
-    fixed = (0.5 + 1.0 + (0.5 if n.cut > 1 else 0.0)) * GIB  # context, graphs, two communicators
+    fixed = (
+        0.5 + 1.0 + (0.5 if n.cut > 1 else 0.0)
+    ) * GIB  # context, graphs, two communicators
     (account, *_), (host, *_) = ledger.accelerators, ledger.hosts
     share = SHARE * account.capacity_bytes
     head, windows = 2 * n.vocabulary * n.hidden, 2 * 2 * n.vocabulary * n.hidden
     expected = {
         ("learn", "actor", Part.PARAMETERS): 2 * parameters / n.ranks,
         ("learn", "actor", Part.OPTIMIZER): 3 * 4 * parameters / n.ranks,
-        ("learn", "actor", Part.GRADIENTS): 4 * parameters / n.ranks + head + 4 * layer,  # one layer is being reduced
+        ("learn", "actor", Part.GRADIENTS): 4 * parameters / n.ranks
+        + head
+        + 4 * layer,  # one layer is being reduced
         ("learn", "actor", Part.GATHERED): 2 * outside + 3 * 2 * layer,
-        ("learn", "actor", Part.ACTIVATIONS): TOKENS * ((n.layers - 1) * 2 * n.hidden + kept + 2 * 2 * n.wide),
+        ("learn", "actor", Part.ACTIVATIONS): TOKENS
+        * ((n.layers - 1) * 2 * n.hidden + kept + 2 * 2 * n.wide),
         ("rollout", "rollout", Part.PARAMETERS): engine,
         ("rollout", "rollout", Part.WORKSPACE): workspace,
         ("rollout", "rollout", Part.KV_CACHE): share - engine - workspace - fixed,
-        ("sync", "rollout", Part.SYNC): engine + head if n.cut == 1 else windows + head / n.cut,
+        ("sync", "rollout", Part.SYNC): engine + head
+        if n.cut == 1
+        else windows + head / n.cut,
         ("rollout", "actor", HostPart.OFFLOADED): 8 * 14 * parameters / n.ranks,
     }
     for (stage, component, part), size in expected.items():
         loads = (host if isinstance(part, HostPart) else account).loads
-        (load,) = (at for at in loads if at.moment.stage == stage and not at.moment.entering)
-        assert held(load, component, part) == pytest.approx(size, rel=0.01), (stage, component, part)
+        (load,) = (
+            at for at in loads if at.moment.stage == stage and not at.moment.entering
+        )
+        assert held(load, component, part) == pytest.approx(size, rel=0.01), (
+            stage,
+            component,
+            part,
+        )

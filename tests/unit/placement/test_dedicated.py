@@ -31,14 +31,33 @@ def test_ranks_stay_whole_and_on_one_node() -> None:
     assert [s.node for s in found.slots("actor")] == [0, 1]
     assert [s.rank for s in found.slots("env")] == [0, 1, 2]
     # env leaves one accelerator of its node free, so the second of rollout goes on the next node.
-    assert [s.accelerators for s in found.slots("rollout")] == [(12,), (12,), (13,), (13,)]
+    assert [s.accelerators for s in found.slots("rollout")] == [
+        (12,),
+        (12,),
+        (13,),
+        (13,),
+    ]
 
 
 def test_accelerators_of_a_mixed_node_keep_their_product() -> None:
-    mixed = (AcceleratorRunConfig(count=2, product="A100"), AcceleratorRunConfig(count=2, product="L40"))
-    found = apart(declare_topology([NodeConfig(mixed=mixed)]), actor="2-3", env="0-1", rollout="2-3")
-    nodes = {c: [s.local_accelerators for s in found.slots(c)] for c in found.components}
-    assert nodes == {"actor": [(2,), (3,)], "env": [(0,), (1,)], "rollout": [(2,), (3,)]}
+    mixed = (
+        AcceleratorRunConfig(count=2, product="A100"),
+        AcceleratorRunConfig(count=2, product="L40"),
+    )
+    found = apart(
+        declare_topology([NodeConfig(mixed=mixed)]),
+        actor="2-3",
+        env="0-1",
+        rollout="2-3",
+    )
+    nodes = {
+        c: [s.local_accelerators for s in found.slots(c)] for c in found.components
+    }
+    assert nodes == {
+        "actor": [(2,), (3,)],
+        "env": [(0,), (1,)],
+        "rollout": [(2,), (3,)],
+    }
     # The L40 of a node are behind its A100, so the next component takes another node.
     assert found.topology.num_nodes == 2
 
@@ -46,7 +65,12 @@ def test_accelerators_of_a_mixed_node_keep_their_product() -> None:
 def test_nodes_of_another_kind_are_not_filled_up() -> None:
     found = apart(Topology.uneven([2, 8]), actor="0-1", env="2-3", rollout="0-1")
     assert [n.accelerators for n in found.topology.nodes] == [2, 8, 2]
-    assert apart(Topology.uniform(3, 4), actor="0-1", env="2", rollout="3").topology.num_nodes == 1
+    assert (
+        apart(
+            Topology.uniform(3, 4), actor="0-1", env="2", rollout="3"
+        ).topology.num_nodes
+        == 1
+    )
 
 
 def test_components_without_accelerators_are_left_out() -> None:
@@ -57,15 +81,24 @@ def test_components_without_accelerators_are_left_out() -> None:
 
 @given(
     nodes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    cuts=st.lists(st.tuples(st.integers(0, 23), st.integers(1, 24)), min_size=1, max_size=5),
+    cuts=st.lists(
+        st.tuples(st.integers(0, 23), st.integers(1, 24)), min_size=1, max_size=5
+    ),
 )
-def test_the_twin_has_the_same_sizes_and_shares_nothing(nodes: list[int], cuts: list[tuple[int, int]]) -> None:
+def test_the_twin_has_the_same_sizes_and_shares_nothing(
+    nodes: list[int], cuts: list[tuple[int, int]]
+) -> None:
     topology = Topology.uneven(nodes)
     total = topology.num_accelerators
-    block = {f"c{i}": f"{a % total}-{min(total, a % total + n) - 1}" for i, (a, n) in enumerate(cuts)}
+    block = {
+        f"c{i}": f"{a % total}-{min(total, a % total + n) - 1}"
+        for i, (a, n) in enumerate(cuts)
+    }
     here, found = placed(topology, **block), apart(topology, **block)
     for component in here.components:
         assert found.world_size(component) == here.world_size(component)
         assert len(found.accelerators(component)) == len(here.accelerators(component))
     assert len(found.used) == sum(len(here.accelerators(c)) for c in here.components)
-    assert {found.relation(a, b) for a, b in itertools.combinations(found.components, 2)} <= {DISAGGREGATED}
+    assert {
+        found.relation(a, b) for a, b in itertools.combinations(found.components, 2)
+    } <= {DISAGGREGATED}

@@ -12,7 +12,11 @@ LEFT, RIGHT = ppo(name="hybrid"), ppo(APART, name="apart", offload=False)
 
 
 def differing(left: PlanView, right: PlanView) -> dict[str, tuple[str, str]]:
-    lines = ((f"{chapter}/{line.what}", line) for chapter, found in compare(left, right).items() for line in found)
+    lines = (
+        (f"{chapter}/{line.what}", line)
+        for chapter, found in compare(left, right).items()
+        for line in found
+    )
     return {name: (line.left, line.right) for name, line in lines if line.differs}
 
 
@@ -33,11 +37,19 @@ def test_jobs_with_other_components_and_stages_can_be_compared() -> None:
 def test_a_record_is_json_and_says_what_fits() -> None:
     record = diff_record(LEFT, RIGHT)
     assert json.loads(json.dumps(record)) == record
-    assert (record["left"], record["right"], record["fits"]) == ("hybrid", "apart", [True, True])
+    assert (record["left"], record["right"], record["fits"]) == (
+        "hybrid",
+        "apart",
+        [True, True],
+    )
     assert [c["title"] for c in record["chapters"]][:2] == ["machines", "placement"]
 
 
 def test_long_placements_are_cut() -> None:
     scattered = ",".join(map(str, range(0, 40, 2)))
-    wide = ppo({"actor": scattered, "env": "0-3", "rollout": "4-7"}, nodes=[{"accelerators": 40}], envs=160)
+    wide = ppo(
+        {"actor": scattered, "env": "0-3", "rollout": "4-7"},
+        nodes=[{"accelerators": 40}],
+        envs=160,
+    )
     assert max(map(len, render_diff(LEFT, wide).splitlines())) <= 100

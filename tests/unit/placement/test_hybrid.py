@@ -13,7 +13,9 @@ OPEN = "actor: <numbers, such as 0-3, or all>"  # nobody knows what is meant
 
 
 def accelerators(value: object, topology: Topology = EIGHT) -> list[list[int]]:
-    return [list(s.accelerators) for s in place({"actor": value}, topology).slots("actor")]
+    return [
+        list(s.accelerators) for s in place({"actor": value}, topology).slots("actor")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,18 @@ def test_grammar(value: object, expected: list[list[int]]) -> None:
         ("7-0", "reversed-range", (0, 3), "actor: 0-7"),
         ("0-3:3-0", "reversed-range", (4, 7), "actor: 0-3:0-3"),
         ("0\u20133", "not-a-hyphen", (0, 3), "actor: 0-3"),
-        ("0-1,1,5", "duplicate-accelerator", (4, 5), 'actor: "0-1,5"'),  # the gap in the ranks is no second problem
-        ("0-3,2", "duplicate-accelerator", (4, 5), "actor: 0-3        (or two ranks on each: 0-3:0-7)"),
+        (
+            "0-1,1,5",
+            "duplicate-accelerator",
+            (4, 5),
+            'actor: "0-1,5"',
+        ),  # the gap in the ranks is no second problem
+        (
+            "0-3,2",
+            "duplicate-accelerator",
+            (4, 5),
+            "actor: 0-3        (or two ranks on each: 0-3:0-7)",
+        ),
         ("0-1:1-4", "rank-gap", (4, 7), "actor: 0-1:0-3"),
         ("0-1:0-1,2-3:1-2", "duplicate-rank", (12, 15), "actor: 0-3"),
         ("0-2:0-3", "uneven-ranks", (0, 7), "one of\nactor: 0-2\nactor: 0-2:0-5"),
@@ -69,12 +81,22 @@ def test_grammar(value: object, expected: list[list[int]]) -> None:
         ("cuda:0-7", "bad-placement", (0, 8), "actor: 0-7"),
         ("gpu0-gpu3", "bad-placement", (0, 9), "actor: 0-3"),
         ("50%", "bad-placement", (0, 3), "actor: 1/2"),
-        ("0:8", "rank-gap", (0, 3), 'actor: 0-7        (or rank 0 on accelerator 0: actor: "0:0")'),
+        (
+            "0:8",
+            "rank-gap",
+            (0, 3),
+            'actor: 0-7        (or rank 0 on accelerator 0: actor: "0:0")',
+        ),
         ("0:9", "rank-gap", (0, 3), 'actor: "0:0"'),
         ("0-", "bad-placement", (0, 2), OPEN),
         ("0-3-5", "bad-placement", (0, 5), OPEN),
         ("x", "bad-placement", (0, 1), OPEN),
-        ("\uff13", "bad-placement", (0, 1), OPEN),  # a full-width digit is not a digit here
+        (
+            "\uff13",
+            "bad-placement",
+            (0, 1),
+            OPEN,
+        ),  # a full-width digit is not a digit here
         ("0:0-5000", "too-many-ranks", (2, 8), "actor: 0"),
         ("0:all", "bad-placement", (2, 5), 'actor: "0:0"'),
         ("1:2:3", "bad-placement", (3, 5), OPEN),
@@ -86,14 +108,26 @@ def test_grammar(value: object, expected: list[list[int]]) -> None:
         (-1, "bad-placement", (0, 2), OPEN),
         (9, "accelerator-out-of-range", (0, 1), OPEN),
         (247, "base-60-integer", (0, 3), "actor: 4-7        (accelerators 4 to 7)"),
-        (60, "base-60-integer", (0, 2), 'actor: "1:0"        (rank 0 on that accelerator)'),
-        ([0, 247], "base-60-integer", (4, 7), "actor: [0, 4-7]        (accelerators 4 to 7)"),
+        (
+            60,
+            "base-60-integer",
+            (0, 2),
+            'actor: "1:0"        (rank 0 on that accelerator)',
+        ),
+        (
+            [0, 247],
+            "base-60-integer",
+            (4, 7),
+            "actor: [0, 4-7]        (accelerators 4 to 7)",
+        ),
         (None, "empty-placement", None, OPEN),
         ("  ", "empty-placement", None, OPEN),
         ([], "empty-placement", None, OPEN),
     ],
 )
-def test_a_mistake_has_code_column_and_fix(value: object, code: str, span: tuple[int, int] | None, fix: str) -> None:
+def test_a_mistake_has_code_column_and_fix(
+    value: object, code: str, span: tuple[int, int] | None, fix: str
+) -> None:
     (problem,) = problems({"actor": value})
     assert (problem.code, problem.fix) == (code, fix)
     if span is not None:
@@ -108,8 +142,14 @@ def test_a_number_beyond_60_is_plain_where_it_exists() -> None:
 
 def test_all_problems_come_at_once_with_their_lines() -> None:
     sources = {"cluster.component_placement.actor": Source(file="run.yaml", line=7)}
-    found = problems({"actor": "0-8,3-1", "rolout": "4-7"}, components=PPO, sources=sources)
-    assert [p.code for p in found] == ["reversed-range", "unknown-component", "unplaced-component"]
+    found = problems(
+        {"actor": "0-8,3-1", "rolout": "4-7"}, components=PPO, sources=sources
+    )
+    assert [p.code for p in found] == [
+        "reversed-range",
+        "unknown-component",
+        "unplaced-component",
+    ]
     assert str(found[0].source) == "run.yaml:7"
     assert found[1].fix == "rollout: 4-7"
     assert "env" in found[2].what
@@ -118,36 +158,68 @@ def test_all_problems_come_at_once_with_their_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "code", "fix"),
     [
-        ("0-2:0-3,4-6:4-7", "uneven-ranks", 'one of\nactor: "0-2,4-6"\nactor: "0-2:0-5,4-6:6-11"'),
+        (
+            "0-2:0-3,4-6:4-7",
+            "uneven-ranks",
+            'one of\nactor: "0-2,4-6"\nactor: "0-2:0-5,4-6:6-11"',
+        ),
         ("6-9,0-1,4-12", "accelerator-out-of-range", OPEN),
         ("2-5:0,6-9:1", "rank-spans-nodes", 'actor: "2-5:0-1,6-9:2-3"'),
     ],
 )
-def test_problems_of_one_kind_have_one_fix_for_all(text: str, code: str, fix: str) -> None:
-    found = problems({"actor": text}, Topology.uniform(4, 4) if code == "rank-spans-nodes" else EIGHT)
+def test_problems_of_one_kind_have_one_fix_for_all(
+    text: str, code: str, fix: str
+) -> None:
+    found = problems(
+        {"actor": text}, Topology.uniform(4, 4) if code == "rank-spans-nodes" else EIGHT
+    )
     assert [p.code for p in found] == [code] * len(found)
     assert len(found) > 1
     assert {str(p.fix).split("        (")[0] for p in found} == {fix}
 
 
 def test_component_names() -> None:
-    assert place({"actor, rollout": "0-7", "env": "0-1"}).components == ("actor", "rollout", "env")
-    assert only_problem({"actor,env": "0-3", "env": "4-7"}).code == "component-placed-twice"
+    assert place({"actor, rollout": "0-7", "env": "0-1"}).components == (
+        "actor",
+        "rollout",
+        "env",
+    )
+    assert (
+        only_problem({"actor,env": "0-3", "env": "4-7"}).code
+        == "component-placed-twice"
+    )
     assert only_problem({"actor,": "0-3"}).code == "unknown-component"
-    assert only_problem({"critic": 0, "actor,env,rollout": "all"}, components=PPO).code == "unknown-component"
-    assert [problems(empty, components=PPO)[0].code for empty in ({}, None, "0-7")] == ["empty-placement"] * 3
+    assert (
+        only_problem({"critic": 0, "actor,env,rollout": "all"}, components=PPO).code
+        == "unknown-component"
+    )
+    assert [problems(empty, components=PPO)[0].code for empty in ({}, None, "0-7")] == [
+        "empty-placement"
+    ] * 3
 
 
 @pytest.mark.parametrize(
     ("more", "components", "fix"),
     [
         ({}, ("actor", "rollout", "reference"), "reference: 0-3"),
-        ({}, ("actor", "rollout"), "one of these names in place of ref"),  # the algorithm has none
-        ({"reference": "0"}, ("actor", "rollout", "reference"), "one of these names in place of ref"),  # it is placed
+        (
+            {},
+            ("actor", "rollout"),
+            "one of these names in place of ref",
+        ),  # the algorithm has none
+        (
+            {"reference": "0"},
+            ("actor", "rollout", "reference"),
+            "one of these names in place of ref",
+        ),  # it is placed
     ],
 )
-def test_names_of_other_libraries_are_understood(more: dict[str, str], components: tuple[str, ...], fix: str) -> None:
-    (problem,) = problems({"actor,rollout": "0-7", **more, "ref": "0-3"}, components=components)
+def test_names_of_other_libraries_are_understood(
+    more: dict[str, str], components: tuple[str, ...], fix: str
+) -> None:
+    (problem,) = problems(
+        {"actor,rollout": "0-7", **more, "ref": "0-3"}, components=components
+    )
     assert (problem.code, problem.fix) == ("unknown-component", fix)
 
 
@@ -157,14 +229,23 @@ def test_a_rank_never_spans_nodes() -> None:
     assert problem.fix == "actor: 2-7:0-2        (2 accelerators for each rank)"
     assert "accelerators 2-4" in problem.what
     assert accelerators("0-7:0-1", TWO) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert problems({"actor": "0-7:0-1"}, Topology.uneven([3, 5]))[0].code == "rank-spans-nodes"
+    assert (
+        problems({"actor": "0-7:0-1"}, Topology.uneven([3, 5]))[0].code
+        == "rank-spans-nodes"
+    )
 
 
 @pytest.mark.parametrize(
     ("actor", "env", "word", "shared"),
-    [("0-7", "0-7", "collocated", "0-7"), ("0-3", "4-7", "disaggregated", ""), ("0-7", "2-3", "hybrid", "2-3")],
+    [
+        ("0-7", "0-7", "collocated", "0-7"),
+        ("0-3", "4-7", "disaggregated", ""),
+        ("0-7", "2-3", "hybrid", "2-3"),
+    ],
 )
-def test_the_word_for_a_pair_and_for_all(actor: str, env: str, word: str, shared: str) -> None:
+def test_the_word_for_a_pair_and_for_all(
+    actor: str, env: str, word: str, shared: str
+) -> None:
     placement = place({"actor": actor, "env": env})
     assert placement.relation("actor", "env") == placement.mode == word
     assert str(placement.shared("actor", "env")) == shared
@@ -174,9 +255,17 @@ def test_the_word_for_a_pair_and_for_all(actor: str, env: str, word: str, shared
 
 def test_where_no_node_has_accelerators_the_numbers_are_nodes() -> None:
     placement = place({"actor": "0-1:0-3"}, Topology.uneven([0, 0]))
-    assert [(s.node, s.accelerators) for s in placement.slots("actor")] == [(0, ()), (0, ()), (1, ()), (1, ())]
+    assert [(s.node, s.accelerators) for s in placement.slots("actor")] == [
+        (0, ()),
+        (0, ()),
+        (1, ()),
+        (1, ()),
+    ]
     assert placement.canonical() == {"actor": "0-1:0-3"}
-    assert problems({"actor": "all:0"}, Topology.uneven([0, 0]))[0].code == "rank-spans-nodes"
+    assert (
+        problems({"actor": "all:0"}, Topology.uneven([0, 0]))[0].code
+        == "rank-spans-nodes"
+    )
 
 
 def test_asking_for_a_component_that_is_not_placed() -> None:

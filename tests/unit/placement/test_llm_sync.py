@@ -17,9 +17,15 @@ from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan, make_plan
 from tests.unit.placement.reports import LLAMA_8B
 
-HYBRID = {"actor": "0-1", "env": "0", "rollout": "1-3"}  # one engine beside an actor rank, two alone
+HYBRID = {
+    "actor": "0-1",
+    "env": "0",
+    "rollout": "1-3",
+}  # one engine beside an actor rank, two alone
 BUCKETS = 2 * (64 << 20)
-EMBEDDING = 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]  # the largest that an engine makes anew, in bfloat16
+EMBEDDING = (
+    2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]
+)  # the largest that an engine makes anew, in bfloat16
 
 
 def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
@@ -34,40 +40,65 @@ def config(rollout: str = HYBRID["rollout"], **actor: Any) -> Config:
     )
 
 
-def planned(config: Config, kind: str = "cuda", nodes: int = 1) -> tuple[Plan, MemoryLedger]:
+def planned(
+    config: Config, kind: str = "cuda", nodes: int = 1
+) -> tuple[Plan, MemoryLedger]:
     layout = make_plan(config, Topology.uniform(nodes, 4, kind, 80 << 30))
     return layout, memory_case(layout, config).ledger()
 
 
-def in_sync(ledger: MemoryLedger, accelerator: int, component: str, part: Part = Part.SYNC) -> int:
+def in_sync(
+    ledger: MemoryLedger, accelerator: int, component: str, part: Part = Part.SYNC
+) -> int:
     """Bytes that are there during the sync."""
     account = next(a for a in ledger.accelerators if accelerator in a.numbers)
-    (load,) = (at for at in account.loads if at.moment.stage == "sync" and not at.moment.entering)
-    return sum(h.size_bytes for h in load.holds if h.component == component and h.part is part)
+    (load,) = (
+        at
+        for at in account.loads
+        if at.moment.stage == "sync" and not at.moment.entering
+    )
+    return sum(
+        h.size_bytes for h in load.holds if h.component == component and h.part is part
+    )
 
 
 def test_gpus_get_a_second_copy_past_the_host_which_is_counted() -> None:
     layout, ledger = planned(config())
-    assert layout.deliveries == (DeviceDelivery(readers=(0, 1, 2), owners=(1, None, None), actors=2),)
+    assert layout.deliveries == (
+        DeviceDelivery(readers=(0, 1, 2), owners=(1, None, None), actors=2),
+    )
     weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)
     assert weights > 2 << 30
-    assert in_sync(ledger, 3, "rollout") == weights + EMBEDDING  # the copy is there until the last weight is loaded
+    assert (
+        in_sync(ledger, 3, "rollout") == weights + EMBEDDING
+    )  # the copy is there until the last weight is loaded
     assert in_sync(ledger, 0, "actor") == BUCKETS
-    assert ledger.hosts[0].loads[-1].holds[-1].size_bytes < 64 << 20  # channels, and no buffer of weights
+    assert (
+        ledger.hosts[0].loads[-1].holds[-1].size_bytes < 64 << 20
+    )  # channels, and no buffer of weights
 
 
 def test_a_second_copy_is_of_the_type_that_the_actor_computes_in() -> None:
     _, ledger = planned(config(compute="fp32"))
-    weights = in_sync(ledger, 3, "rollout", Part.PARAMETERS)  # of the engine, in bfloat16
+    weights = in_sync(
+        ledger, 3, "rollout", Part.PARAMETERS
+    )  # of the engine, in bfloat16
     assert in_sync(ledger, 3, "rollout") == 2 * weights + EMBEDDING
 
 
 @pytest.mark.parametrize(
     ("kind", "sync"),
-    [("cuda", {"through_host": True}), ("cuda", {"mode": "lora"}), ("cuda", {"mode": "delta"}), ("emulated", {})],
+    [
+        ("cuda", {"through_host": True}),
+        ("cuda", {"mode": "lora"}),
+        ("cuda", {"mode": "delta"}),
+        ("emulated", {}),
+    ],
     ids=str,
 )
-def test_the_other_transports_go_over_a_buffer_of_the_node(kind: str, sync: dict[str, object]) -> None:
+def test_the_other_transports_go_over_a_buffer_of_the_node(
+    kind: str, sync: dict[str, object]
+) -> None:
     layout, ledger = planned(config(sync=sync, lora_rank=8), kind)
     assert layout.deliveries == (Delivery(readers=(0, 1, 2), near=(0, 1)),)
     assert in_sync(ledger, 3, "rollout") == EMBEDDING
@@ -75,10 +106,22 @@ def test_the_other_transports_go_over_a_buffer_of_the_node(kind: str, sync: dict
 
 def test_an_engine_over_several_gpus_takes_windows_and_never_a_second_copy() -> None:
     layout, ledger = planned(config(rollout="0-3:0-1"))
-    assert layout.deliveries == (DeviceDelivery(readers=(0, 1), owners=(0, 1, None, None), actors=2, parts=(2, 2)),)
+    assert layout.deliveries == (
+        DeviceDelivery(
+            readers=(0, 1), owners=(0, 1, None, None), actors=2, parts=(2, 2)
+        ),
+    )
     anew = EMBEDDING // 2  # of what the engine makes anew
-    assert in_sync(ledger, 1, "rollout") == in_sync(ledger, 3, "rollout") == BUCKETS + 2 * EMBEDDING + anew
-    assert not any(HostPart.BUCKETS in kept for f in ledger.footprints["rollout"] for kept in f.host.values())
+    assert (
+        in_sync(ledger, 1, "rollout")
+        == in_sync(ledger, 3, "rollout")
+        == BUCKETS + 2 * EMBEDDING + anew
+    )
+    assert not any(
+        HostPart.BUCKETS in kept
+        for f in ledger.footprints["rollout"]
+        for kept in f.host.values()
+    )
 
 
 def test_engines_ahead_take_their_weights_from_the_host() -> None:
@@ -86,7 +129,8 @@ def test_engines_ahead_take_their_weights_from_the_host() -> None:
     ahead = dataclasses.replace(
         written,
         cluster=dataclasses.replace(
-            written.cluster, component_placement={"actor": "0-1", "env": "2", "rollout": "2-3"}
+            written.cluster,
+            component_placement={"actor": "0-1", "env": "2", "rollout": "2-3"},
         ),
         algorithm=dataclasses.replace(written.algorithm, max_staleness=1),
     )
@@ -101,7 +145,13 @@ def test_factors_have_a_buffer_of_their_own_and_need_no_merging() -> None:
         shared[mode] = max(h.size_bytes for h in holds if h.component == "weights")
         merged = in_sync(ledger, 0, "actor") - BUCKETS
         assert (merged > 0) == (mode != "lora")
-    assert shared["all"] < shared["lora"] < 1.05 * shared["all"] < shared["trainable"] < 2 * shared["all"]
+    assert (
+        shared["all"]
+        < shared["lora"]
+        < 1.05 * shared["all"]
+        < shared["trainable"]
+        < 2 * shared["all"]
+    )
 
 
 def test_a_probe_gathers_weights_during_the_sync() -> None:
@@ -114,31 +164,51 @@ def test_a_probe_gathers_weights_during_the_sync() -> None:
 
 def test_what_was_sent_to_another_node_is_kept_to_send_what_changed() -> None:
     def kept(rollout: str, mode: str) -> int:
-        _, ledger = planned(config(rollout=rollout, sync={"mode": mode}), "emulated", nodes=2)
+        _, ledger = planned(
+            config(rollout=rollout, sync={"mode": mode}), "emulated", nodes=2
+        )
         holds = ledger.hosts[0].loads[-1].holds
         return sum(hold.size_bytes for hold in holds if hold.part is HostPart.SENT)
 
-    layout, ledger = planned(config(rollout="1-5", sync={"mode": "delta"}), "emulated", nodes=2)
+    layout, ledger = planned(
+        config(rollout="1-5", sync={"mode": "delta"}), "emulated", nodes=2
+    )
     assert [delivery.near for delivery in layout.deliveries] == [(0, 1), ()]
     weights = in_sync(ledger, 4, "rollout", Part.PARAMETERS)
-    assert weights <= kept("1-5", "delta") <= 1.001 * weights, "of both ranks together, once the model"
+    assert weights <= kept("1-5", "delta") <= 1.001 * weights, (
+        "of both ranks together, once the model"
+    )
     assert kept("1-3", "delta") == kept("1-5", "all") == 0
 
 
 @pytest.mark.parametrize(("security", "taken"), [("encrypted", 3), ("password", 2)])
-def test_buckets_on_their_way_to_another_node_are_on_both_hosts(security: str, taken: int) -> None:
+def test_buckets_on_their_way_to_another_node_are_on_both_hosts(
+    security: str, taken: int
+) -> None:
     """Two of each actor rank; of two engines of a node one takes them."""
 
     def held(rollout: str, part: HostPart) -> list[int]:
         job = config(rollout=rollout, sync={"mode": "trainable"}, lora_rank=8)
         job = dataclasses.replace(
-            job, cluster=dataclasses.replace(job.cluster, comm=dataclasses.replace(job.cluster.comm, security=security))
+            job,
+            cluster=dataclasses.replace(
+                job.cluster,
+                comm=dataclasses.replace(job.cluster.comm, security=security),
+            ),
         )
         _, ledger = planned(job, "emulated", nodes=2)
         loads = [
-            next(at for at in a.loads if at.moment.stage == "sync" and not at.moment.entering) for a in ledger.hosts
+            next(
+                at
+                for at in a.loads
+                if at.moment.stage == "sync" and not at.moment.entering
+            )
+            for a in ledger.hosts
         ]
-        return [sum(hold.size_bytes for hold in load.holds if hold.part is part) for load in loads]
+        return [
+            sum(hold.size_bytes for hold in load.holds if hold.part is part)
+            for load in loads
+        ]
 
     assert held("1-3", HostPart.STREAMED) == held("1-3", HostPart.TAKEN) == [0]
     assert held("4-5", HostPart.STREAMED) == [2 * 2 * BUCKET_BYTES, 0]

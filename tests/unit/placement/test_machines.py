@@ -9,7 +9,11 @@ import pytest
 from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Source
-from rlplace.placement import FlexiblePlacementStrategy, HybridComponentPlacement, Topology
+from rlplace.placement import (
+    FlexiblePlacementStrategy,
+    HybridComponentPlacement,
+    Topology,
+)
 from rlplace.placement.checks import find_overstated
 from rlplace.placement.machines.pools import accelerator_pool
 from rlplace.placement.machines.topology import Ranges, declare_topology, in_rank_order
@@ -27,8 +31,13 @@ def declared(*nodes: dict[str, Any]) -> Topology:
 
 def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
     with pytest.raises(PlacementError) as caught:
-        declare_topology(cluster(*nodes).nodes, sources={"cluster.nodes": Source(file="big.yaml", line=3)})
-    assert all(p.why and p.fix and str(p.source) == "big.yaml:3" for p in caught.value.problems)
+        declare_topology(
+            cluster(*nodes).nodes,
+            sources={"cluster.nodes": Source(file="big.yaml", line=3)},
+        )
+    assert all(
+        p.why and p.fix and str(p.source) == "big.yaml:3" for p in caught.value.problems
+    )
     return caught.value.codes
 
 
@@ -53,14 +62,21 @@ def problems(*nodes: dict[str, Any]) -> tuple[str, ...]:
 def test_known_products_have_their_memory(product: str, gib: float) -> None:
     (node,) = declared({"accelerators": 8, "product": product}).nodes
     assert node.memory_bytes == int(gib * (1 << 30))
-    (mixed,) = declared({"mixed": [{"count": 2, "product": product}, {"count": 1, "memory": "300GiB"}]}).nodes
+    (mixed,) = declared(
+        {"mixed": [{"count": 2, "product": product}, {"count": 1, "memory": "300GiB"}]}
+    ).nodes
     assert mixed.runs[0].memory_bytes == int(gib * (1 << 30))
 
 
 def test_a_memory_that_is_written_counts_as_it_is_written() -> None:
     sizes = {"80GiB": 80 << 30, "80GB": 80 * 10**9}
     for text, size in sizes.items():
-        assert declared({"accelerators": 8, "product": "H100", "memory": text}).nodes[0].memory_bytes == size
+        assert (
+            declared({"accelerators": 8, "product": "H100", "memory": text})
+            .nodes[0]
+            .memory_bytes
+            == size
+        )
 
 
 @pytest.mark.parametrize(
@@ -68,29 +84,54 @@ def test_a_memory_that_is_written_counts_as_it_is_written() -> None:
     [
         ({"accelerators": 1, "product": "H100", "memory": "80GiB"}, "nodes[0]"),
         (
-            {"mixed": [{"count": 1, "product": "L4"}, {"count": 1, "product": "H100", "memory": "80GiB"}]},
+            {
+                "mixed": [
+                    {"count": 1, "product": "L4"},
+                    {"count": 1, "product": "H100", "memory": "80GiB"},
+                ]
+            },
             "nodes[0].mixed[1]",
         ),
         ({"accelerators": 1, "product": "H100", "memory": "79GiB"}, None),
         ({"accelerators": 1, "product": "A100", "memory": "80GiB"}, None),  # not known
     ],
 )
-def test_more_memory_than_a_product_has_is_warned_of(node: dict[str, Any], where: str | None) -> None:
+def test_more_memory_than_a_product_has_is_warned_of(
+    node: dict[str, Any], where: str | None
+) -> None:
     warnings = list(find_overstated(cluster(node).nodes))
-    assert [(w.code, w.key) for w in warnings] == ([("memory-overstated", f"cluster.{where}.memory")] if where else [])
+    assert [(w.code, w.key) for w in warnings] == (
+        [("memory-overstated", f"cluster.{where}.memory")] if where else []
+    )
     assert all("79.1GiB" in w.why and w.fix == "memory: 79.1GiB" for w in warnings)
 
 
 def test_machines_of_several_shapes() -> None:
     topology = declared(
-        {"count": 2, "accelerators": 8, "product": "A100", "memory": "80GiB", "host_memory": "1TiB"},
-        {"accelerators": 4, "product": "RTX4090", "memory": "24GiB", "pcie_gb_per_s": 32, "network_gb_per_s": 12.5},
+        {
+            "count": 2,
+            "accelerators": 8,
+            "product": "A100",
+            "memory": "80GiB",
+            "host_memory": "1TiB",
+        },
+        {
+            "accelerators": 4,
+            "product": "RTX4090",
+            "memory": "24GiB",
+            "pcie_gb_per_s": 32,
+            "network_gb_per_s": 12.5,
+        },
         {},
     )
     assert topology.describe() == "20 accelerators, 0-19 (4 nodes: 8 + 8 + 4 + 0)"
     assert topology.order == "as written in cluster.nodes"
     first, second, third, last = topology.nodes
-    assert (first.product, first.memory_bytes, first.host_memory_bytes) == ("A100", 80 << 30, 1 << 40)
+    assert (first.product, first.memory_bytes, first.host_memory_bytes) == (
+        "A100",
+        80 << 30,
+        1 << 40,
+    )
     assert first.kind == "cuda"
     assert second.product == "A100"
     assert third.pcie_gb_per_s == 32
@@ -98,7 +139,9 @@ def test_machines_of_several_shapes() -> None:
 
 
 def test_explicit_ranks_order_the_nodes() -> None:
-    topology = declared({"rank": 2, "accelerators": 1}, {"rank": 0, "count": 2, "accelerators": 8})
+    topology = declared(
+        {"rank": 2, "accelerators": 1}, {"rank": 0, "count": 2, "accelerators": 8}
+    )
     assert [n.accelerators for n in topology.nodes] == [8, 8, 1]
     assert topology.order == "by the ranks given in cluster.nodes"
     assert problems({"rank": 0}, {}) == ("node-ranks",)
@@ -120,12 +163,26 @@ def test_the_number_of_nodes_is_said_once_or_rightly() -> None:
 
 
 def test_accelerators_of_a_node_beside_declared_nodes_are_right_or_refused() -> None:
-    assert declared_topology(cluster({"accelerators": 8}, accelerators_per_node=8)).num_accelerators == 8
-    for nodes in ([{"accelerators": 8}], [{"accelerators": 16}, {"mixed": [{"count": 8}]}]):
+    assert (
+        declared_topology(
+            cluster({"accelerators": 8}, accelerators_per_node=8)
+        ).num_accelerators
+        == 8
+    )
+    for nodes in (
+        [{"accelerators": 8}],
+        [{"accelerators": 16}, {"mixed": [{"count": 8}]}],
+    ):
         with pytest.raises(PlacementError) as caught:
-            declared_topology(cluster(*nodes, accelerators_per_node=16), {"cluster": Source(file="a.yaml", line=3)})
+            declared_topology(
+                cluster(*nodes, accelerators_per_node=16),
+                {"cluster": Source(file="a.yaml", line=3)},
+            )
         (problem,) = caught.value.problems
-        assert (problem.code, problem.key) == ("node-count", "cluster.accelerators_per_node")
+        assert (problem.code, problem.key) == (
+            "node-count",
+            "cluster.accelerators_per_node",
+        )
         assert (problem.fix, str(problem.source)) == (
             "accelerators_per_node: auto        (or declare other nodes)",
             "a.yaml:3",
@@ -134,11 +191,18 @@ def test_accelerators_of_a_node_beside_declared_nodes_are_right_or_refused() -> 
 
 def test_no_rank_uses_accelerators_of_two_products() -> None:
     a100 = {"count": 3, "product": "A100", "memory": "80GiB"}
-    topology = declared({"mixed": [a100, {"count": 5, "product": "L40", "memory": "48GiB"}]})
-    assert (topology.nodes[0].product, topology.nodes[0].memory_bytes) == ("A100 + L40", 48 << 30)
+    topology = declared(
+        {"mixed": [a100, {"count": 5, "product": "L40", "memory": "48GiB"}]}
+    )
+    assert (topology.nodes[0].product, topology.nodes[0].memory_bytes) == (
+        "A100 + L40",
+        48 << 30,
+    )
 
     def place(text: object) -> HybridComponentPlacement:
-        return HybridComponentPlacement({"component_placement": {"actor": text}}, topology)
+        return HybridComponentPlacement(
+            {"component_placement": {"actor": text}}, topology
+        )
 
     assert place("1-2:0,3-6:1-2").slots("actor")[1].local_accelerators == (3, 4)
     for text in ("0-7:0", {"placement": "0-7", "accelerators_per_rank": 4}):
@@ -153,13 +217,26 @@ def test_no_rank_uses_accelerators_of_two_products() -> None:
 
 def test_a_declared_cluster_wins_over_this_machine() -> None:
     assert declared_topology(cluster({"accelerators": 8})).nodes[0].kind == "cuda"
-    emulated = declared_topology(cluster({"accelerators": 8}, accelerator={"kind": "emulated", "memory": "2GiB"}))
-    assert (emulated.nodes[0].kind, emulated.nodes[0].memory_bytes) == ("emulated", 2 << 30)
+    emulated = declared_topology(
+        cluster({"accelerators": 8}, accelerator={"kind": "emulated", "memory": "2GiB"})
+    )
+    assert (emulated.nodes[0].kind, emulated.nodes[0].memory_bytes) == (
+        "emulated",
+        2 << 30,
+    )
 
 
 def ray_node(address: str, gpus: int = 0, **more: Any) -> dict[str, Any]:
-    resources = {"CPU": 8.0, "memory": 1e9} | ({"GPU": float(gpus), "accelerator_type:A100": 1.0} if gpus else {})
-    return {"Alive": True, "NodeManagerAddress": address, "Resources": resources, "Labels": {}, **more}
+    resources = {"CPU": 8.0, "memory": 1e9} | (
+        {"GPU": float(gpus), "accelerator_type:A100": 1.0} if gpus else {}
+    )
+    return {
+        "Alive": True,
+        "NodeManagerAddress": address,
+        "Resources": resources,
+        "Labels": {},
+        **more,
+    }
 
 
 def test_ray_nodes_come_head_first_then_by_address() -> None:
@@ -172,15 +249,25 @@ def test_ray_nodes_come_head_first_then_by_address() -> None:
         ray_node("gpu-host", 1),
         ray_node("10.0.0.1", 8, Alive=False),
     ]
-    assert [n["NodeManagerAddress"] for n in in_rank_order(nodes)] == ["10.0.0.9", "10.0.0.2", "10.0.0.10", "gpu-host"]
+    assert [n["NodeManagerAddress"] for n in in_rank_order(nodes)] == [
+        "10.0.0.9",
+        "10.0.0.2",
+        "10.0.0.10",
+        "gpu-host",
+    ]
     assert in_rank_order(nodes[::-1]) == in_rank_order(nodes)
 
 
 def test_ray_labels_give_explicit_ranks() -> None:
     def labelled(address: str, rank: object) -> dict[str, Any]:
-        return ray_node(address, 1, Labels={} if rank is None else {"rlplace-node-rank": rank})
+        return ray_node(
+            address, 1, Labels={} if rank is None else {"rlplace-node-rank": rank}
+        )
 
-    assert [n["NodeManagerAddress"] for n in in_rank_order([labelled("b", "1"), labelled("a", "0")])] == ["a", "b"]
+    assert [
+        n["NodeManagerAddress"]
+        for n in in_rank_order([labelled("b", "1"), labelled("a", "0")])
+    ] == ["a", "b"]
     for ranks in (("0", None), ("0", "0"), ("0", "2"), ("0", "x")):
         with pytest.raises(PlacementError) as caught:
             in_rank_order([labelled("a", ranks[0]), labelled("b", ranks[1])])
@@ -188,7 +275,9 @@ def test_ray_labels_give_explicit_ranks() -> None:
     lost = {**labelled("b", "1"), "Alive": False}
     two = [labelled("c", "2"), labelled("a", "0")]
     assert [n["NodeManagerAddress"] for n in in_rank_order([lost, *two])] == ["a", "c"]
-    assert [n["NodeManagerAddress"] for n in in_rank_order([lost, *two, labelled("d", "1")])] == ["a", "d", "c"]
+    assert [
+        n["NodeManagerAddress"] for n in in_rank_order([lost, *two, labelled("d", "1")])
+    ] == ["a", "d", "c"]
     with pytest.raises(PlacementError) as caught:
         in_rank_order([])
     assert caught.value.codes == ("no-node",)
@@ -197,7 +286,10 @@ def test_ray_labels_give_explicit_ranks() -> None:
 def test_nodes_are_numbered_through() -> None:
     topology = Topology.uniform(2, 8, "cuda", 80 << 30)
     assert [n.numbers for n in topology.nodes] == [range(8), range(8, 16)]
-    assert (topology.nodes[1].kind, topology.nodes[1].memory_bytes) == ("cuda", 80 << 30)
+    assert (topology.nodes[1].kind, topology.nodes[1].memory_bytes) == (
+        "cuda",
+        80 << 30,
+    )
     uneven = Topology.uneven([2, 0, 3])
     assert [uneven.node_of(a).rank for a in range(5)] == [0, 0, 2, 2, 2]
     assert uneven.describe() == "5 accelerators, 0-4 (3 nodes: 2 + 0 + 3)"
@@ -226,7 +318,13 @@ def test_a_window_of_ranges() -> None:
 def test_pools_of_nodes_out_of_order() -> None:
     nodes = Topology.uneven([2, 3, 4]).nodes
     pool = accelerator_pool([nodes[2], nodes[0]])
-    assert pool.outside(range(3, 6)) == ((range(3, 4), range(8, 9)), (range(4, 6), range(2)))
+    assert pool.outside(range(3, 6)) == (
+        (range(3, 4), range(8, 9)),
+        (range(4, 6), range(2)),
+    )
     assert pool.outside(range(1, 3)) == ((range(1, 3), range(6, 8)),)
     assert [s.node for s in pool.intervals_in(range(3, 6))] == [2, 0]
-    assert [(s.node, s.numbers) for s in pool.intervals] == [(2, range(4)), (0, range(4, 6))]
+    assert [(s.node, s.numbers) for s in pool.intervals] == [
+        (2, range(4)),
+        (0, range(4, 6)),
+    ]

@@ -10,7 +10,13 @@ import pytest
 
 from rlplace.config.schema import OptimizerConfig, TextRolloutConfig, TrainedConfig
 from rlplace.placement.memory import formulas
-from rlplace.placement.memory.demands import EngineDemand, HostPart, Part, Placed, TrainingDemand
+from rlplace.placement.memory.demands import (
+    EngineDemand,
+    HostPart,
+    Part,
+    Placed,
+    TrainingDemand,
+)
 from rlplace.placement.memory.formulas import DTYPE_BYTES
 from rlplace.placement.memory.layers import Block, KvLayers, Saved, Weight
 from rlplace.placement.memory.model import Attention, ModelShape, read_model
@@ -26,20 +32,36 @@ TINY = ModelShape(
     blocks=(
         Block(
             layers=2,
-            weights=(Weight(name="linear", shape=(5, 2), ways=2, projection=True), Weight(name="norm", shape=(2,))),
+            weights=(
+                Weight(name="linear", shape=(5, 2), ways=2, projection=True),
+                Weight(name="norm", shape=(2,)),
+            ),
             saved=Saved(compute=3, compute_cut=4, float32=1, float32_cut=2),
             passing=Saved(compute=2, compute_cut=3),
         ),
     ),
 )
-_OPT = {"vocab_size": 50272, "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}
+_OPT = {
+    "vocab_size": 50272,
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+}
 OPT_13B = read_model({"model_type": "llama", "intermediate_size": 1, **_OPT})
 # Feed-forward layers of 6 and of 1, queries of 1 and of 12.
 GATED, WIDE = (
     dataclasses.replace(
         TINY,
-        attention=Attention(hidden=5, heads=heads, kv_heads=keys, head_dim=width, bias=False),
-        blocks=(Block(layers=2, weights=(), saved=Saved(compute_cut=4 * wide + 2 * (heads + keys) * width)),),
+        attention=Attention(
+            hidden=5, heads=heads, kv_heads=keys, head_dim=width, bias=False
+        ),
+        blocks=(
+            Block(
+                layers=2,
+                weights=(),
+                saved=Saved(compute_cut=4 * wide + 2 * (heads + keys) * width),
+            ),
+        ),
     )
     for wide, heads, keys, width in ((6, 1, 1, 1), (1, 3, 2, 4))
 )
@@ -52,7 +74,9 @@ WINDOWED = dataclasses.replace(
     ),
 )
 
-BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int], int]]] = {
+BY_HAND: dict[
+    Callable[..., int], list[tuple[Callable[[Callable[..., int]], int], int]]
+] = {
     formulas.parameters: [
         (lambda f: f(TINY, 4), (30 + 2 * 12) * 4),
         # Over 4 ranks: 2 of 6 rows, 2 of 5 rows, 1 of 2.
@@ -62,18 +86,27 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     formulas.activations: [
         (lambda f: f(TINY, 7, 2), 7 * 2 * ((3 + 4) * 2 + (1 + 2) * 4)),
         # What is gathered is twice the width of 5 at most: here all that is not cut.
-        (lambda f: f(TINY, 7, 2, parallel=2), 7 * 2 * (3 * 2 + (4 * 2 + (1 + 2) * 4) // 2)),
+        (
+            lambda f: f(TINY, 7, 2, parallel=2),
+            7 * 2 * (3 * 2 + (4 * 2 + (1 + 2) * 4) // 2),
+        ),
     ],
     formulas.checkpoints: [
         (lambda f: f(TINY, 7, 2), 7 * 2 * 5 * 2),
         (lambda f: f(TINY, 7, 2, parallel=2), 4 * 2 * 5 * 2),
     ],
     formulas.one_layer: [(lambda f: f(TINY, 7, 2), 7 * 26)],
-    formulas.logits: [(lambda f: f(6, 7, 2), 7 * 6 * 10), (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10)],
+    formulas.logits: [
+        (lambda f: f(6, 7, 2), 7 * 6 * 10),
+        (lambda f: f(6, 7, 2, parallel=4), 7 * 2 * 10),
+    ],
     formulas.flowing: [
         (lambda f: f(GATED, 7, 2), 7 * 2 * 6 * 2),  # two of four
         (lambda f: f(GATED, 7, 2, parallel=2), 7 * 6 * 2),
-        (lambda f: f(WIDE, 7, 2), 7 * (2 * (12 + 8) - 4) * 2),  # when the 4 of its feed-forward layer are freed
+        (
+            lambda f: f(WIDE, 7, 2),
+            7 * (2 * (12 + 8) - 4) * 2,
+        ),  # when the 4 of its feed-forward layer are freed
     ],
     # Of 2 key heads over 8 ranks, each has one, and not a quarter.
     formulas.copied_keys: [
@@ -92,8 +125,14 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
     ],
     formulas.tile_scores: [
         (lambda f: f(TINY, 7), 7 * TINY.vocabulary * 8),
-        (lambda f: f(dataclasses.replace(TINY, vocabulary=6), 7, parallel=4), 7 * 2 * 8),
-        (lambda f: f(dataclasses.replace(TINY, vocabulary=1 << 20), 1 << 15), (1 << 22) * 8),
+        (
+            lambda f: f(dataclasses.replace(TINY, vocabulary=6), 7, parallel=4),
+            7 * 2 * 8,
+        ),
+        (
+            lambda f: f(dataclasses.replace(TINY, vocabulary=1 << 20), 1 << 15),
+            (1 << 22) * 8,
+        ),
         (lambda f: f(dataclasses.replace(TINY, vocabulary=0), 7), 0),
     ],
     # Kwon et al. 2023, section 3.1: a token of OPT-13B takes 2 x 5120 x 40 x 2 = 800 KiB.
@@ -102,10 +141,16 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
         (lambda f: f(TINY, 10, 8192, 2, parallel=2), 10 * 2 * 2 * 1 * 4 * 2),
         (lambda f: f(TINY, 10, 8192, 2, parallel=8), 10 * 2 * 2 * 1 * 4 * 2),
         # 3 + 2 tokens of the window's layer, 10 of the other; a state of 6 numbers in each of 4 heads besides.
-        (lambda f: f(WINDOWED, 10, 3, 2), 2 * (2 * (3 - 1 + 3) * 8 + 2 * 10 * 8 + 4 * 6)),
+        (
+            lambda f: f(WINDOWED, 10, 3, 2),
+            2 * (2 * (3 - 1 + 3) * 8 + 2 * 10 * 8 + 4 * 6),
+        ),
         (lambda f: f(WINDOWED, 4, 3, 2), 2 * (2 * 4 * 8 + 2 * 4 * 8 + 4 * 6)),
     ],
-    formulas.kv_share: [(lambda f: f(1000, 0.6, 250), 350), (lambda f: f(1000, 0.2, 250), 0)],
+    formulas.kv_share: [
+        (lambda f: f(1000, 0.6, 250), 350),
+        (lambda f: f(1000, 0.2, 250), 0),
+    ],
     formulas.engine_workspace: [(lambda f: f(TINY, 7, 3, 2), 7 * 26 + 3 * 6 * 10)],
     formulas.whole_weight: [
         (lambda f: f(10, 0, 4, shared=True), 2 * 10 * 4),
@@ -117,10 +162,17 @@ BY_HAND: dict[Callable[..., int], list[tuple[Callable[[Callable[..., int]], int]
         (lambda f: f(1 << 30, sent=False, encrypted=True), 3 * (16 << 20)),
         (lambda f: f(5, sent=False), 2 * 5),
     ],
-    formulas.reloading: [(lambda f: f(TINY, 4), 30 * 4), (lambda f: f(TINY, 4, parallel=4), 8 * 4)],
+    formulas.reloading: [
+        (lambda f: f(TINY, 4), 30 * 4),
+        (lambda f: f(TINY, 4, parallel=4), 8 * 4),
+    ],
     formulas.communicator: [(lambda f: f(1), 256 << 20), (lambda f: f(2), 512 << 20)],
     formulas.sync_buckets: [(lambda f: f(1 << 30), 128 << 20), (lambda f: f(30), 60)],
-    formulas.pinned: [(lambda f: f(1025), 2048), (lambda f: f(1024), 1024), (lambda f: f(0), 0)],
+    formulas.pinned: [
+        (lambda f: f(1025), 2048),
+        (lambda f: f(1024), 1024),
+        (lambda f: f(0), 0),
+    ],
 }
 
 
@@ -139,7 +191,9 @@ def test_low_rank_factors_are_sharded_by_their_own_rows() -> None:
 def test_bytes_a_parameter_however_they_are_split() -> None:
     """Rajbhandari et al. 2020: 16 with Adam, whether the shards or master weights beside them are float32."""
     assert DTYPE_BYTES["fp32"] * 2 + optimizer_state("adamw") == 16
-    assert DTYPE_BYTES["bf16"] * 2 + optimizer_state("adamw_master", weights="bf16") == 16
+    assert (
+        DTYPE_BYTES["bf16"] * 2 + optimizer_state("adamw_master", weights="bf16") == 16
+    )
 
 
 def optimizer_state(kind: str, **block: Any) -> float:
@@ -147,32 +201,59 @@ def optimizer_state(kind: str, **block: Any) -> float:
     trained = TrainedConfig(optimizer=OptimizerConfig(kind=kind), **block)
     demand = TrainingDemand(model=OPT_13B, block=trained, sequence_length=1)
     one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="cuda")
-    return demand.footprint(one).held[Residency.FULL][Part.OPTIMIZER] / formulas.parameters(OPT_13B, 1)
+    return demand.footprint(one).held[Residency.FULL][
+        Part.OPTIMIZER
+    ] / formulas.parameters(OPT_13B, 1)
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_a_checkpoint_unpacks_moments_of_8_bits_whether_or_not_it_copies_the_rest(copied: bool) -> None:
+def test_a_checkpoint_unpacks_moments_of_8_bits_whether_or_not_it_copies_the_rest(
+    copied: bool,
+) -> None:
     def saved(kind: str) -> int:
         block = TrainedConfig(optimizer=OptimizerConfig(kind=kind))
-        demand = TrainingDemand(model=OPT_13B, block=block, sequence_length=1, copied=copied)
-        one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="cuda")
+        demand = TrainingDemand(
+            model=OPT_13B, block=block, sequence_length=1, copied=copied
+        )
+        one = Placed(
+            ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="cuda"
+        )
         return demand.footprint(one).host[Residency.FULL][HostPart.CHECKPOINT]
 
-    unpacked = 0 if copied else 8 * formulas.parameters(OPT_13B, 1)  # of float32 no tensor is made anew
+    unpacked = (
+        0 if copied else 8 * formulas.parameters(OPT_13B, 1)
+    )  # of float32 no tensor is made anew
     assert saved("adamw_8bit") - saved("adamw") == unpacked
 
 
-def test_a_cut_distribution_takes_room_whether_answers_or_held_out_ones_are_drawn_by_it() -> None:
+def test_a_cut_distribution_takes_room_whether_answers_or_held_out_ones_are_drawn_by_it() -> (
+    None
+):
     def workspace(cut: bool, **block: Any) -> int:
         demand = EngineDemand(
-            model=OPT_13B, block=TextRolloutConfig(engine="transformers", **block), sequence_length=2, cut=cut
+            model=OPT_13B,
+            block=TextRolloutConfig(engine="transformers", **block),
+            sequence_length=2,
+            cut=cut,
         )
-        one = Placed(ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="emulated")
+        one = Placed(
+            ranks=1, accelerators_per_rank=1, memory_bytes=1 << 40, kind="emulated"
+        )
         return demand.footprint(one).working["rollout"][Part.WORKSPACE]
 
-    assert workspace(False) < workspace(True) == workspace(False, top_p=0.5) == workspace(True, top_p=0.5)
+    assert (
+        workspace(False)
+        < workspace(True)
+        == workspace(False, top_p=0.5)
+        == workspace(True, top_p=0.5)
+    )
 
 
 def test_moments_of_8_bits_have_a_scale_for_each_block_of_256() -> None:
-    assert [formulas.moments(size, 4, True) for size in (0, 1, 256, 257)] == [[0, 0], [256, 4], [256, 4], [512, 8]]
+    assert [formulas.moments(size, 4, True) for size in (0, 1, 256, 257)] == [
+        [0, 0],
+        [256, 4],
+        [256, 4],
+        [512, 8],
+    ]
     assert optimizer_state("adamw_8bit") == pytest.approx(2 * (1 + 4 / 256), rel=1e-4)

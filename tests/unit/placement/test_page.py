@@ -26,7 +26,9 @@ def texts(view: PlanView) -> list[str]:
 def test_every_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
     page = render_html(REPORTS[name])
     elements = list(read(page).iter())
-    assert {e.tag.rpartition("}")[2] for e in elements}.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert {e.tag.rpartition("}")[2] for e in elements}.isdisjoint(
+        {"script", "link", "img", "iframe", "object"}
+    )
     assert not [e for e in elements if {"href", "src"} & set(e.attrib)]
     assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
     assert "url(" not in page
@@ -34,11 +36,16 @@ def test_every_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
 
 
 def test_the_verdict_comes_first() -> None:
-    fits, short, unknown = map(texts, (REPORTS["six"], REPORTS["too-large"], ppo(nodes=[{"accelerators": 8}])))
+    fits, short, unknown = map(
+        texts, (REPORTS["six"], REPORTS["too-large"], ppo(nodes=[{"accelerators": 8}]))
+    )
     assert "fits" in fits
     assert "does not fit" in short
     assert "fits" in unknown, "the emulated accelerators of a config have a size"
-    for view in (ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"}), llm(model=None)):
+    for view in (
+        ppo(nodes=[{"accelerators": 8}], accelerator={"kind": "auto"}),
+        llm(model=None),
+    ):
         assert "memory not known" in texts(view)
 
 
@@ -63,17 +70,31 @@ def test_problems_and_warnings_have_their_fix() -> None:
 def test_bars_are_as_long_as_what_is_held() -> None:
     report = llm(dict.fromkeys(SIX, "0-7"))
     bars = [e for e in read(render_html(report)).iter() if e.get("class") == "bar"]
-    assert len(bars) == sum(len(account.loads) for account in report.ledger.accelerators)
-    widths = [float(r.get("width", 0)) for r in bars[0] if r.get("class", "").startswith("f")]
-    load, capacity = report.ledger.accelerators[0].loads[0], report.ledger.accelerators[0].capacity_bytes
+    assert len(bars) == sum(
+        len(account.loads) for account in report.ledger.accelerators
+    )
+    widths = [
+        float(r.get("width", 0)) for r in bars[0] if r.get("class", "").startswith("f")
+    ]
+    load, capacity = (
+        report.ledger.accelerators[0].loads[0],
+        report.ledger.accelerators[0].capacity_bytes,
+    )
     assert sum(widths) == pytest.approx(1000 * load.total_bytes / capacity, abs=1)
 
 
 def test_many_kinds_of_accelerator_end_somewhere() -> None:
     nodes = [H100 | {"accelerators": 1, "memory": f"{80 + i}GiB"} for i in range(14)]
-    report = ppo({"actor": "all", "env": "all", "rollout": "all"}, nodes=nodes, envs=28, accelerator={"kind": "auto"})
+    report = ppo(
+        {"actor": "all", "env": "all", "rollout": "all"},
+        nodes=nodes,
+        envs=28,
+        accelerator={"kind": "auto"},
+    )
     assert "and 2 more kinds of accelerator" in " ".join(texts(report))
 
 
 def test_names_are_escaped() -> None:
-    assert "<b>x" not in render_html(llm({"actor": "0-7", "rollout": "0-7", "reward.<b>x": "0-7"}, name="<i>y"))
+    assert "<b>x" not in render_html(
+        llm({"actor": "0-7", "rollout": "0-7", "reward.<b>x": "0-7"}, name="<i>y")
+    )

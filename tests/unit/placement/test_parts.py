@@ -10,7 +10,10 @@ from tests.unit.placement.placing import only_problem, place
 
 def accelerators(text: str, count: int) -> list[int]:
     """Return where the ranks of one component are, on one node of `count` accelerators."""
-    return [slot.accelerators[0] for slot in place({"actor": text}, Topology.uniform(1, count)).slots("actor")]
+    return [
+        slot.accelerators[0]
+        for slot in place({"actor": text}, Topology.uniform(1, count)).slots("actor")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +26,9 @@ def accelerators(text: str, count: int) -> list[int]:
         (8, ([0, 1, 2, 3], [4, 5, 6, 7]), ([0, 1, 2], [2, 3, 4, 5], [5, 6, 7])),
     ],
 )
-def test_parts_are_shares_of_what_there_is(count: int, halves: tuple[list[int]], thirds: tuple[list[int]]) -> None:
+def test_parts_are_shares_of_what_there_is(
+    count: int, halves: tuple[list[int]], thirds: tuple[list[int]]
+) -> None:
     """Every accelerator is in one, and those at a border that comes out uneven in both."""
     assert tuple(accelerators(f"part {i}/2", count) for i in (1, 2)) == halves
     assert tuple(accelerators(f"part {i} / 3", count) for i in (1, 2, 3)) == thirds
@@ -31,7 +36,11 @@ def test_parts_are_shares_of_what_there_is(count: int, halves: tuple[list[int]],
 
 def test_a_part_may_be_one_of_several_pieces_and_have_ranks() -> None:
     assert accelerators("part 1/4,part 4/4", 8) == [0, 1, 6, 7]
-    assert accelerators("part 1/2 of 4,part 2/2 of 4", 16) == accelerators("all of 4", 4) == [0, 1, 2, 3]
+    assert (
+        accelerators("part 1/2 of 4,part 2/2 of 4", 16)
+        == accelerators("all of 4", 4)
+        == [0, 1, 2, 3]
+    )
     assert accelerators("part 2/2:0-7", 8) == [4, 4, 5, 5, 6, 6, 7, 7]
 
 

@@ -21,12 +21,21 @@ EIGHT = Topology.uniform(1, 8)
 
 
 def config(
-    placement: object = HYBRID, *, envs: int = 64, groups: int = 2, offload: bool = True, **cluster: Any
+    placement: object = HYBRID,
+    *,
+    envs: int = 64,
+    groups: int = 2,
+    offload: bool = True,
+    **cluster: Any,
 ) -> Config:
     return read_config(
         {
             "cluster": {"component_placement": placement, **cluster},
-            "env": {"id": "CartPole-v1", "total_num_envs": envs, "enable_offload": offload},
+            "env": {
+                "id": "CartPole-v1",
+                "total_num_envs": envs,
+                "enable_offload": offload,
+            },
             "rollout": {"pipeline_stage_num": groups, "enable_offload": offload},
             "actor": {"enable_offload": offload},
         }
@@ -47,13 +56,20 @@ REMEMBERS = {"actor": {"model": {"memory": "gru"}, **ON}}
 
 
 def test_placement_residency_and_data_flow_problems_come_together() -> None:
-    found = codes({"actor": "0-8", "env": "0-3", "rollout": "0-3,6"}, envs=13, offload=False, allow_resident=["actr"])
+    found = codes(
+        {"actor": "0-8", "env": "0-3", "rollout": "0-3,6"},
+        envs=13,
+        offload=False,
+        allow_resident=["actr"],
+    )
     assert found == ["accelerator-out-of-range", "unknown-component", "uneven-envs"]
     found = codes(HYBRID, envs=13, offload=False)
     assert found == ["residents-clash"] * 3 + ["uneven-envs"]
 
 
-def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does() -> None:
+def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does() -> (
+    None
+):
     one_env = {"actor": "0-7", "env": "0", "rollout": "4-7"}
     assert codes(envs=60) == ["uneven-envs"]
     assert codes(one_env, envs=2, groups=1) == ["rank-without-rows"] * 2
@@ -67,30 +83,59 @@ def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does
 
 def test_ranks_that_compute_together_are_no_threads_of_one_process() -> None:
     apart = {"actor": "0-1", "env": "2-3", "rollout": "2-3"}
-    with pytest.raises(PlacementError, match=r"actor \(2 ranks\) cannot run as threads") as refused:
+    with pytest.raises(
+        PlacementError, match=r"actor \(2 ranks\) cannot run as threads"
+    ) as refused:
         plan(apart, launcher="inline")
     (problem,) = refused.value.problems
     assert (problem.code, problem.key) == ("inline-needs-one-rank", "cluster.launcher")
     assert "cluster.launcher=ray" in str(problem.fix)
-    assert plan({**apart, "actor": "0"}, launcher="inline"), "ranks of env and rollout are by themselves"
+    assert plan({**apart, "actor": "0"}, launcher="inline"), (
+        "ranks of env and rollout are by themselves"
+    )
     assert plan(apart, launcher="ray")
 
 
 @pytest.mark.parametrize(
     ("blocks", "code"),
     [
-        ({"algorithm": {"rollout_steps": 1, "num_minibatches": 9}}, "empty-minibatches"),
-        ({"actor": {"sync": {"mode": "lora"}, **ON}, "rollout": ON}, "sync-without-base"),
+        (
+            {"algorithm": {"rollout_steps": 1, "num_minibatches": 9}},
+            "empty-minibatches",
+        ),
+        (
+            {"actor": {"sync": {"mode": "lora"}, **ON}, "rollout": ON},
+            "sync-without-base",
+        ),
         ({"algorithm": {"burn_in": 2}}, "bad-sequences"),
         ({"algorithm": {"unroll_steps": 8}}, "bad-sequences"),
-        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 3}}, "bad-sequences"),
-        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 32}}, "bad-sequences"),
-        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 4, "burn_in": 5}}, "bad-sequences"),
-        ({**REMEMBERS, "algorithm": {"rollout_steps": 16, "num_minibatches": 9}}, "empty-minibatches"),
+        (
+            {**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 3}},
+            "bad-sequences",
+        ),
+        (
+            {**REMEMBERS, "algorithm": {"rollout_steps": 16, "unroll_steps": 32}},
+            "bad-sequences",
+        ),
+        (
+            {
+                **REMEMBERS,
+                "algorithm": {"rollout_steps": 16, "unroll_steps": 4, "burn_in": 5},
+            },
+            "bad-sequences",
+        ),
+        (
+            {**REMEMBERS, "algorithm": {"rollout_steps": 16, "num_minibatches": 9}},
+            "empty-minibatches",
+        ),
     ],
 )
 def test_what_no_actor_can_do(blocks: dict[str, object], code: str) -> None:
-    mapping = {"cluster": {"component_placement": HYBRID}, "env": {"id": "x", "total_num_envs": 8, **ON}, **blocks}
+    mapping = {
+        "cluster": {"component_placement": HYBRID},
+        "env": {"id": "x", "total_num_envs": 8, **ON},
+        **blocks,
+    }
     with pytest.raises(PlacementError) as caught:
         make_plan(read_config(mapping), EIGHT)
     assert code in caught.value.codes
@@ -103,7 +148,9 @@ def test_waste_is_a_warning() -> None:
     assert [w.code for w in uneven] == ["uneven-shares"]
     assert uneven[0].fix == "total_num_envs: 112"
     written = {"env.total_num_envs": Source(file="a.yaml", line=7)}
-    again = make_plan(config({"actor": "0-6", "env": "0-3", "rollout": "4-7"}), EIGHT, written)
+    again = make_plan(
+        config({"actor": "0-6", "env": "0-3", "rollout": "4-7"}), EIGHT, written
+    )
     assert [str(w.source) for w in again.warnings] == ["a.yaml:7"]
     assert not plan({"actor": "0-6", "env": "0-3", "rollout": "4-7"}, envs=112).warnings
 
@@ -119,10 +166,19 @@ def test_many_nodes_fold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("security", "items"), [("encrypted", "tcp, encrypted"), ("password", "tcp, with a password, not encrypted")]
+    ("security", "items"),
+    [
+        ("encrypted", "tcp, encrypted"),
+        ("password", "tcp, with a password, not encrypted"),
+    ],
 )
-def test_the_plan_shows_how_items_between_nodes_are_secured(security: str, items: str) -> None:
+def test_the_plan_shows_how_items_between_nodes_are_secured(
+    security: str, items: str
+) -> None:
     block = {"actor": "0-3", "env": "4-5", "rollout": "6-7"}
-    made = make_plan(config(block, offload=False, comm={"security": security}), Topology.uniform(2, 4))
+    made = make_plan(
+        config(block, offload=False, comm={"security": security}),
+        Topology.uniform(2, 4),
+    )
     assert transports_of(made)[Transport.NETWORK].items == items
     assert any(line.endswith(items) for line in render_text(shown(made)).splitlines())

@@ -25,7 +25,13 @@ SPACES = Spaces(observation_shape=(4,), actions=DiscreteActions(n=3))
         (f"{OWN}:Own", {"wdith": 3}, "bad-module-kwargs", "actor.model.kwargs"),
     ],
 )
-def test_a_network_that_cannot_be_used(name: str, kwargs: dict[str, object], code: str, key: str) -> None:
+def test_a_network_that_cannot_be_used(
+    name: str, kwargs: dict[str, object], code: str, key: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        policy_shape(ModuleConfig(name=name, kwargs=kwargs), SPACES, normalize_observations=True)
-    assert [(problem.code, problem.key) for problem in caught.value.problems] == [(code, key)]
+        policy_shape(
+            ModuleConfig(name=name, kwargs=kwargs), SPACES, normalize_observations=True
+        )
+    assert [(problem.code, problem.key) for problem in caught.value.problems] == [
+        (code, key)
+    ]

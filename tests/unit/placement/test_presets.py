@@ -12,22 +12,42 @@ from tests.unit.placement.placing import only_problem, place
 RLHF = ("actor", "critic", "reference", "reward", "rollout")
 
 
-def expand(preset: str, cluster: int = 8, components: tuple[str, ...] | None = None, **sizes: Any) -> object:
-    return place({"preset": preset, **sizes}, Topology.uniform(1, cluster), components=components).canonical()
+def expand(
+    preset: str,
+    cluster: int = 8,
+    components: tuple[str, ...] | None = None,
+    **sizes: Any,
+) -> object:
+    return place(
+        {"preset": preset, **sizes}, Topology.uniform(1, cluster), components=components
+    ).canonical()
 
 
 def test_presets_of_a_ppo_job() -> None:
     assert expand("hybrid") == {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
     assert expand("hybrid", env=2) == {"actor": "0-7", "env": "0-1", "rollout": "2-7"}
-    assert expand("hybrid", 16, accelerators=8, actor=6) == {"actor": "0-5", "env": "0-3", "rollout": "4-7"}
+    assert expand("hybrid", 16, accelerators=8, actor=6) == {
+        "actor": "0-5",
+        "env": "0-3",
+        "rollout": "4-7",
+    }
     assert expand("colocate_all") == dict.fromkeys(("actor", "env", "rollout"), "0-7")
-    assert expand("colocate_all", accelerators=4) == dict.fromkeys(("actor", "env", "rollout"), "0-3")
-    assert expand("disaggregated", actor=4) == {"actor": "0-3", "env": "4-5", "rollout": "6-7"}
+    assert expand("colocate_all", accelerators=4) == dict.fromkeys(
+        ("actor", "env", "rollout"), "0-3"
+    )
+    assert expand("disaggregated", actor=4) == {
+        "actor": "0-3",
+        "env": "4-5",
+        "rollout": "6-7",
+    }
 
 
 def test_presets_of_an_rlhf_job() -> None:
     sizes = {"actor": 16, "critic": 16, "rollout": 16}
-    for name in ("colocate_actor_ref+critic_reward", "colocate_critic_reward + colocate_actor_ref"):
+    for name in (
+        "colocate_actor_ref+critic_reward",
+        "colocate_critic_reward + colocate_actor_ref",
+    ):
         assert expand(name, 48, RLHF, **sizes) == {
             "actor": "0-15",
             "reference": "0-15",
@@ -35,7 +55,9 @@ def test_presets_of_an_rlhf_job() -> None:
             "reward": "16-31",
             "rollout": "32-47",
         }
-    assert expand("colocate_actor_ref", 48, (*RLHF, "reward.style"), actor=16, rollout=16) == {
+    assert expand(
+        "colocate_actor_ref", 48, (*RLHF, "reward.style"), actor=16, rollout=16
+    ) == {
         "actor": "0-15",
         "reference": "0-15",
         "critic": "16-20",
@@ -43,15 +65,26 @@ def test_presets_of_an_rlhf_job() -> None:
         "reward.style": "26-30",
         "rollout": "31-46",
     }
-    together = expand("colocate_critic_reward", 8, ("actor", "rollout", "reward.a", "critic"))
-    assert together == {"actor": "0-1", "reward.a": "2-3", "critic": "2-3", "rollout": "4-5"}
+    together = expand(
+        "colocate_critic_reward", 8, ("actor", "rollout", "reward.a", "critic")
+    )
+    assert together == {
+        "actor": "0-1",
+        "reward.a": "2-3",
+        "critic": "2-3",
+        "rollout": "4-5",
+    }
 
 
 @pytest.mark.parametrize(
     ("block", "code", "fix"),
     [
         ({"preset": "hybird"}, "unknown-preset", "preset: hybrid"),
-        ({"preset": "colocate_actor_ref+critic_rewrd"}, "unknown-preset", "preset: colocate_actor_ref+critic_reward"),
+        (
+            {"preset": "colocate_actor_ref+critic_rewrd"},
+            "unknown-preset",
+            "preset: colocate_actor_ref+critic_reward",
+        ),
         ({"preset": 3}, "unknown-preset", "preset: <one of these>"),
         ({"preset": ["hybrid"]}, "unknown-preset", "preset: <one of these>"),
         ({"preset": "hybrid", "actr": 3}, "unknown-key", "actor: 3"),

@@ -13,7 +13,13 @@ from rlplace.placement.counts import dedicate
 from tests.unit.placement.placing import TWO, place, problems
 
 placed = partial(place, topology=TWO)
-ROBOTS = [{"label": "arms", "node_ranks": 0, "hardware": {"type": "Arm", "configs": [{"node_rank": 0}]}}]
+ROBOTS = [
+    {
+        "label": "arms",
+        "node_ranks": 0,
+        "hardware": {"type": "Arm", "configs": [{"node_rank": 0}]},
+    }
+]
 
 
 def at(numbers: object, **more: object) -> dict[str, object]:
@@ -23,7 +29,9 @@ def at(numbers: object, **more: object) -> dict[str, object]:
 def test_ranks_at_one_place_live_in_one_process() -> None:
     placement = placed({"actor": "0-7", "env": at("0-3"), "rollout": at("0-3")})
     for component in ("env", "rollout"):
-        assert [s.process for s in placement.slots(component)] == [f"env+rollout {rank}" for rank in range(4)]
+        assert [s.process for s in placement.slots(component)] == [
+            f"env+rollout {rank}" for rank in range(4)
+        ]
         assert placement.slots(component)[2].process == "env+rollout 2"
     assert {s.process for s in placement.slots("actor")} == {""}
 
@@ -37,17 +45,31 @@ def test_ranks_at_one_place_live_in_one_process() -> None:
         (at("0:0-1", node_group="node"), at("0:0-1", node_group="node")),
     ],
 )
-def test_places_are_compared_rank_by_rank(env: Mapping[str, object], rollout: Mapping[str, object]) -> None:
+def test_places_are_compared_rank_by_rank(
+    env: Mapping[str, object], rollout: Mapping[str, object]
+) -> None:
     placement = placed({"env": env, "rollout": rollout})
-    assert [s.process for s in placement.slots("env")] == [s.process for s in placement.slots("rollout")]
+    assert [s.process for s in placement.slots("env")] == [
+        s.process for s in placement.slots("rollout")
+    ]
     assert placement.slots("env")[1].process == "env+rollout 1"
 
 
 def test_those_at_one_place_share() -> None:
-    assert placed({"env,rollout": at("0-3")}).slots("rollout")[0].process == "env+rollout 0"
+    assert (
+        placed({"env,rollout": at("0-3")}).slots("rollout")[0].process
+        == "env+rollout 0"
+    )
     several = placed({"a": at("0-1"), "b": at("2-3"), "c": at("2-3"), "d": at("0-1")})
-    assert [several.slots(c)[0].process for c in "abcd"] == ["a+d 0", "b+c 0", "b+c 0", "a+d 0"]
-    assert placed({"env": {"placement": "0-3", "process": "own"}}).canonical() == {"env": "0-3"}
+    assert [several.slots(c)[0].process for c in "abcd"] == [
+        "a+d 0",
+        "b+c 0",
+        "b+c 0",
+        "a+d 0",
+    ]
+    assert placed({"env": {"placement": "0-3", "process": "own"}}).canonical() == {
+        "env": "0-3"
+    }
 
 
 def test_processes_go_along_where_a_placement_is_used_again() -> None:
@@ -64,28 +86,74 @@ def test_processes_go_along_where_a_placement_is_used_again() -> None:
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        ({"env": at("0-3"), "rollout": "0-3"}, [("process-alone", "env", "rollout: {same_as: env, process: shared}")]),
+        (
+            {"env": at("0-3"), "rollout": "0-3"},
+            [("process-alone", "env", "rollout: {same_as: env, process: shared}")],
+        ),
         ({"env": at("0-3")}, [("process-alone", "env", "process: own")]),
-        ({"env": at("0-3"), "actor": "0-3"}, [("process-alone", "env", "process: own")]),
-        ({"env": at("0-3"), "rollout": at("4-7")}, [("process-apart", "rollout", "{same_as: env, process: shared}")]),
-        ({"env": at("0-3:0-7"), "rollout": at("0-3")}, [("process-apart", "rollout", "same_as: env")]),
-        ({"env": at("0"), "b": at("0"), "c": at("1")}, [("process-apart", "c", "c: {same_as: env")]),
-        ({"env": at("1"), "b": at("0"), "c": at("0")}, [("process-apart", "env", "env: {same_as: b")]),
-        ({"env": at("0"), "b": at("1"), "c": at("2")}, [("process-apart", c, "same_as: env") for c in "bc"]),
-        ({"actor": at("0-3"), "env": at("0-3")}, [("process-of-its-own", "actor", "process: own")]),
-        ({"reward.math": at("0"), "env": at("0")}, [("process-of-its-own", "reward.math", "process: own")]),
-        ({"env": at("0-3", process="yes")}, [("bad-placement", "env", "process: shared")]),
-        ({"env": at("0-3", process=["shared"])}, [("bad-placement", "env", "process: shared")]),
+        (
+            {"env": at("0-3"), "actor": "0-3"},
+            [("process-alone", "env", "process: own")],
+        ),
+        (
+            {"env": at("0-3"), "rollout": at("4-7")},
+            [("process-apart", "rollout", "{same_as: env, process: shared}")],
+        ),
+        (
+            {"env": at("0-3:0-7"), "rollout": at("0-3")},
+            [("process-apart", "rollout", "same_as: env")],
+        ),
+        (
+            {"env": at("0"), "b": at("0"), "c": at("1")},
+            [("process-apart", "c", "c: {same_as: env")],
+        ),
+        (
+            {"env": at("1"), "b": at("0"), "c": at("0")},
+            [("process-apart", "env", "env: {same_as: b")],
+        ),
+        (
+            {"env": at("0"), "b": at("1"), "c": at("2")},
+            [("process-apart", c, "same_as: env") for c in "bc"],
+        ),
+        (
+            {"actor": at("0-3"), "env": at("0-3")},
+            [("process-of-its-own", "actor", "process: own")],
+        ),
+        (
+            {"reward.math": at("0"), "env": at("0")},
+            [("process-of-its-own", "reward.math", "process: own")],
+        ),
+        (
+            {"env": at("0-3", process="yes")},
+            [("bad-placement", "env", "process: shared")],
+        ),
+        (
+            {"env": at("0-3", process=["shared"])},
+            [("bad-placement", "env", "process: shared")],
+        ),
         (
             {"env": at("0-3"), "rollout": at("0-99")},
             [("accelerator-out-of-range", "rollout", "<numbers")],
         ),  # one at a time
     ],
 )
-def test_what_cannot_share(block: Mapping[str, Any], expected: list[tuple[str, str, str]]) -> None:
+def test_what_cannot_share(
+    block: Mapping[str, Any], expected: list[tuple[str, str, str]]
+) -> None:
     found = problems(block, TWO)
-    assert [(p.code, p.key.removeprefix("cluster.component_placement.").removesuffix(".process")) for p in found] == [
-        (code, component if code != "accelerator-out-of-range" else f"{component}.placement")
+    assert [
+        (
+            p.code,
+            p.key.removeprefix("cluster.component_placement.").removesuffix(".process"),
+        )
+        for p in found
+    ] == [
+        (
+            code,
+            component
+            if code != "accelerator-out-of-range"
+            else f"{component}.placement",
+        )
         for code, component, _ in expected
     ]
     for problem, (_, _, fix) in zip(found, expected, strict=True):

@@ -34,8 +34,15 @@ def words(job: str) -> list[str]:
 
 def groups(fix: str) -> list[dict[str, Any]]:
     """The lines to paste together: one by one, or all where they say `and`."""
-    lines = [line for line in fix.split("\n") if re.match(r"(or: |and: )?[a-z_.]+: ", line)]
-    read = [yaml.safe_load(re.sub(r" {8,}.*", "", line.removeprefix("or: ").removeprefix("and: "))) for line in lines]
+    lines = [
+        line for line in fix.split("\n") if re.match(r"(or: |and: )?[a-z_.]+: ", line)
+    ]
+    read = [
+        yaml.safe_load(
+            re.sub(r" {8,}.*", "", line.removeprefix("or: ").removeprefix("and: "))
+        )
+        for line in lines
+    ]
     joined: dict[str, Any] = {}
     for entry in read:
         joined |= entry
@@ -47,9 +54,17 @@ def test_every_proposed_line_works(job: str) -> None:
     (composed,) = with_hydra(words(job))
     shortages = prepare(composed.mapping).view.shortages
     assert shortages
-    proposed = [group for problem in shortages if problem.fix for group in groups(problem.fix) if group]
+    proposed = [
+        group
+        for problem in shortages
+        if problem.fix
+        for group in groups(problem.fix)
+        if group
+    ]
     print(*(problem.fix for problem in shortages), sep="\n\n")
-    fits = [not prepare({**composed.mapping, **group}).view.shortages for group in proposed]
+    fits = [
+        not prepare({**composed.mapping, **group}).view.shortages for group in proposed
+    ]
     assert fits == [JOBS[job]] * len(fits)
     assert fits or not JOBS[job]
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from rlplace.errors import PlacementError
-from rlplace.placement import FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy, Topology
+from rlplace.placement import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    Topology,
+)
 from rlplace.placement.language.slots import PlacementStrategy
 from tests.unit.placement.placing import EIGHT, SIXTEEN, TWO, place
 
 
-def accelerators(strategy: PlacementStrategy, topology: Topology = EIGHT) -> list[tuple[int, ...]]:
+def accelerators(
+    strategy: PlacementStrategy, topology: Topology = EIGHT
+) -> list[tuple[int, ...]]:
     return [s.accelerators for s in strategy.get_placement(topology)]
 
 
@@ -22,11 +29,24 @@ def codes(strategy: PlacementStrategy, topology: Topology = EIGHT) -> set[str]:
 
 def test_packed() -> None:
     assert accelerators(PackedPlacementStrategy(2, 4)) == [(2,), (3,), (4,)]
-    assert accelerators(PackedPlacementStrategy(0, 7, 2)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert accelerators(PackedPlacementStrategy(0, 7, 2)) == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+    ]
     strided = PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)
     assert accelerators(strided) == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    assert accelerators(PackedPlacementStrategy(0, 7, 2, 4)) == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert accelerators(PackedPlacementStrategy(0, 7, 2, 4)) == [
+        (0, 4),
+        (1, 5),
+        (2, 6),
+        (3, 7),
+    ]
+    assert accelerators(PackedPlacementStrategy(0, 7, 4), TWO) == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +83,9 @@ def test_flexible_keeps_processes_and_sorts_their_accelerators() -> None:
 
 def test_isolation_decides_what_a_process_sees() -> None:
     strategy = PackedPlacementStrategy(4, 5)
-    isolated, open_ = (strategy.get_placement(TWO, isolate_accelerator=i)[1] for i in (True, False))
+    isolated, open_ = (
+        strategy.get_placement(TWO, isolate_accelerator=i)[1] for i in (True, False)
+    )
     assert isolated.visible_accelerators == isolated.local_accelerators == (1,)
     assert open_.visible_accelerators == (0, 1, 2, 3)
     assert open_.local_accelerators == (1,)
@@ -71,20 +93,34 @@ def test_isolation_decides_what_a_process_sees() -> None:
 
 def test_node_placement_holds_no_accelerator() -> None:
     slots = NodePlacementStrategy([0, 0, 1]).get_placement(TWO)
-    assert [(s.rank, s.node, s.local_rank) for s in slots] == [(0, 0, 0), (1, 0, 1), (2, 1, 0)]
+    assert [(s.rank, s.node, s.local_rank) for s in slots] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+    ]
     assert all(s.accelerators == s.visible_accelerators == () for s in slots)
 
 
 def test_a_placed_component_is_checked_against_another_cluster() -> None:
-    strategy = place({"agent": {"node_group": "node", "placement": "0-1:0-3"}}, TWO).get_strategy("agent")
-    assert [s.node for s in strategy.get_placement(Topology.uniform(3, 1))] == [0, 0, 1, 1]
+    strategy = place(
+        {"agent": {"node_group": "node", "placement": "0-1:0-3"}}, TWO
+    ).get_strategy("agent")
+    assert [s.node for s in strategy.get_placement(Topology.uniform(3, 1))] == [
+        0,
+        0,
+        1,
+        1,
+    ]
     assert strategy.get_placement(Topology.uniform(2, 4)) == strategy.get_placement(TWO)
     with pytest.raises(ValueError, match="node 1 does not exist"):
         strategy.get_placement(Topology.uniform(1, 4))
     strategy = place({"actor": "0-7:0-3"}).get_strategy("actor")
     assert [s.component for s in strategy.get_placement(EIGHT)] == ["actor"] * 4
     assert codes(strategy, Topology.uniform(1, 4)) == {"accelerator-out-of-range"}
-    grouped = place({"actor": {"node_group": "a", "placement": 0}}, node_groups=[{"label": "a", "node_ranks": 0}])
+    grouped = place(
+        {"actor": {"node_group": "a", "placement": 0}},
+        node_groups=[{"label": "a", "node_ranks": 0}],
+    )
     assert codes(grouped.get_strategy("actor"), TWO) == {"unknown-node-group"}
 
 
@@ -98,7 +134,9 @@ def test_a_placed_component_is_checked_against_another_cluster() -> None:
         ("a,cluster", "overlapping-node-groups", 'node_group="a"'),
     ],
 )
-def test_joined_groups_are_checked_as_in_the_config(label: str, code: str | None, fix: str | None) -> None:
+def test_joined_groups_are_checked_as_in_the_config(
+    label: str, code: str | None, fix: str | None
+) -> None:
     declared = [
         {"label": "a", "node_ranks": 0},
         {"label": "b", "node_ranks": 1},
@@ -107,9 +145,17 @@ def test_joined_groups_are_checked_as_in_the_config(label: str, code: str | None
     groups = place({"actor": 0}, TWO, node_groups=declared).node_groups
     strategy = PackedPlacementStrategy(0, 4, node_group=label)
     if code is None:
-        assert [s.accelerators for s in strategy.get_placement(groups)] == [(4,), (5,), (6,), (7,), (0,)]
+        assert [s.accelerators for s in strategy.get_placement(groups)] == [
+            (4,),
+            (5,),
+            (6,),
+            (7,),
+            (0,),
+        ]
         return
     with pytest.raises(PlacementError) as caught:
         strategy.get_placement(groups)
     assert [(p.code, p.fix) for p in caught.value.problems] == [(code, fix)]
-    assert [s.node for s in NodePlacementStrategy([1], "a,b,nodes").get_placement(groups)] == [1]
+    assert [
+        s.node for s in NodePlacementStrategy([1], "a,b,nodes").get_placement(groups)
+    ] == [1]

@@ -7,16 +7,27 @@ from rlplace.placement.flow import Delivery, DeviceDelivery, deliver, deliver_by
 from tests.unit.placement.placing import EIGHT, place
 
 
-def test_each_node_with_rollout_ranks_gets_one_copy_and_knows_which_actor_ranks_are_there() -> None:
+def test_each_node_with_rollout_ranks_gets_one_copy_and_knows_which_actor_ranks_are_there() -> (
+    None
+):
     (one,) = deliver_by_node(place({"actor": "0-3", "rollout": "2-7"}, EIGHT))
     assert one == Delivery(readers=(0, 1, 2, 3, 4, 5), near=(0, 1, 2, 3))
-    found = deliver_by_node(place({"actor": "0-5", "rollout": "2-3,8-11"}, Topology.uniform(3, 4)))
-    assert found == (Delivery(readers=(0, 1), near=(0, 1, 2, 3)), Delivery(readers=(2, 3, 4, 5)))
+    found = deliver_by_node(
+        place({"actor": "0-5", "rollout": "2-3,8-11"}, Topology.uniform(3, 4))
+    )
+    assert found == (
+        Delivery(readers=(0, 1), near=(0, 1, 2, 3)),
+        Delivery(readers=(2, 3, 4, 5)),
+    )
     assert [delivery.lead for delivery in found] == [0, 2]
 
 
-def placed(actor: str, rollout: str | dict[str, object], nodes: int = 1) -> HybridComponentPlacement:
-    return place({"actor": actor, "rollout": rollout}, Topology.uniform(nodes, 8, kind="cuda"))
+def placed(
+    actor: str, rollout: str | dict[str, object], nodes: int = 1
+) -> HybridComponentPlacement:
+    return place(
+        {"actor": actor, "rollout": rollout}, Topology.uniform(nodes, 8, kind="cuda")
+    )
 
 
 def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]:
@@ -25,27 +36,53 @@ def on_gpus(actor: str, rollout: str, *, nodes: int = 1) -> tuple[Delivery, ...]
 
 def test_ranks_on_one_gpu_share_memory_and_the_others_are_in_the_group() -> None:
     (device,) = on_gpus("0-5", "4-7")
-    assert device == DeviceDelivery(readers=(0, 1, 2, 3), owners=(4, 5, None, None), actors=6)
+    assert device == DeviceDelivery(
+        readers=(0, 1, 2, 3), owners=(4, 5, None, None), actors=6
+    )
     names = [member.name for member in device.group]
-    assert names == [*(f"actor rank {rank}" for rank in range(6)), "rollout rank 2", "rollout rank 3"]
+    assert names == [
+        *(f"actor rank {rank}" for rank in range(6)),
+        "rollout rank 2",
+        "rollout rank 3",
+    ]
     consumers = [[taker.name for taker in device.consumers(rank)] for rank in (0, 4, 5)]
     assert consumers == [[], ["rollout rank 0"], ["rollout rank 1"]]
     assert [device.owner(taker) for taker in device.takers] == [4, 5, None, None]
 
 
-def test_each_process_of_an_engine_that_cuts_its_weights_takes_them_on_its_own_gpu() -> None:
-    (device,) = deliver(placed("0-3", {"accelerators": "2-5", "accelerators_per_rank": 2}), cut=True)
-    assert device == DeviceDelivery(readers=(0, 1), owners=(2, 3, None, None), actors=4, parts=(2, 2))
+def test_each_process_of_an_engine_that_cuts_its_weights_takes_them_on_its_own_gpu() -> (
+    None
+):
+    (device,) = deliver(
+        placed("0-3", {"accelerators": "2-5", "accelerators_per_rank": 2}), cut=True
+    )
+    assert device == DeviceDelivery(
+        readers=(0, 1), owners=(2, 3, None, None), actors=4, parts=(2, 2)
+    )
     assert isinstance(device, DeviceDelivery)
     assert device.cut
-    assert [taker.name for taker in device.takers_of(1)] == ["rollout rank 1 part 0", "rollout rank 1 part 1"]
-    assert [member.name for member in device.group][4:] == ["rollout rank 1 part 0", "rollout rank 1 part 1"]
-    assert [[taker.name for taker in device.consumers(rank)] for rank in (1, 3)] == [[], ["rollout rank 0 part 1"]]
+    assert [taker.name for taker in device.takers_of(1)] == [
+        "rollout rank 1 part 0",
+        "rollout rank 1 part 1",
+    ]
+    assert [member.name for member in device.group][4:] == [
+        "rollout rank 1 part 0",
+        "rollout rank 1 part 1",
+    ]
+    assert [[taker.name for taker in device.consumers(rank)] for rank in (1, 3)] == [
+        [],
+        ["rollout rank 0 part 1"],
+    ]
 
 
-def test_ranks_of_several_gpus_that_do_not_cut_and_second_ranks_of_one_go_through_the_host() -> None:
+def test_ranks_of_several_gpus_that_do_not_cut_and_second_ranks_of_one_go_through_the_host() -> (
+    None
+):
     mixed = on_gpus("0-3", "0-1:0,2-3:1-2", nodes=2)
-    assert mixed == (DeviceDelivery(readers=(1, 2), owners=(2, 3), actors=4), Delivery(readers=(0,), near=(0, 1, 2, 3)))
+    assert mixed == (
+        DeviceDelivery(readers=(1, 2), owners=(2, 3), actors=4),
+        Delivery(readers=(0,), near=(0, 1, 2, 3)),
+    )
     assert on_gpus("0-3", "4:0-1") == (
         DeviceDelivery(readers=(0,), owners=(None,), actors=4),
         Delivery(readers=(1,), near=(0, 1, 2, 3)),

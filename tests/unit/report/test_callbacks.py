@@ -18,12 +18,16 @@ class Says:
     def __init__(self, folder: Path, config: dict[str, Any], answer: Any) -> None:
         self.answer = answer
 
-    def on_iteration(self, iteration: int, env_steps: int, metrics: dict[str, float]) -> Any:
+    def on_iteration(
+        self, iteration: int, env_steps: int, metrics: dict[str, float]
+    ) -> Any:
         return self.answer
 
 
 @pytest.mark.parametrize("answer", [True, np.mean([1.0, 2.0]) > 1.0])
-def test_a_comparison_of_numpy_ends_a_run_like_one_of_python(answer: object, tmp_path: Path) -> None:
+def test_a_comparison_of_numpy_ends_a_run_like_one_of_python(
+    answer: object, tmp_path: Path
+) -> None:
     assert made(tmp_path, answer).on_iteration(1, 8, {})
 
 

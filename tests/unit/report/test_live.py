@@ -39,7 +39,9 @@ NUMBERS = {
     "time/iteration_s": 0.42,
     "util/busy_share": 0.39,
 }
-WITHOUT_EPISODES = {name: value for name, value in NUMBERS.items() if name != "env/mean_return"} | {"env/episodes": 0.0}
+WITHOUT_EPISODES = {
+    name: value for name, value in NUMBERS.items() if name != "env/mean_return"
+} | {"env/episodes": 0.0}
 
 
 @dataclasses.dataclass
@@ -49,7 +51,11 @@ class Doing:
     began_s: float | None = None
     doing: tuple[str, float] | None = None
     held: Mapping[str, Residency] = dataclasses.field(
-        default_factory=lambda: {"actor": Residency.FULL, "rollout": Residency.WEIGHTS, "env": Residency.OFF}
+        default_factory=lambda: {
+            "actor": Residency.FULL,
+            "rollout": Residency.WEIGHTS,
+            "env": Residency.OFF,
+        }
     )
 
 
@@ -58,7 +64,10 @@ def display(**runner: object) -> Display:
 
 
 def channels() -> dict[str, LocalChannel]:
-    made = {name: LocalChannel(ChannelSpec(name=name, capacity_items=8)) for name in ("observations", "actions")}
+    made = {
+        name: LocalChannel(ChannelSpec(name=name, capacity_items=8))
+        for name in ("observations", "actions")
+    }
     made["actions"].put("a")
     return made
 
@@ -73,7 +82,10 @@ def test_it_says_what_the_run_does_and_what_the_last_iteration_was() -> None:
         ("now", "learn for 3.2 s"),
         ("resident", "actor full, rollout weights, env off"),
         ("queues", "observations 0/8, actions 1/8"),
-        ("bottleneck", "rollout in rollout, 0.15 of 0.42 s; accelerators idle 61% of it"),
+        (
+            "bottleneck",
+            "rollout in rollout, 0.15 of 0.42 s; accelerators idle 61% of it",
+        ),
     ]
     loop.doing = None
     assert ("now", "between iterations") in shown.rows(103.25, seen)
@@ -82,12 +94,23 @@ def test_it_says_what_the_run_does_and_what_the_last_iteration_was() -> None:
 def test_a_value_of_an_earlier_iteration_says_of_which() -> None:
     shown = display()
     shown.watch(Doing(), {}, 0)
-    for iteration, numbers in enumerate((NUMBERS, WITHOUT_EPISODES, WITHOUT_EPISODES), 1):
+    for iteration, numbers in enumerate(
+        (NUMBERS, WITHOUT_EPISODES, WITHOUT_EPISODES), 1
+    ):
         shown(iteration, 64 * iteration, numbers)
-    assert ("last", "return 104.2 (of iteration 1), episodes 0, steps/s 9,750") in shown.rows(0.0, {})
-    shown(4, 256, {name: value for name, value in NUMBERS.items() if name != "time/sync_s"})
+    assert (
+        "last",
+        "return 104.2 (of iteration 1), episodes 0, steps/s 9,750",
+    ) in shown.rows(0.0, {})
+    shown(
+        4,
+        256,
+        {name: value for name, value in NUMBERS.items() if name != "time/sync_s"},
+    )
     assert ("seconds", "rollout 0.18, learn 0.13, moves 0.08") in shown.rows(0.0, {})
-    shown(2, 128, WITHOUT_EPISODES)  # the run went back: nothing of what is done again is left
+    shown(
+        2, 128, WITHOUT_EPISODES
+    )  # the run went back: nothing of what is done again is left
     assert ("last", "episodes 0, steps/s 9,750") in shown.rows(0.0, {})
 
 
@@ -97,8 +120,12 @@ def test_the_time_that_is_left_is_that_of_the_latest_iterations() -> None:
     assert shown.left(1000.0) == ""
     for iteration, seconds in enumerate((60.0, 10.0, 9.0, 10.0), 31):
         shown(iteration, 64, NUMBERS | {"time/iteration_s": seconds})
-    assert shown.left(1004.0) == "56 s left"  # six of ten seconds, four of which are over
-    assert shown.left(1100.0) == "50 s left"  # one that takes longer than usual could end at once
+    assert (
+        shown.left(1004.0) == "56 s left"
+    )  # six of ten seconds, four of which are over
+    assert (
+        shown.left(1100.0) == "50 s left"
+    )  # one that takes longer than usual could end at once
     loop.began_s = None
     assert shown.left(1100.0) == "1 min 00 s left"
     goal = display(stop_at_return=100.0)
@@ -108,7 +135,14 @@ def test_the_time_that_is_left_is_that_of_the_latest_iterations() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")],
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7620, "2 h 07 min"),
+    ],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
     assert span(seconds) == text
@@ -116,12 +150,29 @@ def test_spans_of_time(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    many = {f"scores of reward {number}": channel for number in range(5) for channel in channels().values()}
-    shown = Display(RunnerConfig(total_iterations=100_000, stop_at_return=1.0), SCORED_CONSOLE, ACTIVE)
+    many = {
+        f"scores of reward {number}": channel
+        for number in range(5)
+        for channel in channels().values()
+    }
+    shown = Display(
+        RunnerConfig(total_iterations=100_000, stop_at_return=1.0),
+        SCORED_CONSOLE,
+        ACTIVE,
+    )
     shown.watch(Doing(doing=("compute advantages", 0.0)), {}, 0)
-    shown(1, 64, NUMBERS | dict.fromkeys((metric for _, metric, _, _ in SCORED_CONSOLE.columns), 12345.678))
+    shown(
+        1,
+        64,
+        NUMBERS
+        | dict.fromkeys(
+            (metric for _, metric, _, _ in SCORED_CONSOLE.columns), 12345.678
+        ),
+    )
     out = Screen()
-    Terminal(file=out, width=width, force_terminal=True, soft_wrap=True).print(shown.block(1e4, view(many)))
+    Terminal(file=out, width=width, force_terminal=True, soft_wrap=True).print(
+        shown.block(1e4, view(many))
+    )
     lines = [line.rstrip() for line in out.written.splitlines()]
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
@@ -182,7 +233,9 @@ def test_the_block_stays_below_the_lines_and_leaves_them_alone(screen: Screen) -
     assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
 
 
-def test_the_block_is_not_noted_but_the_lines_above_it_are(screen: Screen, tmp_path: Path) -> None:
+def test_the_block_is_not_noted_but_the_lines_above_it_are(
+    screen: Screen, tmp_path: Path
+) -> None:
     shown = display()
     with on(screen), Typed("train") as command:
         print("the plan")
@@ -194,7 +247,9 @@ def test_the_block_is_not_noted_but_the_lines_above_it_are(screen: Screen, tmp_p
             print("a warning", file=sys.stderr)
             wait_for(lambda: {"files", "a warning"} <= set(screen.lines))
         print("the summary")
-    assert (tmp_path / SCREEN).read_text(encoding="utf-8") == "the plan\nfiles\na warning\nthe summary\n"
+    assert (tmp_path / SCREEN).read_text(
+        encoding="utf-8"
+    ) == "the plan\nfiles\na warning\nthe summary\n"
 
 
 def test_an_error_leaves_a_clean_terminal_too(screen: Screen) -> None:

@@ -21,19 +21,57 @@ COMPONENTS = ["actor", "env", "rollout"]
 CONFIG = "runner: {total_iterations: 3, stop_at_return: null}\nactor: {lr: %s}\n"
 
 
-def make_run(folder: Path, accelerators: int = 4, lr: str = "0.1", name: str = "hybrid", **summary: Any) -> Path:
+def make_run(
+    folder: Path,
+    accelerators: int = 4,
+    lr: str = "0.1",
+    name: str = "hybrid",
+    **summary: Any,
+) -> Path:
     """The files of a run of three iterations, with a fault and odd names."""
     half, iterations = accelerators // 2, 3
-    held = {"actor": range(accelerators), "env": range(half), "rollout": range(half, accelerators)}
-    ranks = {c: {"ranks": [{"rank": r, "accelerators": [a]} for r, a in enumerate(on)]} for c, on in held.items()}
-    uses = {str(a): {"learn": {"busy_s": 1.0 + a / accelerators, "idle_s": 1.0}} for a in range(accelerators)}
+    held = {
+        "actor": range(accelerators),
+        "env": range(half),
+        "rollout": range(half, accelerators),
+    }
+    ranks = {
+        c: {"ranks": [{"rank": r, "accelerators": [a]} for r, a in enumerate(on)]}
+        for c, on in held.items()
+    }
+    uses = {
+        str(a): {"learn": {"busy_s": 1.0 + a / accelerators, "idle_s": 1.0}}
+        for a in range(accelerators)
+    }
     stages = {
-        "sync": {"seconds": 0.5, "moves_s": 0.25, "at_work": 0.0, "planned_at_work": None},
-        "learn": {"seconds": 3.0, "moves_s": 0.75, "at_work": 1.5, "planned_at_work": accelerators},
+        "sync": {
+            "seconds": 0.5,
+            "moves_s": 0.25,
+            "at_work": 0.0,
+            "planned_at_work": None,
+        },
+        "learn": {
+            "seconds": 3.0,
+            "moves_s": 0.75,
+            "at_work": 1.5,
+            "planned_at_work": accelerators,
+        },
     }
     shares = {"busy": 0.5, "bubble": 0.25, "moves": 0.125, "sync": 0.125}
-    usage = {"shares": shares, "stages": stages, "by_accelerator": uses, "accelerator_hours": 0.5}
-    fault = {"iteration": 1, "stage": "learn", "what": "rank <0> & co", "why": "lost", "recovery_s": 2.0, "redone_s": 1}
+    usage = {
+        "shares": shares,
+        "stages": stages,
+        "by_accelerator": uses,
+        "accelerator_hours": 0.5,
+    }
+    fault = {
+        "iteration": 1,
+        "stage": "learn",
+        "what": "rank <0> & co",
+        "why": "lost",
+        "recovery_s": 2.0,
+        "redone_s": 1,
+    }
     ended = {
         "iterations": iterations,
         "env_steps": 30,
@@ -45,7 +83,10 @@ def make_run(folder: Path, accelerators: int = 4, lr: str = "0.1", name: str = "
         "train_s": 8.0,
         "policy": "policy.safetensors",
         "seconds": {"learn": 3.0, "start_cluster": 2.0},
-        "predicted": {"from": "a profile", "seconds": {"learn": {"predicted": 2.0, "measured": 3.0}}},
+        "predicted": {
+            "from": "a profile",
+            "seconds": {"learn": {"predicted": 2.0, "measured": 3.0}},
+        },
         "waits": {
             "actions": {
                 "producers": ["rollout"],
@@ -58,28 +99,54 @@ def make_run(folder: Path, accelerators: int = 4, lr: str = "0.1", name: str = "
                 "staleness_max": 1,
             }
         },
-        "memory": {"actor": {"off": {"predicted": 0, "measured": 0}, "full": {"predicted": 1024, "measured": 3072}}},
+        "memory": {
+            "actor": {
+                "off": {"predicted": 0, "measured": 0},
+                "full": {"predicted": 1024, "measured": 3072},
+            }
+        },
         "utilisation": usage,
         "faults": {"events": [fault]},
         "versions": {"torch": "2.13.0"},
     }
-    plan = {"config": name, "components": ranks, "schedule": {"active": {"learn": ["actor"]}}}
+    plan = {
+        "config": name,
+        "components": ranks,
+        "schedule": {"active": {"learn": ["actor"]}},
+    }
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(CONFIG % lr)
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "plan.txt").write_text("plan: hybrid, 4 accelerators\n")
     (folder / "summary.json").write_text(json.dumps(ended | summary))
-    (folder / "timeline.svg").write_text(render_timeline([iteration(accelerators)], range(accelerators), COMPONENTS))
+    (folder / "timeline.svg").write_text(
+        render_timeline([iteration(accelerators)], range(accelerators), COMPONENTS)
+    )
     pushed = {
         "actor/pushed_bytes": 3072.0,
         "actor/pushed_same_node_bytes": 2048.0,
         "actor/pushed_network_bytes": 1024.0,
     }
-    seconds = {"time/iteration_s": 4.0, "time/moves_s": 0.5, "actor/learn_s": 3.0, "util/busy_share": 0.75}
+    seconds = {
+        "time/iteration_s": 4.0,
+        "time/moves_s": 0.5,
+        "actor/learn_s": 3.0,
+        "util/busy_share": 0.75,
+    }
     seconds |= {**pushed, "actor/push_gb_per_s": 1.5}
     returns = [None, 5.0, 7.0]
-    lines = [{"iteration": i + 1, "actor/value_loss": 2.0**-i, "env/return": returns[i], **seconds} for i in range(3)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [
+        {
+            "iteration": i + 1,
+            "actor/value_loss": 2.0**-i,
+            "env/return": returns[i],
+            **seconds,
+        }
+        for i in range(3)
+    ]
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     return folder
 
 
@@ -112,7 +179,9 @@ class Page(html.parser.HTMLParser):
             self.rows[-1].append(data)
 
 
-def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(
+    tmp_path: Path,
+) -> None:
     text = render_report(read_run(make_run(tmp_path / "run")))
     rows = Page(text).rows
     assert ["learn", "3 s", "0.75 s", "1.5", "4"] in rows
@@ -120,19 +189,41 @@ def test_the_page_has_the_numbers_of_the_run_and_needs_nothing_else(tmp_path: Pa
     assert ["actor full", "1 KiB", "3 KiB", "3.00"] in rows
     assert ["1", "learn", "rank <0> & co", "lost", "3 s"] in rows
     assert ["torch", "2.13.0"] in rows
-    assert ["weights, written: same node", "actor → rollout", "2 KiB", "6 KiB", "1.4 GiB/s"] in rows
-    assert ["weights, written: network", "actor → rollout", "1 KiB", "3 KiB"] in rows  # the rate is of both
-    assert ["channel actions", "rollout → env", "1.33 GiB", "4 GiB", "512 MiB/s"] in rows
+    assert [
+        "weights, written: same node",
+        "actor → rollout",
+        "2 KiB",
+        "6 KiB",
+        "1.4 GiB/s",
+    ] in rows
+    assert [
+        "weights, written: network",
+        "actor → rollout",
+        "1 KiB",
+        "3 KiB",
+    ] in rows  # the rate is of both
+    assert [
+        "channel actions",
+        "rollout → env",
+        "1.33 GiB",
+        "4 GiB",
+        "512 MiB/s",
+    ] in rows
     assert ["actions", "rollout → env", "12", "3", "0.5 s", "0 s", "1"] in rows
     assert '<span class="verdict fits">finished</span>' in text
     assert "<b>45.5</b><span>return, from 1 in the first iteration</span>" in text
     assert "<b>1,234 s</b>" in text
     assert "env rank 0: run" in text  # the timeline
-    assert "<p>bottleneck of an iteration: actor in learn, 3.00 of 4.00 s; accelerators idle 25% of it</p>" in text
+    assert (
+        "<p>bottleneck of an iteration: actor in learn, 3.00 of 4.00 s; accelerators idle 25% of it</p>"
+        in text
+    )
     assert "url(" not in text
 
 
-def test_channels_of_a_resumed_run_are_told_by_what_was_trained_since(tmp_path: Path) -> None:
+def test_channels_of_a_resumed_run_are_told_by_what_was_trained_since(
+    tmp_path: Path,
+) -> None:
     folder = make_run(tmp_path / "run", before_resume={"iterations": 1, "train_s": 4.0})
     rows = Page(render_report(read_run(folder))).rows
     assert ["channel actions", "rollout → env", "2 GiB", "4 GiB", "1 GiB/s"] in rows
@@ -141,11 +232,17 @@ def test_channels_of_a_resumed_run_are_told_by_what_was_trained_since(tmp_path: 
 def test_a_curve_has_a_point_for_each_iteration_with_a_value(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run"))
     assert list(run.metrics["env/return"].iterations) == [2, 3]
-    chart = render_report(run).partition('aria-label="actor/value_loss"')[2].partition("</svg>")[0]
+    chart = (
+        render_report(run)
+        .partition('aria-label="actor/value_loss"')[2]
+        .partition("</svg>")[0]
+    )
     outline = chart.partition('line" d="M')[2].partition('"')[0]
     points = [tuple(map(float, point.split())) for point in outline.split("L")]
     assert [x for x, _ in points] == [62.0, 185.0, 308.0]
-    assert points[1][1] - points[0][1] == pytest.approx(2 * (points[2][1] - points[1][1]), abs=0.2)
+    assert points[1][1] - points[0][1] == pytest.approx(
+        2 * (points[2][1] - points[1][1]), abs=0.2
+    )
 
 
 def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -> None:
@@ -163,10 +260,21 @@ def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -
         for i in (1, 2, 3)
         for n in (0, 1)
     ]
-    (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
-    rows = [row for row in Page(render_report(read_run(run))).rows if row[-1].startswith("a\nba")]
+    (run / "samples.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in told)
+    )
+    rows = [
+        row
+        for row in Page(render_report(read_run(run))).rows
+        if row[-1].startswith("a\nba")
+    ]
     assert [row[:4] for row in rows] == [
-        *(["1", "0", "4", "<1>?"], ["1", "0.5", "4", "<1>?"], ["3", "0", "4", "<3>?"], ["3", "0.5", "4", "<3>?"]),
+        *(
+            ["1", "0", "4", "<1>?"],
+            ["1", "0.5", "4", "<1>?"],
+            ["3", "0", "4", "<3>?"],
+            ["3", "0.5", "4", "<3>?"],
+        ),
     ]
     assert all(len(row[4]) < 1300 for row in rows)
 
@@ -180,8 +288,12 @@ def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -
         ({}, "finished"),
     ],
 )
-def test_how_the_run_ended_is_said(tmp_path: Path, summary: dict[str, Any], state: str) -> None:
-    assert f">{state}</span>" in render_report(read_run(make_run(tmp_path / "run", **summary)))
+def test_how_the_run_ended_is_said(
+    tmp_path: Path, summary: dict[str, Any], state: str
+) -> None:
+    assert f">{state}</span>" in render_report(
+        read_run(make_run(tmp_path / "run", **summary))
+    )
 
 
 def test_many_accelerators_are_folded_by_their_components(tmp_path: Path) -> None:
@@ -201,10 +313,18 @@ def test_a_run_without_curves_or_pictures_still_has_a_page(tmp_path: Path) -> No
     assert Page(text).rows
 
 
-def test_two_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    left, right = make_run(tmp_path / "a"), make_run(tmp_path / "b", lr="0.2", return_last=91.0)
+def test_two_runs_are_put_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, right = (
+        make_run(tmp_path / "a"),
+        make_run(tmp_path / "b", lr="0.2", return_last=91.0),
+    )
     (right / "metrics.jsonl").write_text('{"iteration": 1, "actor/value_loss": 4.0}\n')
-    assert main([str(left), "--diff", str(right), "--out", str(tmp_path / "both.html")]) == 0
+    assert (
+        main([str(left), "--diff", str(right), "--out", str(tmp_path / "both.html")])
+        == 0
+    )
     assert capsys.readouterr().out == f"{tmp_path / 'both.html'}\n"
     text = (tmp_path / "both.html").read_text(encoding="utf-8")
     rows = Page(text).rows
@@ -221,7 +341,9 @@ def test_two_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_command_writes_into_the_folder_of_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert main([str(run)]) == 0
-    assert (run / "report.html").read_text(encoding="utf-8") == render_report(read_run(run))
+    assert (run / "report.html").read_text(encoding="utf-8") == render_report(
+        read_run(run)
+    )
     assert main([str(run), "--out", str(tmp_path / "no" / "such" / "folder.html")]) == 1
     assert main([str(run), "--nonsense"]) == 2
 
@@ -230,7 +352,9 @@ def test_the_page_is_opened_in_a_browser_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, shown = make_run(tmp_path / "a run"), list[str]()
-    monkeypatch.setattr(webbrowser, "open", lambda url: shown.append(url) or len(shown) == 1)
+    monkeypatch.setattr(
+        webbrowser, "open", lambda url: shown.append(url) or len(shown) == 1
+    )
     assert [main([str(run), "--open"]) for _ in range(2)] == [0, 1]
     assert shown == [(run / "report.html").as_uri()] * 2
     assert "[no-browser]" in capsys.readouterr().err
@@ -238,17 +362,32 @@ def test_the_page_is_opened_in_a_browser_where_there_is_one(
     assert len(shown) == 2
 
 
-def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run_is_refused_in_our_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, cut = make_run(tmp_path / "runs" / "one"), make_run(tmp_path / "cut")
-    empty, begun = make_run(tmp_path / "empty", iterations=0), make_run(tmp_path / "begun")
+    empty, begun = (
+        make_run(tmp_path / "empty", iterations=0),
+        make_run(tmp_path / "begun"),
+    )
     (begun / "summary.json").unlink()
     odd, torn = make_run(tmp_path / "odd"), make_run(tmp_path / "torn")
     (odd / "plan.json").write_text("[]")
     (torn / "config.yaml").write_text("runner: {total")
     (cut / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2, "x"')
-    codes = {run.parent: "not-a-run", empty: "run-without-iterations", begun: "run-without-iterations"}
+    codes = {
+        run.parent: "not-a-run",
+        empty: "run-without-iterations",
+        begun: "run-without-iterations",
+    }
     for folder, code in (
-        codes | {cut: "broken-metrics", tmp_path / "nowhere": "not-a-run", odd: "not-a-run", torn: "not-a-run"}
+        codes
+        | {
+            cut: "broken-metrics",
+            tmp_path / "nowhere": "not-a-run",
+            odd: "not-a-run",
+            torn: "not-a-run",
+        }
     ).items():
         with pytest.raises(ConfigError) as refused:
             read_run(folder)
@@ -266,7 +405,11 @@ def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.Ca
     folder = tmp_path / "a folder"
     folder.mkdir()
     for words, status, text in (
-        ([odd], 2, "fix: the folder that a run names"),  # which a checkpoint of it is not
+        (
+            [odd],
+            2,
+            "fix: the folder that a run names",
+        ),  # which a checkpoint of it is not
         ([cut], 2, "its iteration is no finite number"),
         ([run, "--out", folder], 1, "--out: cannot write: it is no file"),
         ([run, "--out="], 1, "--out: cannot write: it is no file"),
@@ -276,20 +419,34 @@ def test_what_is_no_run_is_refused_in_our_form(tmp_path: Path, capsys: pytest.Ca
         assert text in capsys.readouterr().err
 
 
-def test_files_that_are_not_as_a_run_writes_them_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_not_as_a_run_writes_them_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path / "run")
-    whole = {name: (run / name).read_text() for name in ("config.yaml", "plan.json", "summary.json")}
+    whole = {
+        name: (run / name).read_text()
+        for name in ("config.yaml", "plan.json", "summary.json")
+    }
     texts = ["", "{}", "[]", "null", "{", "\0", "runner: {total_iterations: many}"]
     tried = [(name, text) for name in whole for text in texts]
     for name in ("plan.json", "summary.json"):
         keys = json.loads(whole[name])
-        tried += [(name, json.dumps({k: v for k, v in keys.items() if k != gone})) for gone in keys]
-        tried += [(name, json.dumps(keys | {key: odd})) for key in keys for odd in (None, [], {}, "x")]
+        tried += [
+            (name, json.dumps({k: v for k, v in keys.items() if k != gone}))
+            for gone in keys
+        ]
+        tried += [
+            (name, json.dumps(keys | {key: odd}))
+            for key in keys
+            for odd in (None, [], {}, "x")
+        ]
     refused = 0
     for name, text in tried:
         (run / name).write_text(text)
         status, told = main([str(run)]), capsys.readouterr().err
-        assert (status, told) == (0, "") or (status == 2 and told.startswith("RUN: ")), (name, text)
+        assert (status, told) == (0, "") or (
+            status == 2 and told.startswith("RUN: ")
+        ), (name, text)
         refused += status == 2
         (run / name).write_text(whole[name])
     assert refused > 60

@@ -42,7 +42,9 @@ NUMBERS = {
 }
 
 
-def test_the_console_shows_one_aligned_line_per_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_shows_one_aligned_line_per_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     out = io.StringIO()
     sink = ConsoleSink(out)
@@ -69,12 +71,17 @@ def test_the_console_marks_what_is_not_known_and_repeats_its_heading_in_bold_on_
     lines = file.getvalue().splitlines()
     assert lines[1].split() == ["0", "64", "nan", "-", "-", "-", "-", "-", "-", "-"]
     headings = (0, LINES_PER_HEADER + 1)
-    assert [f"\x1b[1m{line}\x1b[0m" if i in headings else line for i, line in enumerate(lines)] == (
-        terminal.getvalue().splitlines()
-    )
+    assert [
+        f"\x1b[1m{line}\x1b[0m" if i in headings else line
+        for i, line in enumerate(lines)
+    ] == (terminal.getvalue().splitlines())
 
 
-@pytest.mark.parametrize("console", [RUN_CONSOLE, TEXT_CONSOLE, SCORED_CONSOLE], ids=["run", "text", "scored"])
+@pytest.mark.parametrize(
+    "console",
+    [RUN_CONSOLE, TEXT_CONSOLE, SCORED_CONSOLE],
+    ids=["run", "text", "scored"],
+)
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_no_line_is_wider_than_the_terminal_nor_in_a_pipe(
@@ -84,7 +91,9 @@ def test_no_line_is_wider_than_the_terminal_nor_in_a_pipe(
     monkeypatch.setenv("COLUMNS", str(width))
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: terminal)
-    ConsoleSink(out, console)(1, 4096, dict.fromkeys((metric for _, metric, _, _ in console.columns), 1.0))
+    ConsoleSink(out, console)(
+        1, 4096, dict.fromkeys((metric for _, metric, _, _ in console.columns), 1.0)
+    )
     heading, line = out.getvalue().splitlines()
     assert len(heading) == len(line) <= width
     shown = [column.head for column in console.columns if column.head in heading]
@@ -94,17 +103,28 @@ def test_no_line_is_wider_than_the_terminal_nor_in_a_pipe(
     assert ("reward" if console is not RUN_CONSOLE else "return") in shown
 
 
-def test_a_terminal_that_changes_its_width_gets_a_new_heading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_changes_its_width_gets_a_new_heading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     sink = ConsoleSink(terminal)
     for width in ("120", "120", "80", "80"):
         monkeypatch.setenv("COLUMNS", width)
         sink(1, 64, NUMBERS)
-    assert ["iter" in line for line in terminal.getvalue().splitlines()] == [True, False, False, True, False, False]
+    assert ["iter" in line for line in terminal.getvalue().splitlines()] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
-def test_files_are_whole_after_every_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_whole_after_every_iteration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "new"
     with open_sinks(["tensorboard", "jsonl", "console"], folder) as sinks:
         (events,) = (folder / "tensorboard").iterdir()
@@ -124,27 +144,47 @@ def test_files_are_whole_after_every_iteration(tmp_path: Path, capsys: pytest.Ca
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_samples_have_a_file_of_their_own_that_is_cut_with_the_metrics(tmp_path: Path) -> None:
+def test_samples_have_a_file_of_their_own_that_is_cut_with_the_metrics(
+    tmp_path: Path,
+) -> None:
     sizes: dict[str, int] | None = None
-    for iterations, answer in (((1, 2), "first"), ((3,), "dropped"), ((3,), "again, ä")):
+    for iterations, answer in (
+        ((1, 2), "first"),
+        ((3,), "dropped"),
+        ((3,), "again, ä"),
+    ):
         with open_sinks(["jsonl"], tmp_path, sizes=sizes) as (sink,):
             assert isinstance(sink, JsonSink)
             for i in iterations:
                 sink.samples(i, [{"answer": answer}])
                 sink(i, 0, {})
         sizes = metric_files(tmp_path) if sizes is None else sizes
-    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(line["iteration"], line["answer"]) for line in lines] == [(1, "first"), (2, "first"), (3, "again, ä")]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "samples.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ]
+    assert [(line["iteration"], line["answer"]) for line in lines] == [
+        (1, "first"),
+        (2, "first"),
+        (3, "again, ä"),
+    ]
 
 
 def test_a_device_that_is_full_is_named_so() -> None:
-    with contextlib.closing(WholeAppends(Path("/dev/full"))) as file, pytest.raises(OutputError) as caught:
+    with (
+        contextlib.closing(WholeAppends(Path("/dev/full"))) as file,
+        pytest.raises(OutputError) as caught,
+    ):
         file.append(b"x")
     assert caught.value.code == "disk-full"
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_file_that_is_removed_takes_no_more_lines_that_nobody_would_find(tmp_path: Path, again: bool) -> None:
+def test_a_file_that_is_removed_takes_no_more_lines_that_nobody_would_find(
+    tmp_path: Path, again: bool
+) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     with contextlib.closing(WholeAppends(path)) as file:
         file.append(b"1\n")
@@ -153,7 +193,9 @@ def test_a_file_that_is_removed_takes_no_more_lines_that_nobody_would_find(tmp_p
         if again:
             path.parent.mkdir()
             path.touch()
-        with pytest.raises(OutputError, match="removed or moved while the run wrote to it") as caught:
+        with pytest.raises(
+            OutputError, match="removed or moved while the run wrote to it"
+        ) as caught:
             file.append(b"2\n")
     assert (caught.value.code, caught.value.problem.got) == ("cannot-write", str(path))
 
@@ -161,13 +203,22 @@ def test_a_file_that_is_removed_takes_no_more_lines_that_nobody_would_find(tmp_p
 def test_a_sink_that_cannot_be_made_closes_those_before_it(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("not a folder")
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(OutputError, match="cannot-write"), open_sinks(["jsonl", "tensorboard"], tmp_path):
+    with (
+        pytest.raises(OutputError, match="cannot-write"),
+        open_sinks(["jsonl", "tensorboard"], tmp_path),
+    ):
         pass
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_scalars_read_back_with_every_checksum(tmp_path: Path) -> None:
-    scalars = {"env/return": 475.25, "größe": -1.0, "n": math.nan, "big": 1e300, "low": -1e300}
+    scalars = {
+        "env/return": 475.25,
+        "größe": -1.0,
+        "n": math.nan,
+        "big": 1e300,
+        "low": -1e300,
+    }
     steps = [0, 1, 127, 128, 16384, 2**40]
     with open_sinks(["tensorboard"], tmp_path) as (sink,):
         sink(1, 300, scalars)
@@ -180,15 +231,29 @@ def test_scalars_read_back_with_every_checksum(tmp_path: Path) -> None:
     assert (second.step, second.wall_time >= first.wall_time) == (300, True)
     values = {value.tag: value.simple_value for value in second.summary.value}
     assert math.isnan(values.pop("n"))
-    assert values == {"env/return": 475.25, "größe": -1.0, "big": math.inf, "low": -math.inf}
-    assert [(event.step, len(event.summary.value)) for event in more] == [(step, 0) for step in steps]
+    assert values == {
+        "env/return": 475.25,
+        "größe": -1.0,
+        "big": math.inf,
+        "low": -math.inf,
+    }
+    assert [(event.step, len(event.summary.value)) for event in more] == [
+        (step, 0) for step in steps
+    ]
 
 
-def test_a_missing_library_is_named_with_the_extra_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+def test_a_missing_library_is_named_with_the_extra_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [
+        name for name in sys.modules if name.partition(".")[0] == "tensorboard"
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [NoTensorboard(), *sys.meta_path])
-    with pytest.raises(ConfigError, match="missing-library") as caught, open_sinks(["tensorboard"], tmp_path):
+    with (
+        pytest.raises(ConfigError, match="missing-library") as caught,
+        open_sinks(["tensorboard"], tmp_path),
+    ):
         pass
     assert caught.value.problems[0].fix == install_command("run")
 

@@ -10,7 +10,14 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.watchdog import view
 from rlplace.errors import ChannelTimeout
-from rlplace.report.summary import SIMULATED, TEXT, Progress, summary, summary_text, waits_of
+from rlplace.report.summary import (
+    SIMULATED,
+    TEXT,
+    Progress,
+    summary,
+    summary_text,
+    waits_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +25,13 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_a_summary_says_who_waited_for_whom_in_each_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    actions, idle = (LocalChannel(ChannelSpec(name=name, capacity_items=4)) for name in ("actions", "idle"))
+def test_a_summary_says_who_waited_for_whom_in_each_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actions, idle = (
+        LocalChannel(ChannelSpec(name=name, capacity_items=4))
+        for name in ("actions", "idle")
+    )
     for rank in (0, 1):
         actions.named(f"rollout rank {rank}").put("x", version=2)
     actions.named("rollout rank 1").put("newer", version=3)
@@ -27,23 +39,46 @@ def test_a_summary_says_who_waited_for_whom_in_each_channel(monkeypatch: pytest.
     with pytest.raises(ChannelTimeout):
         actions.named("env rank 1").get(key="never", timeout_s=0.001)
     waits = waits_of(view({"actions": actions, "idle": idle}))
-    assert (waits["actions"]["producers"], waits["actions"]["consumers"]) == (["rollout"], ["env"])
-    assert waits["actions"]["consumer_wait_s"] > 0 == waits["actions"]["producer_wait_s"]
+    assert (waits["actions"]["producers"], waits["actions"]["consumers"]) == (
+        ["rollout"],
+        ["env"],
+    )
+    assert (
+        waits["actions"]["consumer_wait_s"] > 0 == waits["actions"]["producer_wait_s"]
+    )
     assert (waits["actions"]["items"], waits["actions"]["staleness_max"]) == (3, 1)
     waits["actions"] |= {"consumer_wait_s": 12.34, "producer_wait_s": 0.5}
-    report = summary(Progress(measures=SIMULATED, began=0.0), Path("runs/" + "x" * 90)) | {"waits": waits}
+    report = summary(
+        Progress(measures=SIMULATED, began=0.0), Path("runs/" + "x" * 90)
+    ) | {"waits": waits}
     text = summary_text(report)
-    assert "waited     actions: env for rollout 12.3 s, rollout for env 0.5 s   summed over ranks" in text
+    assert (
+        "waited     actions: env for rollout 12.3 s, rollout for env 0.5 s   summed over ranks"
+        in text
+    )
     monkeypatch.setenv("COLUMNS", "60")
     narrow = summary_text(report)
-    assert [line for line in narrow.splitlines() if len(line) > 60] == [f"files      {report['folder']}"]
+    assert [line for line in narrow.splitlines() if len(line) > 60] == [
+        f"files      {report['folder']}"
+    ]
     assert narrow.split() == text.split()
     assert "idle" not in text
 
 
 def iteration(reward: float, **more: float) -> dict[str, float]:
-    stages = {"time/rollout_s": 2.0, "time/learn_s": 3.0, "time/iteration_s": 6.0, "time/overhead_s": 1.5}
-    return {"actor/reward": reward, "rollout/tokens": 100.0, "actor/tokens_learned": 90.0, **stages, **more}
+    stages = {
+        "time/rollout_s": 2.0,
+        "time/learn_s": 3.0,
+        "time/iteration_s": 6.0,
+        "time/overhead_s": 1.5,
+    }
+    return {
+        "actor/reward": reward,
+        "rollout/tokens": 100.0,
+        "actor/tokens_learned": 90.0,
+        **stages,
+        **more,
+    }
 
 
 def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
@@ -54,24 +89,39 @@ def test_rewards_held_out_prompts_and_tokens_are_summed_up() -> None:
     report = summary(progress, Path("runs/x"))
     assert (report["return_first"], report["return_last"]) == (0.1, 0.4)
     assert report["evaluations"] == {"0": 0.05, "2": 0.5}
-    assert (report["tokens_generated"], report["tokens_learned"], report["iterations"]) == (200, 180, 2)
+    assert (
+        report["tokens_generated"],
+        report["tokens_learned"],
+        report["iterations"],
+    ) == (200, 180, 2)
     assert report["seconds"]["evaluate"] == 2.0
     assert report["overhead_share"] == 0.25
     text = summary_text(report)
     assert "reward     0.100 -> 0.400" in text
-    assert "held out   0.050 -> 0.500   (mean reward of the answers, after 0 and 2 iterations)" in text
-    assert "200 generated, 50 per second; 180 learned, 30 per second; 2 iterations" in text
+    assert (
+        "held out   0.050 -> 0.500   (mean reward of the answers, after 0 and 2 iterations)"
+        in text
+    )
+    assert (
+        "200 generated, 50 per second; 180 learned, 30 per second; 2 iterations" in text
+    )
     assert "rollout 4.0, learn 6.0, evaluate 2.0" in text
 
 
 def test_a_run_that_never_learned_has_no_lines_about_it() -> None:
     text = summary_text(summary(Progress(measures=TEXT, began=0.0), Path("runs/x")))
     assert "reward     none -> none" in text
-    assert not {"held out", "waited", "memory", "at work"} & {line[:11].strip() for line in text.splitlines()}
+    assert not {"held out", "waited", "memory", "at work"} & {
+        line[:11].strip() for line in text.splitlines()
+    }
 
 
-@pytest.mark.parametrize(("goal", "reached"), [(None, False), (0.4, True), (0.41, False)])
-def test_the_last_iteration_decides_whether_the_goal_is_reached(goal: float | None, reached: bool) -> None:
+@pytest.mark.parametrize(
+    ("goal", "reached"), [(None, False), (0.4, True), (0.41, False)]
+)
+def test_the_last_iteration_decides_whether_the_goal_is_reached(
+    goal: float | None, reached: bool
+) -> None:
     progress = Progress(measures=TEXT, began=0.0)
     assert not progress.reached(goal)
     progress.add(iteration(0.9), 64)
@@ -81,14 +131,23 @@ def test_the_last_iteration_decides_whether_the_goal_is_reached(goal: float | No
 
 def test_a_run_that_goes_back_counts_nothing_twice_however_often() -> None:
     progress = Progress(measures=TEXT, began=0.0)
-    poisoned, notes = {"actor/poisoned": 2.0}, {"actor/poisoned": ["sample 1 of prompt 3", "sample 2 of prompt 3"]}
+    poisoned, notes = (
+        {"actor/poisoned": 2.0},
+        {"actor/poisoned": ["sample 1 of prompt 3", "sample 2 of prompt 3"]},
+    )
     before = progress.state()
     for _ in range(3):
         progress.go_back(before)
         progress.add(iteration(0.1, **poisoned, **{"eval/reward": 0.05}), 64)
         progress.add_skipped(poisoned, notes, iteration=0)
     report = summary(progress, Path("runs/x"))
-    assert (report["iterations"], report["tokens_generated"], report["train_s"]) == (1, 100, 6.0)
+    assert (report["iterations"], report["tokens_generated"], report["train_s"]) == (
+        1,
+        100,
+        6.0,
+    )
     assert report["skipped"]["counts"] == {"actor/poisoned": 2}
-    assert [event["what"] for event in report["skipped"]["events"]] == notes["actor/poisoned"]
+    assert [event["what"] for event in report["skipped"]["events"]] == notes[
+        "actor/poisoned"
+    ]
     assert "skipped    actor/poisoned 2" in summary_text(report)

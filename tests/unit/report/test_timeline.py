@@ -16,14 +16,24 @@ COMPONENTS = ["actor", "env", "rollout"]
 def boxes(picture: str) -> list[tuple[str, float, float, float, str]]:
     """Look, x, y, width and title of each box."""
     pattern = r'<rect class="([^"]*)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"[^>]*><title>([^<]*)'
-    return [(look, float(x), float(y), float(w), title) for look, x, y, w, title in re.findall(pattern, picture)]
+    return [
+        (look, float(x), float(y), float(w), title)
+        for look, x, y, w, title in re.findall(pattern, picture)
+    ]
 
 
 def test_work_is_drawn_when_it_was_and_waiting_light() -> None:
     made, at = iteration(0), slot("env", 0, [0])
     made.calls = [
         call(at, "move full", "rollout", 0.1, 0.2),
-        call(at, "run", "rollout", 0.2, 0.6, spans(0.2, ("sim", 0.3), ("wait", 0.5), ("sim", 0.6))),
+        call(
+            at,
+            "run",
+            "rollout",
+            0.2,
+            0.6,
+            spans(0.2, ("sim", 0.3), ("wait", 0.5), ("sim", 0.6)),
+        ),
     ]
     picture = render_timeline([made], [0], COMPONENTS)
     assert xml.etree.ElementTree.fromstring(picture).tag.endswith("svg")
@@ -31,13 +41,21 @@ def test_work_is_drawn_when_it_was_and_waiting_light() -> None:
         ("moves", 158.0, 118.0, 86.0, "env rank 0: move full, 0.1 s"),
         ("f1 wait", 244.0, 118.0, 344.0, "env rank 0: run, 0.4 s, 0.2 s at work"),
     ]
-    (outline,) = re.findall(r'<path class="f1" transform="matrix\(1.000 [^)]*244.00 140.00\)" d="([^"]*)"', picture)
+    (outline,) = re.findall(
+        r'<path class="f1" transform="matrix\(1.000 [^)]*244.00 140.00\)" d="([^"]*)"',
+        picture,
+    )
     assert outline == "M0 0v8h86v-8h172v8h86v-8z"
 
 
-def test_columns_are_as_high_as_the_share_of_work_where_laps_are_shorter_than_a_pixel() -> None:
+def test_columns_are_as_high_as_the_share_of_work_where_laps_are_shorter_than_a_pixel() -> (
+    None
+):
     made, at = iteration(0), slot("env", 0, [0])
-    cuts = [("sim" if n % 4 == 0 else "wait", 0.2 + (n + 1) * 0.4 / 40_000) for n in range(40_000)]
+    cuts = [
+        ("sim" if n % 4 == 0 else "wait", 0.2 + (n + 1) * 0.4 / 40_000)
+        for n in range(40_000)
+    ]
     made.calls = [call(at, "run", "rollout", 0.2, 0.6, spans(0.2, *cuts))]
     picture = render_timeline([made], [0], COMPONENTS)
     assert 'd="M0 0v2h344v-2z"' in picture
@@ -51,20 +69,39 @@ def test_components_that_are_at_work_at_once_divide_the_row() -> None:
         call(slot("rollout", 0, [0, 1]), "generate", "rollout", 0.3, 0.6),
         call(slot("actor", 0, [0]), "learn", "learn", 0.7, 0.9),
     ]
-    found = {(title.partition(":")[0], y) for _, _, y, _, title in boxes(render_timeline([made], [0, 1], COMPONENTS))}
-    assert found == {("env rank 0", 118), ("rollout rank 0", 129), ("actor rank 0", 118), ("rollout rank 0", 145)}
+    found = {
+        (title.partition(":")[0], y)
+        for _, _, y, _, title in boxes(render_timeline([made], [0, 1], COMPONENTS))
+    }
+    assert found == {
+        ("env rank 0", 118),
+        ("rollout rank 0", 129),
+        ("actor rank 0", 118),
+        ("rollout rank 0", 145),
+    }
 
 
-def test_it_is_the_last_iteration_that_learned_or_the_first_where_generation_runs_ahead() -> None:
-    first, second, evaluated = iteration(2, index=0), iteration(2, index=1), iteration(2, index=2)
+def test_it_is_the_last_iteration_that_learned_or_the_first_where_generation_runs_ahead() -> (
+    None
+):
+    first, second, evaluated = (
+        iteration(2, index=0),
+        iteration(2, index=1),
+        iteration(2, index=2),
+    )
     for made in (second, evaluated):
         made.began_s += 1.0
-        made.stages = [s._replace(began_s=s.began_s + 1, ended_s=s.ended_s + 1) for s in made.stages]
+        made.stages = [
+            s._replace(began_s=s.began_s + 1, ended_s=s.ended_s + 1)
+            for s in made.stages
+        ]
         made.calls = []
     generated = call(slot("rollout", 0, [0]), "generate", "learn", 1.2, 1.9)
     learned = call(slot("actor", 0, [1]), "learn", "learn", 1.8, 1.9)
     second.calls = [learned, generated]
-    assert "iteration 2: 1 s" in render_timeline([first, second, evaluated], [0, 1], COMPONENTS)
+    assert "iteration 2: 1 s" in render_timeline(
+        [first, second, evaluated], [0, 1], COMPONENTS
+    )
     second.calls = [learned, generated._replace(record=first.calls[3].record)]
     assert "iteration 1: 1 s" in render_timeline([first, second], [0, 1], COMPONENTS)
 
@@ -72,7 +109,9 @@ def test_it_is_the_last_iteration_that_learned_or_the_first_where_generation_run
 @pytest.mark.parametrize("accelerators", [8, 512])
 def test_a_picture_stays_small_however_many_laps_there_are(accelerators: int) -> None:
     made = iteration(accelerators, laps=2000)
-    picture = render_timeline([made], range(accelerators), COMPONENTS, "hybrid", scale=50.0)
+    picture = render_timeline(
+        [made], range(accelerators), COMPONENTS, "hybrid", scale=50.0
+    )
     assert len(picture) < 300_000
     assert "hybrid: 50 s" in picture
     assert ("32 of 512 accelerators are drawn" in picture) == (accelerators == 512)

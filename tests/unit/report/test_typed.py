@@ -12,7 +12,9 @@ import pytest
 from rlplace.report.typed import COMMAND, SCREEN, Typed, as_typed, commands, commit_of
 
 
-def test_each_run_of_a_command_has_what_was_shown_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_of_a_command_has_what_was_shown_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -25,11 +27,20 @@ def test_each_run_of_a_command_has_what_was_shown_of_it(tmp_path: Path, monkeypa
             command.into(folder, {})  # goes on after a lost machine
             print("an error", file=sys.stderr)
     assert isinstance(sys.stdout, io.StringIO), "the streams are put back"
-    assert screen.getvalue() == "the \x1b[1mplan\x1b[0m of a b\nthe \x1b[1mplan\x1b[0m of c\n"
-    assert [(f / SCREEN).read_text() for f in folders] == ["the plan of a b\nan error\n", "the plan of c\nan error\n"]
+    assert (
+        screen.getvalue()
+        == "the \x1b[1mplan\x1b[0m of a b\nthe \x1b[1mplan\x1b[0m of c\n"
+    )
+    assert [(f / SCREEN).read_text() for f in folders] == [
+        "the plan of a b\nan error\n",
+        "the plan of c\nan error\n",
+    ]
     ((first,), (second,)) = map(commands, folders)
     assert first["typed"] == second["typed"] == "rlplace train pole -m 'env.name=a b,c'"
-    assert (first["overrides"], second["overrides"]) == (["env.name=a b"], ["env.name=c"])
+    assert (first["overrides"], second["overrides"]) == (
+        ["env.name=a b"],
+        ["env.name=c"],
+    )
     assert (first["folder"], first["versions"]) == (str(Path.cwd()), {"python": "3"})
 
 
@@ -38,7 +49,10 @@ def test_a_command_that_goes_on_with_a_run_is_added(tmp_path: Path) -> None:
         with Typed(text) as command:
             command.job([])
             command.into(tmp_path, {})
-    assert [each["typed"] for each in commands(tmp_path)] == ["train pole", "train pole resume=auto"]
+    assert [each["typed"] for each in commands(tmp_path)] == [
+        "train pole",
+        "train pole resume=auto",
+    ]
     (tmp_path / COMMAND).write_text('[{"typed"')
     assert commands(tmp_path) == []
 
@@ -46,7 +60,9 @@ def test_a_command_that_goes_on_with_a_run_is_added(tmp_path: Path) -> None:
 def test_a_commit_says_whether_something_is_changed(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True
+        )
 
     git("init")
     assert commit_of(tmp_path) is None

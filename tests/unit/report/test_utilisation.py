@@ -7,7 +7,12 @@ import pytest
 from rlplace.metrics import Metric
 from rlplace.report.utilisation import StageUse, Usage, overhead, usage_rows
 
-OCCUPANCY = {"actor": [(0,), (1,), (2,), (3,)], "env": [(0,), (1,)], "rollout": [(2, 3)], "reward": [()]}
+OCCUPANCY = {
+    "actor": [(0,), (1,), (2,), (3,)],
+    "env": [(0,), (1,)],
+    "rollout": [(2, 3)],
+    "reward": [()],
+}
 
 
 def iteration(usage: Usage) -> dict[str, float]:
@@ -15,9 +20,23 @@ def iteration(usage: Usage) -> dict[str, float]:
     usage.worked("actor", [1.0] * 4, [{}] * 4)
     usage.stage_ended("sync", moves_s=0.25, seconds=1.0)
     usage.worked(
-        "env", [4.0, 3.0], [{"env/wait_s": Metric(2.0)}, {"env/wait_s": Metric(1.0), "env/put_s": Metric(1.0)}]
+        "env",
+        [4.0, 3.0],
+        [
+            {"env/wait_s": Metric(2.0)},
+            {"env/wait_s": Metric(1.0), "env/put_s": Metric(1.0)},
+        ],
     )
-    usage.worked("rollout", [4.0], [{"rollout/wait_s": Metric(1.0, "max"), "rollout/policy_s": Metric(3.0, "max")}])
+    usage.worked(
+        "rollout",
+        [4.0],
+        [
+            {
+                "rollout/wait_s": Metric(1.0, "max"),
+                "rollout/policy_s": Metric(3.0, "max"),
+            }
+        ],
+    )
     usage.worked("reward", [4.0], [{}])
     usage.stage_ended("rollout", moves_s=0.5, seconds=4.0)
     usage.worked("actor", [3.0, 3.0, 3.0, 3.0], [{}] * 4)
@@ -53,20 +72,33 @@ def test_a_run_is_summed_by_stage_and_accelerator() -> None:
     assert record["by_accelerator"]["0"]["rollout"] == {"busy_s": 4.0, "idle_s": 4.0}
     assert len(usage.last) == 3
     assert usage_rows(record) == [
-        ("at work", "52% of the time of 4 accelerators, idle 18%, moves 10%, sync 10%; 0.0222 accelerator hours"),
-        ("", "rollout 2.2 (4), learn 4.0 (4)   accelerators at work, measured (planned)"),
+        (
+            "at work",
+            "52% of the time of 4 accelerators, idle 18%, moves 10%, sync 10%; 0.0222 accelerator hours",
+        ),
+        (
+            "",
+            "rollout 2.2 (4), learn 4.0 (4)   accelerators at work, measured (planned)",
+        ),
     ]
 
 
-def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_stage() -> None:
-    usage, on_host = Usage({"env": [(0,)], "rollout": [(0,)]}), Usage({"env": [()], "rollout": [()]})
+def test_residents_that_work_at_once_do_not_make_an_accelerator_busier_than_the_stage() -> (
+    None
+):
+    usage, on_host = (
+        Usage({"env": [(0,)], "rollout": [(0,)]}),
+        Usage({"env": [()], "rollout": [()]}),
+    )
     for each in (usage, on_host):
         each.worked("env", [3.0], [{}])
         each.worked("rollout", [3.0], [{}])
         each.stage_ended("rollout", moves_s=0.0, seconds=4.0)
     assert usage.iteration_ended(4.0)["util/busy_share"] == 1.0
     assert usage.last[0].work == {0: {"env": 3.0, "rollout": 3.0}}
-    assert on_host.iteration_ended(4.0) == {}  # without accelerators there are no shares
+    assert (
+        on_host.iteration_ended(4.0) == {}
+    )  # without accelerators there are no shares
     assert usage_rows(on_host.record({})) == []
 
 
@@ -79,15 +111,32 @@ def test_where_generation_runs_ahead_all_stages_but_sync_count_as_one() -> None:
     usage.stage_ended("learn 2", moves_s=0.0, seconds=1.0)
     usage.iteration_ended(5.5)
     work = {0: {"actor": 3.0}, 1: {"rollout": 4.0}}
-    assert usage.last[1:] == (StageUse(stage="rollout || learn", moves_s=0.5, seconds=4.0, work=work),)
+    assert usage.last[1:] == (
+        StageUse(stage="rollout || learn", moves_s=0.5, seconds=4.0, work=work),
+    )
 
 
-def test_overhead_is_what_is_left_of_the_slowest_rank_or_of_all_on_their_cores() -> None:
-    works = {"sync": ("actor", "rollout"), "rollout": ("env", "rollout"), "learn": ("actor",)}
-    numbers = {"time/iteration_s": 10.0, "env/sim_s": 2.0, "rollout/policy_s": 1.0, "actor/learn_s": 3.0}
+def test_overhead_is_what_is_left_of_the_slowest_rank_or_of_all_on_their_cores() -> (
+    None
+):
+    works = {
+        "sync": ("actor", "rollout"),
+        "rollout": ("env", "rollout"),
+        "learn": ("actor",),
+    }
+    numbers = {
+        "time/iteration_s": 10.0,
+        "env/sim_s": 2.0,
+        "rollout/policy_s": 1.0,
+        "actor/learn_s": 3.0,
+    }
     alone = overhead(numbers, works, {"rollout": 1.5, "learn": 3.0})
-    assert alone == {"time/overhead_s": 5.0, "time/overhead_share": 0.5}, "no rank waited for a core"
+    assert alone == {"time/overhead_s": 5.0, "time/overhead_share": 0.5}, (
+        "no rank waited for a core"
+    )
     evaluated = overhead(numbers | {"time/evaluate_s": 4.0}, works, {})
     assert evaluated["time/overhead_s"] == 1.0, "an evaluation is work of its own"
     crowded = overhead(numbers, works, {"rollout": 4.0, "learn": 3.0, "sync": 1.0})
-    assert crowded["time/overhead_s"] == 3.0, "the cores had 4 s to do; sync is no work, whatever it computes"
+    assert crowded["time/overhead_s"] == 3.0, (
+        "the cores had 4 s to do; sync is no work, whatever it computes"
+    )

@@ -25,8 +25,12 @@ class Side:
         self.service = Service(folder)
         self.all = Connections()
         self.connection: Connection = self.all.open(self.service.path)
-        self.run: Callable[[Sequence[Request]], list[Outcome]] = lambda requests: [Done(r[1]) for r in requests]
-        self.thread = threading.Thread(target=lambda: self.service.answer(self._run), daemon=True)
+        self.run: Callable[[Sequence[Request]], list[Outcome]] = lambda requests: [
+            Done(r[1]) for r in requests
+        ]
+        self.thread = threading.Thread(
+            target=lambda: self.service.answer(self._run), daemon=True
+        )
 
     def _run(self, requests: Sequence[Request]) -> list[Outcome]:
         return self.run(requests)
@@ -54,7 +58,9 @@ def values(answer: Future[Any]) -> list[Any]:
 def test_answers_come_in_the_order_of_requests(side: Side) -> None:
     asked = [side.ask(number) for number in range(100)]
     side.thread.start()
-    assert [values(answer) for answer in asked] == [[(number,)] for number in range(100)]
+    assert [values(answer) for answer in asked] == [
+        [(number,)] for number in range(100)
+    ]
     assert not side.service.path.exists(), "nobody else can connect"
 
 
@@ -97,13 +103,17 @@ def test_a_death_counts_after_the_answers_that_are_there(side: Side) -> None:
     assert side.ask(2).result(10) is GONE
 
 
-def test_an_answer_that_cannot_be_taken_fails_its_connection_alone(side: Side, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_taken_fails_its_connection_alone(
+    side: Side, tmp_path: Path
+) -> None:
     def refuse(answer: object) -> None:
         raise ValueError("nobody wants it")
 
     other = Service(tmp_path)
     connection = side.all.open(other.path)
-    thread = threading.Thread(target=lambda: other.answer(lambda requests: [Done(4)]), daemon=True)
+    thread = threading.Thread(
+        target=lambda: other.answer(lambda requests: [Done(4)]), daemon=True
+    )
     thread.start()
     side.thread.start()
     side.connection.send(refuse, [("echo", (), {})])
@@ -114,7 +124,9 @@ def test_an_answer_that_cannot_be_taken_fails_its_connection_alone(side: Side, t
     assert values(answer) == [4]
 
 
-def test_a_sender_that_is_interrupted_breaks_no_message(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_is_interrupted_breaks_no_message(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Interrupting(deque[Any]):
         def append(self, item: Any) -> None:
             super().append(item)
@@ -128,7 +140,9 @@ def test_a_sender_that_is_interrupted_breaks_no_message(side: Side, monkeypatch:
     for number in range(2):
         with pytest.raises(KeyboardInterrupt):
             side.ask(number)
-    assert values(side.ask(2)) == [(2,)], "those before it are sent, too, and answered in order"
+    assert values(side.ask(2)) == [(2,)], (
+        "those before it are sent, too, and answered in order"
+    )
 
 
 def test_a_worker_that_was_closed_takes_no_more(side: Side) -> None:

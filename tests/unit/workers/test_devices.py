@@ -31,8 +31,12 @@ from rlplace.workers.worker import Rendezvous, Worker
 from tests.open_calls import slot_of
 
 
-def device(account: MemoryAccount, component: str, *accelerators: int) -> EmulatedDevice:
-    slot = dataclasses.replace(slot_of(component), accelerators=accelerators, local_accelerators=accelerators)
+def device(
+    account: MemoryAccount, component: str, *accelerators: int
+) -> EmulatedDevice:
+    slot = dataclasses.replace(
+        slot_of(component), accelerators=accelerators, local_accelerators=accelerators
+    )
     return EmulatedDevice(account, slot)
 
 
@@ -66,7 +70,9 @@ def test_a_refusal_changes_nothing_and_names_the_residents_by_size() -> None:
         "         rollout rank 0: weights 10 bytes",
         "    fix: rollout.enable_offload: true     (or cluster.accelerator.memory: 110)",
     ]
-    assert actor.held_bytes() == 20, "also not on accelerator 0, where it would have fitted"
+    assert actor.held_bytes() == 20, (
+        "also not on accelerator 0, where it would have fitted"
+    )
     account.release_all("rollout rank 0")
     actor.acquire(30, "gradients")
     assert (actor.held_bytes(), rollout.held_bytes()) == (50, 0)
@@ -86,7 +92,10 @@ def test_processes_share_an_account(tmp_path: Path) -> None:
     """Ten of them take and give back beside each other; one is killed while it has the account."""
     account = SharedAccount([1000, 1000], tmp_path / "accelerators")
     device(account, "env", 1).acquire(600, "pool")
-    busy = [multiprocessing.Process(target=take_and_give, args=(account, n)) for n in range(1, 10)]
+    busy = [
+        multiprocessing.Process(target=take_and_give, args=(account, n))
+        for n in range(1, 10)
+    ]
     killed = multiprocessing.Process(target=die_with, args=(account,))
     for process in (*busy, killed):
         process.start()
@@ -99,7 +108,9 @@ def test_processes_share_an_account(tmp_path: Path) -> None:
         device(pickle.loads(pickle.dumps(account)), "actor", 1).acquire(401, "weights")
 
 
-def test_what_a_killed_process_had_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_had_not_finished_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     account, offsets = SharedAccount([1000], tmp_path / "accelerators"), list[int]()
     actor, write = device(account, "actor", 0), os.pwrite
     actor.acquire(7, "weights")
@@ -144,7 +155,9 @@ def take_and_give(account: SharedAccount, number: int) -> None:
         own.release("work")
 
 
-def test_a_process_that_stands_still_with_the_account_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_stands_still_with_the_account_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(devices, "_ACCOUNT_S", 0.1)
     account = SharedAccount([10], tmp_path / "accelerators")
     with account._opened([0]), pytest.raises(ClusterError) as late:
@@ -154,13 +167,24 @@ def test_a_process_that_stands_still_with_the_account_is_said(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("seen", "wrong"),
-    [(["1a", "2b"], None), (["of a MIG slice", "2b"], None), (["1a", "3c"], "GPU-3c"), (["2b", "1a"], "GPU-2b")],
+    [
+        (["1a", "2b"], None),
+        (["of a MIG slice", "2b"], None),
+        (["1a", "3c"], "GPU-3c"),
+        (["2b", "1a"], "GPU-2b"),
+    ],
 )
 def test_the_gpus_that_cuda_shows_are_compared_with_the_plan(
     seen: list[str], wrong: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=seen[index - 4]))
-    slot = dataclasses.replace(slot_of("rollout"), accelerators=(12, 13), local_accelerators=(4, 5))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(uuid=seen[index - 4]),
+    )
+    slot = dataclasses.replace(
+        slot_of("rollout"), accelerators=(12, 13), local_accelerators=(4, 5)
+    )
     gpus = CudaDevice(4, slot, uuids=("GPU-1a", "GPU-2b", "GPU-3c"))
     if wrong is None:
         gpus.verify()
@@ -181,26 +205,36 @@ def test_a_gpu_is_touched_by_who_has_memory_there_and_gets_cached_memory_back_wi
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 30)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append("cache"))
     gpu = CudaDevice()
-    monkeypatch.setattr(gpu, "measure_here", lambda: pytest.fail("nothing is to be measured"))
+    monkeypatch.setattr(
+        gpu, "measure_here", lambda: pytest.fail("nothing is to be measured")
+    )
     gpu.measure = gpu.measure_here
     gpu.acquire(0, "simulator")
     gpu.release("simulator")
     assert (gpu.held_bytes(), gpu.measured_bytes(7), returned) == (0, 7, [])
     begun[0], used = True, CudaDevice()
     used.acquire(90, "weights")
-    assert (used.held_bytes(), used.measured_bytes(7), used.measured_bytes(70)) == (30, 30, 70)
+    assert (used.held_bytes(), used.measured_bytes(7), used.measured_bytes(70)) == (
+        30,
+        30,
+        70,
+    )
     used.release("weights")
     assert returned == ["cache"]
 
 
-def test_threads_of_one_process_are_told_apart_by_what_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_one_process_are_told_apart_by_what_they_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """CUDA and torch count the memory of the process: 70 bytes are reserved by both workers together."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (30, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 70)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     claims = ProcessClaims()
-    actor, rollout = (CudaDevice(0, slot_of(component)) for component in ("actor", "rollout"))
+    actor, rollout = (
+        CudaDevice(0, slot_of(component)) for component in ("actor", "rollout")
+    )
     actor.share_process(claims)
     rollout.share_process(claims)
     actor.acquire(60, "weights")
@@ -219,7 +253,9 @@ def test_threads_of_one_process_are_told_apart_by_what_they_asked_for(monkeypatc
     assert (actor.held_bytes(), rollout.held_bytes()) == (100, 0)
 
 
-def test_a_gpu_goes_to_another_process_without_the_claims_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_goes_to_another_process_without_the_claims_of_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
@@ -232,7 +268,9 @@ def test_engines_that_share_a_gpu_are_built_one_after_the_other(tmp_path: Path) 
     """While it is built, vLLM measures the whole GPU. Emulated ones keep accounts, and build at the same time."""
 
     def on(*accelerators: int) -> CudaDevice:
-        return CudaDevice(0, dataclasses.replace(slot_of("rollout"), accelerators=accelerators))
+        return CudaDevice(
+            0, dataclasses.replace(slot_of("rollout"), accelerators=accelerators)
+        )
 
     def is_free(number: int) -> bool:
         with (tmp_path / f"alone-{number}").open("w") as file:
@@ -243,7 +281,13 @@ def test_engines_that_share_a_gpu_are_built_one_after_the_other(tmp_path: Path) 
             return True
 
     with on(2, 3).alone(tmp_path), on(4).alone(tmp_path), on(4).alone(None):
-        assert [is_free(number) for number in range(5)] == [True, True, False, False, False]
+        assert [is_free(number) for number in range(5)] == [
+            True,
+            True,
+            False,
+            False,
+            False,
+        ]
     assert all(is_free(number) for number in range(5))
     emulated = device(MemoryAccount([100]), "rollout", 0)
     with emulated.alone(tmp_path), emulated.alone(tmp_path):
@@ -260,13 +304,17 @@ class Told(Device):
         self.claims.append(claims)
 
 
-def test_workers_that_are_threads_of_the_driver_share_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_are_threads_of_the_driver_share_its_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     devices_made = [Told(), Told()]
     waiting = iter(devices_made)
     monkeypatch.setattr(cluster, "make_device", lambda *_, **__: next(waiting))
     launcher = InlineLauncher(Topology.uniform(1, 1, "cuda", 100))
     for name in ("env", "rollout"):
-        spec = GroupSpec(name=name, worker=Worker, slots=(slot_of(name),), config=None, channels={})
+        spec = GroupSpec(
+            name=name, worker=Worker, slots=(slot_of(name),), config=None, channels={}
+        )
         launcher._make(spec, slot_of(name)).end()
     ((first,), (second,)) = (device.claims for device in devices_made)
     assert first is second
@@ -283,6 +331,13 @@ def test_workers_of_one_ray_process_share_its_claims(
     made = [Told() for _ in range(workers)]
     host = actors.RayHost({}, [None] * workers)
     for number, gpu in enumerate(made):
-        host.make(number, b"no pickle", slot_of("env", number), gpu, tmp_path, Rendezvous(host="", port=0))
+        host.make(
+            number,
+            b"no pickle",
+            slot_of("env", number),
+            gpu,
+            tmp_path,
+            Rendezvous(host="", port=0),
+        )
     assert [len(gpu.claims) for gpu in made] == [told] * workers
     assert len({id(claims) for gpu in made for claims in gpu.claims}) == told

@@ -31,7 +31,11 @@ getattr(fork, sys.argv[2].removeprefix("--"))(sys.argv[3], sys.argv[4:])
 os._exit(0)
 """
 PROGRAM = (fork.__file__,)
-HURRIED = ("-c", IMPATIENT, str(Path(fork.__file__).parent))  # the same with short limits
+HURRIED = (
+    "-c",
+    IMPATIENT,
+    str(Path(fork.__file__).parent),
+)  # the same with short limits
 SCRIPT = """
 import json, os, sys
 import numpy
@@ -46,13 +50,21 @@ print(json.dumps({
 
 
 @contextmanager
-def template(door: Path, *modules: str, program: Sequence[str] = PROGRAM) -> Iterator[subprocess.Popen[str]]:
+def template(
+    door: Path, *modules: str, program: Sequence[str] = PROGRAM
+) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINE": "template"}
     door.parent.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(door))
         listening.listen()
-        command = [sys.executable, *program, "--template", str(listening.fileno()), *modules]
+        command = [
+            sys.executable,
+            *program,
+            "--template",
+            str(listening.fileno()),
+            *modules,
+        ]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -65,26 +77,59 @@ def template(door: Path, *modules: str, program: Sequence[str] = PROGRAM) -> Ite
         yield process
 
 
-def ask(door: Path, script: Path, folder: Path, program: Sequence[str] = PROGRAM, **options: Any) -> dict[str, object]:
-    command = [sys.executable, "-I", "-S", *program, "--client", str(door), str(script), "one", "two"]
-    environment = {name: value for name, value in os.environ.items() if name != "MINE"} | {"ASKED": "yes"}
-    with tempfile.TemporaryFile() as answer:  # not a pipe, whose end a silent template would keep open
-        subprocess.run(command, stdout=answer, env=environment, cwd=folder, timeout=LIMIT_S, check=True, **options)
+def ask(
+    door: Path,
+    script: Path,
+    folder: Path,
+    program: Sequence[str] = PROGRAM,
+    **options: Any,
+) -> dict[str, object]:
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        *program,
+        "--client",
+        str(door),
+        str(script),
+        "one",
+        "two",
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "MINE"
+    } | {"ASKED": "yes"}
+    with (
+        tempfile.TemporaryFile() as answer
+    ):  # not a pipe, whose end a silent template would keep open
+        subprocess.run(
+            command,
+            stdout=answer,
+            env=environment,
+            cwd=folder,
+            timeout=LIMIT_S,
+            check=True,
+            **options,
+        )
         answer.seek(0)
         return dict(json.load(answer))
 
 
 STARTS = (
-    "import subprocess, sys; started = subprocess.Popen(sys.argv[1:]); print(started.pid, flush=True); started.wait()"
+    "import subprocess, sys; started = subprocess.Popen(sys.argv[1:]); "
+    "print(started.pid, flush=True); started.wait()"
 )
 LASTS = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @contextmanager
-def client_of(door: Path, script: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+def client_of(
+    door: Path, script: Path
+) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
     """A client, and the process that has started it, as a server of Ray does."""
     command = [sys.executable, "-I", "-S", *PROGRAM, "--client", str(door), str(script)]
-    with subprocess.Popen([sys.executable, "-c", STARTS, *command], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS, *command], stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         client = psutil.Process(int(server.stdout.readline()))
         try:
@@ -95,7 +140,9 @@ def client_of(door: Path, script: Path) -> Iterator[tuple[subprocess.Popen[str],
                     process.kill()
 
 
-def test_a_client_that_waits_ends_with_the_server_of_ray_that_has_started_it(script: Path, tmp_path: Path) -> None:
+def test_a_client_that_waits_ends_with_the_server_of_ray_that_has_started_it(
+    script: Path, tmp_path: Path
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.bind(str(tmp_path / "door"))
         silent.listen()
@@ -107,7 +154,9 @@ def test_a_client_that_waits_ends_with_the_server_of_ray_that_has_started_it(scr
             link.close()
 
 
-def test_a_fork_ends_with_the_server_of_ray_whose_client_it_is_of(script: Path, tmp_path: Path) -> None:
+def test_a_fork_ends_with_the_server_of_ray_whose_client_it_is_of(
+    script: Path, tmp_path: Path
+) -> None:
     script.write_text(LASTS)
     door = tmp_path / "template" / "door"
     with template(door) as process:
@@ -131,7 +180,12 @@ def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
     door = tmp_path / "own" / "door"
     with template(door, "fractions", "numpy", "no_such_module") as process:
         first = ask(door, script, tmp_path)
-        second = ask(door, script, tmp_path, preexec_fn=lambda: Path("/proc/self/oom_score_adj").write_text("777"))
+        second = ask(
+            door,
+            script,
+            tmp_path,
+            preexec_fn=lambda: Path("/proc/self/oom_score_adj").write_text("777"),
+        )
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(LIMIT_S) == 0
@@ -140,15 +194,28 @@ def test_forks_are_what_was_asked_for(tmp_path: Path, script: Path) -> None:
         assert each["group"] == each["pid"], "what ends the group of one ends no other"
         assert (each["arguments"], each["folder"]) == (["one", "two"], str(tmp_path))
         assert (each["asked"], each["mine"], each["forked"]) == ("yes", None, "1")
-        assert (each["beside"], each["loaded"], each["hidden"]) == (str(script.parent), True, True)
-    assert (first["oom"], second["oom"]) == (int(Path("/proc/self/oom_score_adj").read_text()), 777)
+        assert (each["beside"], each["loaded"], each["hidden"]) == (
+            str(script.parent),
+            True,
+            True,
+        )
+    assert (first["oom"], second["oom"]) == (
+        int(Path("/proc/self/oom_score_adj").read_text()),
+        777,
+    )
     assert first["pid"] != second["pid"]
     assert first["drawn"] != second["drawn"], "each has random numbers of its own"
 
 
-def test_without_a_template_the_client_becomes_the_worker(tmp_path: Path, script: Path) -> None:
+def test_without_a_template_the_client_becomes_the_worker(
+    tmp_path: Path, script: Path
+) -> None:
     found = ask(tmp_path / "nothing", script, tmp_path)
-    assert (found["arguments"], found["asked"], found["forked"]) == (["one", "two"], "yes", None)
+    assert (found["arguments"], found["asked"], found["forked"]) == (
+        ["one", "two"],
+        "yes",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,23 +252,40 @@ def test_a_template_that_may_not_fork_says_why_and_its_clients_become_workers(
     assert found["forked"] is None
 
 
-def test_set_up_is_the_client_at_once_or_what_ray_has(tmp_path: Path, script: Path) -> None:
+def test_set_up_is_the_client_at_once_or_what_ray_has(
+    tmp_path: Path, script: Path
+) -> None:
     (script.parent / "setup_worker.py").write_text("import sys\nprint(*sys.argv[1:])\n")
     door = tmp_path / "own" / "door"
     client = f"{sys.executable} -I -S {fork.__file__} --client {door}"
 
     def started(**context: object) -> str:
-        words = [str(script), "one", f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
+        words = [
+            str(script),
+            "one",
+            f"--serialized-runtime-env-context={json.dumps(context)}",
+            "--language=PYTHON",
+        ]
         command = [sys.executable, fork.__file__, *words]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S).stdout
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S
+        ).stdout
 
     with template(door) as process:
-        found = json.loads(started(py_executable=client, env_vars={}, command_prefix=[]))
+        found = json.loads(
+            started(py_executable=client, env_vars={}, command_prefix=[])
+        )
         assert (found["arguments"], found["parent"]) == (["one"], process.pid)
         assert process.stdin is not None
         process.stdin.close()
-    for others in ({"py_executable": sys.executable}, {"py_executable": client, "env_vars": {"A": "1"}}, {}):
-        assert started(**others).startswith(f"{script} one --serialized-runtime-env-context=")
+    for others in (
+        {"py_executable": sys.executable},
+        {"py_executable": client, "env_vars": {"A": "1"}},
+        {},
+    ):
+        assert started(**others).startswith(
+            f"{script} one --serialized-runtime-env-context="
+        )
 
 
 def test_what_ray_was_kept_from_importing_workers_import() -> None:
@@ -221,18 +305,24 @@ def connected(door: Path) -> socket.socket:
     return link
 
 
-def test_a_client_that_stops_in_the_middle_does_not_block_the_others(tmp_path: Path, script: Path) -> None:
+def test_a_client_that_stops_in_the_middle_does_not_block_the_others(
+    tmp_path: Path, script: Path
+) -> None:
     door = tmp_path / "own" / "door"
     with template(door, program=HURRIED) as process:
         with connected(door) as silent, connected(door) as stopped:
             stopped.sendall(b' {"arguments": [')
             assert ask(door, script, tmp_path)["parent"] == process.pid
-            assert (silent.recv(1), stopped.recv(1)) == (b"", b""), "they become workers themselves"
+            assert (silent.recv(1), stopped.recv(1)) == (b"", b""), (
+                "they become workers themselves"
+            )
         assert process.stdin is not None
         process.stdin.close()
 
 
-def test_a_client_without_an_answer_becomes_the_worker(tmp_path: Path, script: Path) -> None:
+def test_a_client_without_an_answer_becomes_the_worker(
+    tmp_path: Path, script: Path
+) -> None:
     door = tmp_path / "door"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.bind(str(door))
@@ -244,7 +334,11 @@ def test_a_client_without_an_answer_becomes_the_worker(tmp_path: Path, script: P
 def test_no_fork_runs_for_a_client_that_has_gone(tmp_path: Path, script: Path) -> None:
     door = tmp_path / "own" / "door"
     reading, writing = os.pipe()
-    asked = {"arguments": [str(script)], "environment": dict(os.environ), "folder": str(tmp_path)}
+    asked = {
+        "arguments": [str(script)],
+        "environment": dict(os.environ),
+        "folder": str(tmp_path),
+    }
     with template(door) as process, open(reading) as output:
         with connected(door) as gone:
             socket.send_fds(gone, [b" "], [0, writing, writing])
@@ -256,8 +350,12 @@ def test_no_fork_runs_for_a_client_that_has_gone(tmp_path: Path, script: Path) -
         process.stdin.close()
 
 
-def test_a_template_may_say_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "talks.py").write_text("import sys\nprint('x' * 200_000, file=sys.stderr)\nsys.exit('the end')\n")
+def test_a_template_may_say_more_than_a_pipe_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talks.py").write_text(
+        "import sys\nprint('x' * 200_000, file=sys.stderr)\nsys.exit('the end')\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     talking = Template(["talks"])
     until = time.monotonic() + LIMIT_S
@@ -270,13 +368,23 @@ def test_a_template_may_say_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: 
 def test_a_fork_ends_with_its_client(tmp_path: Path, script: Path) -> None:
     script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
     door = tmp_path / "own" / "door"
-    command = [sys.executable, "-I", "-S", fork.__file__, "--client", str(door), str(script)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        fork.__file__,
+        "--client",
+        str(door),
+        str(script),
+    ]
     with template(door) as process:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "runs\n"
             client.kill()
-            assert client.stdout.read() == "", "the fork, which has it open as well, has ended"
+            assert client.stdout.read() == "", (
+                "the fork, which has it open as well, has ended"
+            )
         assert process.stdin is not None
         process.stdin.close()
 
@@ -296,7 +404,10 @@ sys.stdin.readline()
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_nothing_of_a_template_outlives_its_owner(end: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdin is not None
         assert owner.stdout is not None

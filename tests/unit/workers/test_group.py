@@ -10,9 +10,21 @@ import pytest
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
-from rlplace.errors import ChannelBroken, ClusterError, Problem, WorkerError, WorkerTimeout
+from rlplace.errors import (
+    ChannelBroken,
+    ClusterError,
+    Problem,
+    WorkerError,
+    WorkerTimeout,
+)
 from rlplace.placement.schedule import Residency
-from rlplace.workers.launch.group import Pending, Settle, WorkerGroup, WorkerHandle, wait_all
+from rlplace.workers.launch.group import (
+    Pending,
+    Settle,
+    WorkerGroup,
+    WorkerHandle,
+    wait_all,
+)
 from rlplace.workers.launch.heartbeat import LOOKS, Heartbeat
 from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome, Request
 from rlplace.workers.worker import Worker
@@ -36,7 +48,10 @@ class Handle(WorkerHandle):
         self.places: list[str] = []  # its answers; none to later questions
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        self.answer, self.sent = settle, [*self.sent, [method for method, _, _ in requests]]
+        self.answer, self.sent = (
+            settle,
+            [*self.sent, [method for method, _, _ in requests]],
+        )
 
     def settle(self, outcome: Outcome) -> None:
         """Answer the last message, of one call."""
@@ -73,12 +88,16 @@ class Job:
 
     def __init__(self, name: str = "actor", **channels: LocalChannel) -> None:
         self.handles = [Handle(name, rank) for rank in range(3)]
-        spec = GroupSpec(name=name, worker=Stepper, config=None, slots=(), channels=channels)
+        spec = GroupSpec(
+            name=name, worker=Stepper, config=None, slots=(), channels=channels
+        )
         self.group = WorkerGroup(spec, self.handles, grace_s=0.01)
 
 
 def broken() -> ChannelBroken:
-    return ChannelBroken(Problem(code="channel-broken", key="actions", what="a peer died"))
+    return ChannelBroken(
+        Problem(code="channel-broken", key="actions", what="a peer died")
+    )
 
 
 def test_a_death_explains_the_errors_of_its_peers() -> None:
@@ -110,7 +129,9 @@ def test_of_equal_failures_the_first_counts_and_what_we_stop_does_not() -> None:
     job = Job(mail=channel)
     pending = job.group.step()
     job.handles[2].raises(ValueError("first"))
-    job.handles[0].raises(ValueError("second"))  # rank 1 reacts to nothing and is stopped
+    job.handles[0].raises(
+        ValueError("second")
+    )  # rank 1 reacts to nothing and is stopped
     with pytest.raises(WorkerError, match=r"rank 2.*first") as raised:
         pending.wait(timeout_s=30)
     assert [call.stopped for call in pending.calls] == [False, True, False]
@@ -149,11 +170,17 @@ def test_ranks_that_give_up_outlast_a_failure_and_those_that_do_not_are_lost() -
     for handle in (new[0], job.handles[1], new[2]):
         handle.settle(Done("done"))
     assert again.wait(timeout_s=30) == ["done"] * 3
-    assert [handle.ended for handle in job.handles] == [0, 0, 0]  # that is the launcher's
+    assert [handle.ended for handle in job.handles] == [
+        0,
+        0,
+        0,
+    ]  # that is the launcher's
 
 
 @pytest.mark.parametrize("vain", [False, True])
-def test_a_call_may_end_while_others_have_failed_unless_that_is_vain(vain: bool) -> None:
+def test_a_call_may_end_while_others_have_failed_unless_that_is_vain(
+    vain: bool,
+) -> None:
     actor, reward = Job("actor"), Job("reward")
     actor.group.outlast, actor.group.in_vain = "end the call", lambda: vain
     pending = [actor.group.step(), reward.group.step()]
@@ -186,7 +213,9 @@ def test_calls_of_an_ended_worker_fail_at_once() -> None:
         job.group.step()
 
 
-def test_a_call_that_cannot_be_sent_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_cannot_be_sent_leaves_nothing_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A group that is closed while a call runs breaks its channels, which others may go on to use."""
     channel = LocalChannel(ChannelSpec(name="mail", capacity_items=1))
     job = Job(mail=channel)
@@ -220,7 +249,8 @@ def test_a_busy_worker_that_answers_nothing_is_taken_for_lost() -> None:
     for handle in (job.handles[0], job.handles[2]):
         handle.raises(broken())
     told = (
-        r"env rank 1 .*: step failed: has not answered for 60 s, since .*; before, it was in step, at env.py:7 in step"
+        r"env rank 1 .*: step failed: has not answered for 60 s, since .*; "
+        r"before, it was in step, at env.py:7 in step"
     )
     with pytest.raises(WorkerError, match=told):
         pending.wait(timeout_s=30)
@@ -236,7 +266,9 @@ def test_a_worker_that_is_being_set_up_is_not_asked() -> None:
     assert [handle.asked for handle in job.handles] == [0, 0, 0]
 
 
-def test_a_death_is_told_of_the_call_that_the_worker_was_at_and_later_calls_fail_when_they_are_awaited() -> None:
+def test_a_death_is_told_of_the_call_that_the_worker_was_at_and_later_calls_fail_when_they_are_awaited() -> (
+    None
+):
     job = Job("env")
     first, behind = job.group.step(), job.group.step()
     job.handles[1].die()  # the answer of the last call comes first
@@ -251,21 +283,33 @@ def test_a_death_is_told_of_the_call_that_the_worker_was_at_and_later_calls_fail
 def held(job: Job) -> list[Pending]:
     """What a rank is asked for in a stage."""
     job.group.hold()
-    asked = [job.group.move(Residency.FULL), job.group.step(), job.group.move(Residency.OFF)]
+    asked = [
+        job.group.move(Residency.FULL),
+        job.group.step(),
+        job.group.move(Residency.OFF),
+    ]
     assert not any(handle.sent for handle in job.handles)
     assert not job.group.at_work
     job.group.flush()
     return asked
 
 
-def test_calls_that_are_held_go_to_each_rank_as_one_message_in_order_and_each_has_its_result() -> None:
+def test_calls_that_are_held_go_to_each_rank_as_one_message_in_order_and_each_has_its_result() -> (
+    None
+):
     job = Job()
     asked = held(job)
     assert [handle.sent for handle in job.handles] == [[["move", "step", "move"]]] * 3
     for rank, handle in enumerate(job.handles):
         handle.answer([Done(f"{what} {rank}") for what in ("there", "done", "gone")])
-    assert wait_all(asked, 30) == [[f"{what} {rank}" for rank in range(3)] for what in ("there", "done", "gone")]
-    assert [call.work is None for pending in asked for call in pending.calls[:1]] == [False, True, False]
+    assert wait_all(asked, 30) == [
+        [f"{what} {rank}" for rank in range(3)] for what in ("there", "done", "gone")
+    ]
+    assert [call.work is None for pending in asked for call in pending.calls[:1]] == [
+        False,
+        True,
+        False,
+    ]
     job.group.step()
     assert job.handles[0].sent[1:] == [["step"]], "nothing is held any more"
 
@@ -274,7 +318,9 @@ def test_a_failure_within_a_message_stops_what_is_behind_it() -> None:
     job = Job()
     asked = held(job)
     cause = ValueError("bad action")
-    job.handles[1].answer([Done(None), Failure(what="bad action", traceback="a traceback", cause=cause)])
+    job.handles[1].answer(
+        [Done(None), Failure(what="bad action", traceback="a traceback", cause=cause)]
+    )
     with pytest.raises(WorkerError, match=r"actor rank 1 .*: step failed: bad action"):
         wait_all(asked, 30)
     first, work, behind = (pending.calls[1] for pending in asked)
@@ -288,10 +334,14 @@ def test_what_happens_to_a_worker_is_named_after_the_work_of_its_message() -> No
     with pytest.raises(WorkerTimeout, match=r"env\.step: not finished") as late:
         wait_all(asked, 0.01)
     assert late.value.problem.got == "still working: env ranks 0,1,2 in step"
-    assert {rank: call.method for rank, call in job.group.busy().items()} == dict.fromkeys(range(3), "step")
+    assert {
+        rank: call.method for rank, call in job.group.busy().items()
+    } == dict.fromkeys(range(3), "step")
     behind = job.group.step()  # a message of its own, of which the death is told first
     job.handles[1].die()
-    with pytest.raises(WorkerError, match=r"env rank 1 .*: step failed: the worker process died"):
+    with pytest.raises(
+        WorkerError, match=r"env rank 1 .*: step failed: the worker process died"
+    ):
         wait_all([*asked, behind], 30)
     assert job.group.failed_calls[0] is asked[1].calls[1]
     moving.group.hold()

@@ -56,18 +56,34 @@ def test_an_exception_keeps_its_class_when_it_can() -> None:
 
 
 def test_an_exception_that_cannot_travel_keeps_its_text() -> None:
-    for error, text in ((Locked(threading.Lock()), "Locked: locked"), (TwoArguments(1, 2), "TwoArguments: 1 and 2")):
+    for error, text in (
+        (Locked(threading.Lock()), "Locked: locked"),
+        (TwoArguments(1, 2), "TwoArguments: 1 and 2"),
+    ):
         failure = travelled(error)
         assert (failure.cause, failure.what) == (None, text)
         assert text in failure.traceback
 
 
 def host_of(
-    worker: type[Worker], slot: Slot | None = None, channels: Mapping[str, LocalChannel] | None = None
+    worker: type[Worker],
+    slot: Slot | None = None,
+    channels: Mapping[str, LocalChannel] | None = None,
 ) -> WorkerHost:
     host, slot = WorkerHost(), slot or slot_of("env")
-    spec = GroupSpec(name=slot.component, worker=worker, config=None, slots=(slot,) * 4, channels=channels or {})
-    host.build(spec, slot, EmulatedDevice(MemoryAccount([0] * 12), slot), Rendezvous(host="", port=0))
+    spec = GroupSpec(
+        name=slot.component,
+        worker=worker,
+        config=None,
+        slots=(slot,) * 4,
+        channels=channels or {},
+    )
+    host.build(
+        spec,
+        slot,
+        EmulatedDevice(MemoryAccount([0] * 12), slot),
+        Rendezvous(host="", port=0),
+    )
     return host
 
 
@@ -76,8 +92,13 @@ class Impatient(Worker):
         return self.context.channels["actions"].get(timeout_s=0.01)
 
 
-def test_a_channel_that_was_waited_for_in_vain_says_who_waits_for_whom_everywhere() -> None:
-    channels = {name: LocalChannel(ChannelSpec(name=name, capacity_items=1)) for name in ("actions", "observations")}
+def test_a_channel_that_was_waited_for_in_vain_says_who_waits_for_whom_everywhere() -> (
+    None
+):
+    channels = {
+        name: LocalChannel(ChannelSpec(name=name, capacity_items=1))
+        for name in ("actions", "observations")
+    }
     host = host_of(Impatient, channels=channels)
     with ThreadPoolExecutor() as threads:
         threads.submit(channels["observations"].named("rollout rank 0").get)
@@ -104,15 +125,23 @@ class Unlucky(Worker):
         raise KeyError("weights")
 
 
-def test_an_error_travels_while_another_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # as it is at first: without its names
+def test_an_error_travels_while_another_thread_imports_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "torch", types.ModuleType("torch")
+    )  # as it is at first: without its names
     failure = host_of(Unlucky).call("learn", (), {})
     assert isinstance(failure, Failure)
     assert failure.what == "KeyError: 'weights'"
 
 
-def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster() -> None:
-    slot = dataclasses.replace(slot_of("actor", 3), node=1, accelerators=(10, 11), local_accelerators=(2, 3))
+def test_a_full_gpu_is_told_in_the_house_form_with_its_number_over_the_cluster() -> (
+    None
+):
+    slot = dataclasses.replace(
+        slot_of("actor", 3), node=1, accelerators=(10, 11), local_accelerators=(2, 3)
+    )
     failure = host_of(Large, slot).call("learn", (), {})
     assert isinstance(failure, Failure)
     failure = pickle.loads(pickle.dumps(failure))

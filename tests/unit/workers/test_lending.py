@@ -21,10 +21,19 @@ def borrowed(lending: Lending, failing: Exception | None) -> int:
         raise failing
 
 
-def both(failing: Exception | None) -> tuple[BaseException | None, BaseException | None, int]:
+def both(
+    failing: Exception | None,
+) -> tuple[BaseException | None, BaseException | None, int]:
     lending = Lending()
     with ThreadPoolExecutor(2) as threads:
-        lender = threads.submit(lending.lend, "p", lambda: 7, owner="rollout rank 0", timeout_s=10.0, check=calm)
+        lender = threads.submit(
+            lending.lend,
+            "p",
+            lambda: 7,
+            owner="rollout rank 0",
+            timeout_s=10.0,
+            check=calm,
+        )
         borrower = threads.submit(borrowed, lending, failing)
         errors = lender.exception(10), borrower.exception(10)
         return *errors, 0 if errors[1] else borrower.result()

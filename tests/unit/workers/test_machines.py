@@ -9,7 +9,14 @@ import pytest
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RayConfig
 from rlplace.errors import ClusterError
 from rlplace.placement.machines.topology import Run, Topology
-from rlplace.workers.launch.machines import Gpu, declared_topology, list_gpus, parse, runs_of, visible
+from rlplace.workers.launch.machines import (
+    Gpu,
+    declared_topology,
+    list_gpus,
+    parse,
+    runs_of,
+    visible,
+)
 
 GIB = 1 << 30
 ALIKE = "NVIDIA H100 80GB HBM3, 81920, GPU-1a\nNVIDIA H100 80GB HBM3, 81920, GPU-1b\n"
@@ -45,7 +52,10 @@ def answering(folder: Path, text: str) -> None:
 
 def topology_of(**changes: object) -> Topology:
     return declared_topology(
-        ClusterConfig(component_placement={}, **{"accelerator": AcceleratorConfig(kind="cuda"), **changes})
+        ClusterConfig(
+            component_placement={},
+            **{"accelerator": AcceleratorConfig(kind="cuda"), **changes},
+        )
     )
 
 
@@ -59,17 +69,25 @@ def test_products_and_memory_are_asked_for(smi: Path) -> None:
     [
         ("No devices were found", ()),
         ("NVIDIA L4, 23034\n", ()),
-        (ALIKE + "Unable to determine the device handle, for GPU1, Unknown Error\n", ()),
+        (
+            ALIKE + "Unable to determine the device handle, for GPU1, Unknown Error\n",
+            (),
+        ),
         ("NVIDIA L4, 23034, 0000:01:00.0\n", ()),
         ("\n", ()),
-        ("NVIDIA GB10, [N/A], GPU-3d\n", (Gpu(uuid="GPU-3d", product="GB10", memory_bytes=0),)),  # not its own memory
+        (
+            "NVIDIA GB10, [N/A], GPU-3d\n",
+            (Gpu(uuid="GPU-3d", product="GB10", memory_bytes=0),),
+        ),  # not its own memory
     ],
 )
 def test_what_is_not_as_asked_is_left_out(text: str, gpus: tuple[Gpu, ...]) -> None:
     assert parse(text) == gpus
 
 
-@pytest.mark.parametrize("script", [None, "exit 9", "echo NVIDIA-SMI has failed", "exec sleep 600"])
+@pytest.mark.parametrize(
+    "script", [None, "exit 9", "echo NVIDIA-SMI has failed", "exec sleep 600"]
+)
 def test_without_an_answer_they_are_only_counted(
     script: str | None, smi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +113,9 @@ def test_without_an_answer_they_are_only_counted(
         ("-1", ()),
     ],
 )
-def test_visible_devices_by_number_and_uuid(names: str | None, left: tuple[Gpu, ...]) -> None:
+def test_visible_devices_by_number_and_uuid(
+    names: str | None, left: tuple[Gpu, ...]
+) -> None:
     assert visible((H100_A, H100_B, L4), names) == left
 
 
@@ -115,19 +135,30 @@ def test_runs_are_neighbours_that_are_alike() -> None:
 def test_counted_nodes_have_what_this_machine_has(smi: Path) -> None:
     answering(smi, ALIKE)
     nodes = topology_of(num_nodes=2).nodes
-    assert {(n.accelerators, n.product, n.memory_bytes, n.runs) for n in nodes} == {(2, "H100 80GB HBM3", 80 * GIB, ())}
+    assert {(n.accelerators, n.product, n.memory_bytes, n.runs) for n in nodes} == {
+        (2, "H100 80GB HBM3", 80 * GIB, ())
+    }
 
 
 def test_two_products_are_two_runs_and_the_least_memory(smi: Path) -> None:
     answering(smi, MIXED)
     (node,) = topology_of().nodes
-    assert (node.accelerators, node.product, node.memory_bytes) == (3, "H100 80GB HBM3 + L4", 23 * GIB)
-    assert [(run.count, run.memory_bytes) for run in node.runs] == [(2, 80 * GIB), (1, 23 * GIB)]
+    assert (node.accelerators, node.product, node.memory_bytes) == (
+        3,
+        "H100 80GB HBM3 + L4",
+        23 * GIB,
+    )
+    assert [(run.count, run.memory_bytes) for run in node.runs] == [
+        (2, 80 * GIB),
+        (1, 23 * GIB),
+    ]
     (fewer,) = topology_of(accelerators_per_node=2).nodes
     assert (fewer.memory_bytes, fewer.runs) == (80 * GIB, ())
 
 
-def test_only_what_is_visible_is_counted(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_visible_is_counted(
+    smi: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answering(smi, MIXED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2c")
     (node,) = topology_of().nodes
@@ -137,8 +168,12 @@ def test_only_what_is_visible_is_counted(smi: Path, monkeypatch: pytest.MonkeyPa
 def test_of_another_cluster_a_given_count_says_nothing_about_memory(smi: Path) -> None:
     answering(smi, ALIKE)
     elsewhere = RayConfig(address="auto")
-    assert topology_of(accelerators_per_node=8, ray=elsewhere).nodes[0].memory_bytes == 0
-    assert topology_of(ray=elsewhere).nodes[0].memory_bytes == 80 * GIB, "auto: its nodes are like this one"
+    assert (
+        topology_of(accelerators_per_node=8, ray=elsewhere).nodes[0].memory_bytes == 0
+    )
+    assert topology_of(ray=elsewhere).nodes[0].memory_bytes == 80 * GIB, (
+        "auto: its nodes are like this one"
+    )
 
 
 def test_emulated_accelerators_have_the_memory_of_the_config(smi: Path) -> None:

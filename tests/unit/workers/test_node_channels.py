@@ -18,7 +18,12 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.comm.shared_memory.folder import spill_of
 from rlplace.config.schema import CommConfig
 from rlplace.errors import ChannelBroken, ClusterError
-from rlplace.workers.ray_launch.channels import DRIVER_APART, JobChannels, NodeChannels, make_keys
+from rlplace.workers.ray_launch.channels import (
+    DRIVER_APART,
+    JobChannels,
+    NodeChannels,
+    make_keys,
+)
 
 SPEC = ChannelSpec(name="mail", capacity_items=2)
 PATIENCE_S = 30.0
@@ -57,10 +62,14 @@ def test_the_end_breaks_the_channels_and_leaves_nothing(shm: Path) -> None:
     place.ends.close()
     assert list(shm.iterdir()) == []
     assert not spill.exists()
-    assert descriptors() <= before  # fewer, where what an earlier test held is collected meanwhile
+    assert (
+        descriptors() <= before
+    )  # fewer, where what an earlier test held is collected meanwhile
 
 
-def test_too_little_shared_memory_is_refused_with_the_size_needed(node: NodeChannels) -> None:
+def test_too_little_shared_memory_is_refused_with_the_size_needed(
+    node: NodeChannels,
+) -> None:
     node.check(1)
     with pytest.raises(ClusterError, match="docker run --shm-size=") as refused:
         node.check(1 << 60)
@@ -68,19 +77,32 @@ def test_too_little_shared_memory_is_refused_with_the_size_needed(node: NodeChan
     assert refused.value.problem.key == "cluster.comm.shm_folder"
 
 
-@pytest.mark.parametrize(("security", "mechanism"), [("encrypted", b"CURVE"), ("password", b"PLAIN")])
-def test_each_job_has_keys_of_its_own(security: Literal["encrypted", "password"], mechanism: bytes) -> None:
+@pytest.mark.parametrize(
+    ("security", "mechanism"), [("encrypted", b"CURVE"), ("password", b"PLAIN")]
+)
+def test_each_job_has_keys_of_its_own(
+    security: Literal["encrypted", "password"], mechanism: bytes
+) -> None:
     keys = make_keys(security)
     assert keys.mechanism == mechanism
     assert make_keys(security) != keys
 
 
-def test_only_the_clusters_own_channels_have_addresses(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-    channels = JobChannels([], CommConfig(shm_folder=str(shm)), {}, {}, timeout_s=PATIENCE_S)
+def test_only_the_clusters_own_channels_have_addresses(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here")
+    )
+    channels = JobChannels(
+        [], CommConfig(shm_folder=str(shm)), {}, {}, timeout_s=PATIENCE_S
+    )
     own, node = channels.create(SPEC, []), {DRIVER_APART}
     assert channels.addresses_for(node, {"mail": own}).keys() == {"mail"}
-    for foreign in (ChannelSpec(name="other", capacity_items=2), ChannelSpec(name="mail", capacity_items=3)):
+    for foreign in (
+        ChannelSpec(name="other", capacity_items=2),
+        ChannelSpec(name="mail", capacity_items=3),
+    ):
         with pytest.raises(ClusterError, match=f"channel {foreign.name}: ") as caught:
             channels.addresses_for(node, {"mail": LocalChannel(foreign)})
         assert caught.value.code == "foreign-channel"

@@ -27,7 +27,10 @@ def test_a_stream_is_a_text_stream(capsys: pytest.CaptureFixture[str]) -> None:
         with sys.stdout:
             print("inside")
         print("after")
-        assert (sys.stdout.encoding, sys.stdout.isatty()) == (before.encoding, before.isatty())
+        assert (sys.stdout.encoding, sys.stdout.isatty()) == (
+            before.encoding,
+            before.isatty(),
+        )
     finally:
         outputs.close()
     assert capsys.readouterr().out == "inside\nafter\n"

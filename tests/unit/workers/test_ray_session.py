@@ -17,7 +17,10 @@ from rlplace.workers.ray_launch import private, session, token
 def test_a_node_is_asked_for_once_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import services, state
 
-    looks, ended = [[], [{"NodeID": "other"}], [{"NodeID": "other"}, {"NodeID": "ours"}]], list[bool]()
+    looks, ended = (
+        [[], [{"NodeID": "other"}], [{"NodeID": "other"}, {"NodeID": "ours"}]],
+        list[bool](),
+    )
 
     class Nodes:
         def _initialize_global_state(self, options: object) -> None:
@@ -40,7 +43,9 @@ def test_a_node_is_asked_for_once_it_is_listed(monkeypatch: pytest.MonkeyPatch) 
     assert ended == [True]
 
 
-def test_a_signal_is_taken_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_is_taken_between_two_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import ray
 
     attempts = list[str]()
@@ -60,7 +65,9 @@ def test_a_signal_is_taken_between_two_attempts(monkeypatch: pytest.MonkeyPatch)
     assert attempts == ["local"]
 
 
-def test_a_token_that_was_made_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_token_that_was_made_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     loader: Any = private.token_loader()
     if loader is None:
         pytest.skip("this Ray knows no token")
@@ -108,13 +115,21 @@ def test_a_ray_that_is_not_as_those_that_were_tried_starts_its_own_way(
     import ray
     from ray._private import parameter, services
 
-    said = {"version": "9.0.0 was not tried", "function": "services.get_node", "parameter": "RayParams(no_monitor)"}
+    said = {
+        "version": "9.0.0 was not tried",
+        "function": "services.get_node",
+        "parameter": "RayParams(no_monitor)",
+    }
     if lacking == "version":
         monkeypatch.setattr(ray, "__version__", "9.0.0")
     elif lacking == "function":
         monkeypatch.delattr(services, "get_node")
     else:
-        monkeypatch.setattr(parameter, "RayParams", type("RayParams", (), {"__init__": _without_no_monitor}))
+        monkeypatch.setattr(
+            parameter,
+            "RayParams",
+            type("RayParams", (), {"__init__": _without_no_monitor}),
+        )
     why = private.why_not_lean()
     assert why is not None
     assert said[lacking] in why
@@ -124,10 +139,14 @@ def test_a_ray_that_is_not_as_those_that_were_tried_starts_its_own_way(
         assert parameter.RayParams is params
 
 
-def _without_no_monitor(self: object, setup_worker_path: str, include_log_monitor: bool) -> None: ...
+def _without_no_monitor(
+    self: object, setup_worker_path: str, include_log_monitor: bool
+) -> None: ...
 
 
-def test_what_a_ray_does_not_have_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_ray_does_not_have_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from ray._private import services, state, utils
 
     for owner, name in (
@@ -149,7 +168,9 @@ def test_what_a_ray_does_not_have_is_done_without(monkeypatch: pytest.MonkeyPatc
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379\n")
     assert private.address_of_start() == "127.0.0.1:6379"
-    assert private.is_server(["/lib/ray/core/src/ray/raylet/raylet", "--gcs-address=127.0.0.1:6379"])
+    assert private.is_server(
+        ["/lib/ray/core/src/ray/raylet/raylet", "--gcs-address=127.0.0.1:6379"]
+    )
     assert not private.is_server(["/usr/bin/python3", "raylet.py"])
     private.show_name("actor rank 0")
     assert private.token_loader() is None
@@ -161,7 +182,12 @@ def test_what_a_ray_does_not_have_is_done_without(monkeypatch: pytest.MonkeyPatc
     [
         ("2.49.2", None, "the cluster has another Ray", "pip install 'ray==2.49.2' "),
         (None, "3.10.2", "the cluster has another Python", "uv venv --python 3.10.2 "),
-        ("2.49.2", "3.10.2", "the cluster has another Ray and another Python", "uv venv --python 3.10.2 "),
+        (
+            "2.49.2",
+            "3.10.2",
+            "the cluster has another Ray and another Python",
+            "uv venv --python 3.10.2 ",
+        ),
     ],
 )
 def test_a_cluster_of_other_versions_says_which_is_where(
@@ -172,13 +198,22 @@ def test_a_cluster_of_other_versions_says_which_is_where(
 
     here = (ray.__version__, platform.python_version())
     there = {"ray_version": ray_version or here[0], "python_version": python or here[1]}
-    with pytest.raises(RuntimeError) as theirs:  # the words of the Ray that is installed
+    with pytest.raises(
+        RuntimeError
+    ) as theirs:  # the words of the Ray that is installed
         check_version_info(there, "node 10.0.0.2:6379")
     error = session._of_other_versions(str(theirs.value), "10.0.0.1:6379")
     assert error is not None
-    assert (error.code, error.problem.what, error.problem.got) == ("ray-differs", what, "10.0.0.1:6379")
+    assert (error.code, error.problem.what, error.problem.got) == (
+        "ray-differs",
+        what,
+        "10.0.0.1:6379",
+    )
     lines = (error.problem.why or "").splitlines()
-    assert lines[0] == f"cluster: Ray {there['ray_version']} and Python {there['python_version']}"
+    assert (
+        lines[0]
+        == f"cluster: Ray {there['ray_version']} and Python {there['python_version']}"
+    )
     assert lines[1].startswith(f"driver:  Ray {here[0]} and Python {here[1]}, ")
     assert (error.problem.fix or "").startswith(fix)
 

@@ -32,7 +32,9 @@ GPUS = Topology.uniform(2, 4, "cuda")
 
 
 def machine(number: int, gpus: float = 4) -> Machine:
-    return Machine(id=f"id-{number}", address=f"10.0.0.{number}", total={"CPU": 8.0, "GPU": gpus})
+    return Machine(
+        id=f"id-{number}", address=f"10.0.0.{number}", total={"CPU": 8.0, "GPU": gpus}
+    )
 
 
 def slots(*accelerators: list[int], topology: Topology = GPUS) -> tuple[Slot, ...]:
@@ -42,11 +44,19 @@ def slots(*accelerators: list[int], topology: Topology = GPUS) -> tuple[Slot, ..
 
 def test_one_demand_per_used_node_for_what_is_used_there() -> None:
     needed = node_uses(slots([0], [2, 3], [2], [5]), GPUS)
-    assert {node: d.accelerators for node, d in needed.items()} == {0: (0, 2, 3), 1: (1,)}
+    assert {node: d.accelerators for node, d in needed.items()} == {
+        0: (0, 2, 3),
+        1: (1,),
+    }
     assert [d.resource for d in needed.values()] == [("GPU", 3.0), ("GPU", 1.0)]
     emulated = Topology.uniform(1, 8)
-    assert node_uses(slots([0], [7], topology=emulated), emulated)[0].resource == ("CPU", BUNDLE_CPUS)
-    assert [d.accelerators for d in node_uses(None, GPUS).values()] == [(0, 1, 2, 3)] * 2
+    assert node_uses(slots([0], [7], topology=emulated), emulated)[0].resource == (
+        "CPU",
+        BUNDLE_CPUS,
+    )
+    assert [d.accelerators for d in node_uses(None, GPUS).values()] == [
+        (0, 1, 2, 3)
+    ] * 2
 
 
 def test_a_cluster_that_can_never_hold_it() -> None:
@@ -55,13 +65,23 @@ def test_a_cluster_that_can_never_hold_it() -> None:
     with pytest.raises(ClusterError) as fewer:
         check_size(needed, [machine(1)], "10.0.0.1:6379")
     problem = fewer.value.problem
-    assert (problem.code, problem.key, problem.got) == ("cluster-too-small", "cluster.num_nodes", "2")
+    assert (problem.code, problem.key, problem.got) == (
+        "cluster-too-small",
+        "cluster.num_nodes",
+        "2",
+    )
     assert problem.why == "10.0.0.1:6379 has node 0: 10.0.0.1"
-    assert problem.fix == "cluster.num_nodes=1     (of declared machines cluster.nodes.0.count=1; or add 1 node)"
+    assert (
+        problem.fix
+        == "cluster.num_nodes=1     (of declared machines cluster.nodes.0.count=1; or add 1 node)"
+    )
     with pytest.raises(ClusterError) as weaker:
         check_size(needed, [machine(1), machine(2, gpus=1)], "here")
     problem = weaker.value.problem
-    assert (problem.key, problem.got) == ("cluster.accelerators_per_node", "needs 2 GPU, has 1")
+    assert (problem.key, problem.got) == (
+        "cluster.accelerators_per_node",
+        "needs 2 GPU, has 1",
+    )
     assert problem.fix is not None
     assert problem.fix.startswith("cluster.nodes.0.accelerators=1 ")
 
@@ -69,10 +89,16 @@ def test_a_cluster_that_can_never_hold_it() -> None:
 def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:
     (slot,) = slots([2, 3])
     use = NodeUse(node=0, accelerators=(0, 2, 3), kind="cuda")
-    assert dataclasses.replace(use, ids={0: "4", 2: "5", 3: "GPU-a"}).visible_ids(slot) == ("5", "GPU-a")
+    assert dataclasses.replace(use, ids={0: "4", 2: "5", 3: "GPU-a"}).visible_ids(
+        slot
+    ) == ("5", "GPU-a")
     assert use.visible_ids(slot) == (), "emulated accelerators are nothing to see"
-    (shared,) = FlexiblePlacementStrategy([[1]]).get_placement(GPUS, isolate_accelerator=False)
-    assert dataclasses.replace(use, ids={n: str(n) for n in range(4)}).visible_ids(shared) == ("0", "1", "2", "3")
+    (shared,) = FlexiblePlacementStrategy([[1]]).get_placement(
+        GPUS, isolate_accelerator=False
+    )
+    assert dataclasses.replace(use, ids={n: str(n) for n in range(4)}).visible_ids(
+        shared
+    ) == ("0", "1", "2", "3")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +108,9 @@ def test_the_planned_numbers_are_the_given_gpus_in_order() -> None:
         ({"visible": ()}, "sees other accelerators than planned"),
     ],
 )
-def test_a_worker_in_the_wrong_place_is_found(changed: dict[str, Any], what: str) -> None:
+def test_a_worker_in_the_wrong_place_is_found(
+    changed: dict[str, Any], what: str
+) -> None:
     (slot,) = slots([1])
     use = NodeUse(node=0, accelerators=(1,), kind="cuda", ids={1: "1"})
     right = WorkerReport(machine="id-1", host="a", pid=1, visible=("1",))
@@ -110,11 +138,18 @@ def shared_slot(component: str, rank: int, process: str = "", **changes: Any) ->
 
 
 def group(*slots: Slot, worker: type[Worker] = Worker) -> GroupSpec:
-    return GroupSpec(name=slots[0].component, worker=worker, config=None, slots=slots, channels={})
+    return GroupSpec(
+        name=slots[0].component, worker=worker, config=None, slots=slots, channels={}
+    )
 
 
-ENV = group(shared_slot("env", 0, "env+rollout 0"), shared_slot("env", 1, "env+rollout 1"))
-ROLLOUT = group(shared_slot("rollout", 0, "env+rollout 0"), shared_slot("rollout", 1, "env+rollout 1"))
+ENV = group(
+    shared_slot("env", 0, "env+rollout 0"), shared_slot("env", 1, "env+rollout 1")
+)
+ROLLOUT = group(
+    shared_slot("rollout", 0, "env+rollout 0"),
+    shared_slot("rollout", 1, "env+rollout 1"),
+)
 ACTOR = group(shared_slot("actor", 0), shared_slot("actor", 1), worker=Alone)
 
 
@@ -132,16 +167,41 @@ def test_slots_of_one_name_make_one_process() -> None:
     ("specs", "running", "key", "why"),
     [
         ([ENV, ROLLOUT], ["env+rollout 1"], "env rank 1", "start together"),
-        ([ENV, dataclasses.replace(ROLLOUT, worker=Alone)], [], "rollout rank 0", "Alone joins one"),
-        ([ENV, group(shared_slot("rollout", 0, "env+rollout 0", node=1))], [], "rollout rank 0", "is on node 1"),
         (
-            [ENV, group(shared_slot("rollout", 0, "env+rollout 0", local_accelerators=(5,)))],
+            [ENV, dataclasses.replace(ROLLOUT, worker=Alone)],
+            [],
+            "rollout rank 0",
+            "Alone joins one",
+        ),
+        (
+            [ENV, group(shared_slot("rollout", 0, "env+rollout 0", node=1))],
+            [],
+            "rollout rank 0",
+            "is on node 1",
+        ),
+        (
+            [
+                ENV,
+                group(
+                    shared_slot("rollout", 0, "env+rollout 0", local_accelerators=(5,))
+                ),
+            ],
             [],
             "rollout rank 0",
             "env rank 0 is on node 0 and sees accelerators 0 there, rollout rank 0 is on node 0 and sees 5",
         ),
         (
-            [ENV, group(shared_slot("rollout", 0, "env+rollout 0", runtime_env=RuntimeEnv(interpreter="/opt/python")))],
+            [
+                ENV,
+                group(
+                    shared_slot(
+                        "rollout",
+                        0,
+                        "env+rollout 0",
+                        runtime_env=RuntimeEnv(interpreter="/opt/python"),
+                    )
+                ),
+            ],
             [],
             "rollout rank 0",
             "Python",
@@ -149,7 +209,9 @@ def test_slots_of_one_name_make_one_process() -> None:
     ],
     ids=["running", "meets", "node", "accelerators", "runtime_env"],
 )
-def test_workers_that_cannot_share_a_process(specs: list[GroupSpec], running: list[str], key: str, why: str) -> None:
+def test_workers_that_cannot_share_a_process(
+    specs: list[GroupSpec], running: list[str], key: str, why: str
+) -> None:
     with pytest.raises(ClusterError) as refused:
         check_sharing(specs, running)
     problem = refused.value.problem
@@ -159,8 +221,12 @@ def test_workers_that_cannot_share_a_process(specs: list[GroupSpec], running: li
 
 def test_the_gpus_of_a_slot_are_named_first_and_all_or_none_are_known() -> None:
     gpus = tuple(Gpu(uuid=f"GPU-{name}") for name in "abcd")
-    slot = dataclasses.replace(slot_of("rollout"), accelerators=(9, 11), local_accelerators=(1, 3))
-    use = NodeUse(node=0, accelerators=(1, 3), kind="cuda", ids={1: "1", 3: "3"}, gpus=gpus)
+    slot = dataclasses.replace(
+        slot_of("rollout"), accelerators=(9, 11), local_accelerators=(1, 3)
+    )
+    use = NodeUse(
+        node=0, accelerators=(1, 3), kind="cuda", ids={1: "1", 3: "3"}, gpus=gpus
+    )
     assert use.uuids(slot) == ("GPU-b", "GPU-d", "GPU-a", "GPU-c")
     assert dataclasses.replace(use, ids={1: "1", 3: "MIG-x"}).uuids(slot) == ()
     assert dataclasses.replace(use, ids={}).uuids(slot) == ()

@@ -12,7 +12,12 @@ import pytest
 
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ClusterError
-from rlplace.workers.launch.sockets import SHORT, ray_variables, socket_folder, vllm_variables
+from rlplace.workers.launch.sockets import (
+    SHORT,
+    ray_variables,
+    socket_folder,
+    vllm_variables,
+)
 from rlplace.workers.ray_launch.connections import Service
 from rlplace.workers.ray_launch.template import Template
 
@@ -50,24 +55,39 @@ def test_a_long_folder_for_temporary_files_has_no_sockets(temporary: Path) -> No
 def test_a_short_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    assert (socket_folder(), ray_variables(), vllm_variables()) == (Path("/var/tmp"), {}, {})
+    assert (socket_folder(), ray_variables(), vllm_variables()) == (
+        Path("/var/tmp"),
+        {},
+        {},
+    )
 
 
-def test_one_of_slurm_is_too_long_for_ray_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/local/scratch/somebody/job.12345678.batch")
+def test_one_of_slurm_is_too_long_for_ray_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        tempfile, "tempdir", "/local/scratch/somebody/job.12345678.batch"
+    )
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     assert socket_folder() == Path("/local/scratch/somebody/job.12345678.batch")
     assert ray_variables() == {"RAY_TMPDIR": "/tmp"}
 
 
-def test_a_folder_of_ray_that_is_too_long_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_ray_that_is_too_long_is_refused(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(temporary))
     with pytest.raises(ClusterError) as raised:
         ray_variables()
-    assert (raised.value.code, raised.value.problem.fix) == ("long-folder", "export RAY_TMPDIR=/tmp")
+    assert (raised.value.code, raised.value.problem.fix) == (
+        "long-folder",
+        "export RAY_TMPDIR=/tmp",
+    )
 
 
-def test_the_longest_folder_of_shared_memory_has_room_for_sockets(tmp_path: Path) -> None:
+def test_the_longest_folder_of_shared_memory_has_room_for_sockets(
+    tmp_path: Path,
+) -> None:
     longest = 107 - len(f"/rlplace-{os.getuid()}-12345678/calls-12345678")
     for length, fits in ((longest, True), (longest + 1, False)):
         folder = tmp_path / ("x" * (length - len(str(tmp_path)) - 1))

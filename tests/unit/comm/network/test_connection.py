@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.network import ChannelServer, Connection, JobKeys, RemoteChannel, connection, server
+from rlplace.comm.network import (
+    ChannelServer,
+    Connection,
+    JobKeys,
+    RemoteChannel,
+    connection,
+    server,
+)
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.errors import ChannelBroken, ChannelTimeout
@@ -92,8 +99,13 @@ def test_what_waits_when_the_cable_is_cut_is_asked_again_and_done_once(
     assert line.channel.stats().depth_items == 0
 
 
-def test_nothing_is_lost_or_doubled_however_often_the_cable_is_cut(line: Line, start: Callable[..., Future]) -> None:
-    (producer, first), (consumer, second) = line.end("env rank 0"), line.end("rollout rank 0")
+def test_nothing_is_lost_or_doubled_however_often_the_cable_is_cut(
+    line: Line, start: Callable[..., Future]
+) -> None:
+    (producer, first), (consumer, second) = (
+        line.end("env rank 0"),
+        line.end("rollout rank 0"),
+    )
     count, large = 60, np.arange(20_000.0)
 
     def produce() -> None:
@@ -114,7 +126,9 @@ def test_nothing_is_lost_or_doubled_however_often_the_cable_is_cut(line: Line, s
     assert line.channel.stats().depth_items == 0
 
 
-def test_a_large_item_that_was_cut_in_the_middle_arrives_whole(line: Line, start: Callable[..., Future]) -> None:
+def test_a_large_item_that_was_cut_in_the_middle_arrives_whole(
+    line: Line, start: Callable[..., Future]
+) -> None:
     end, cable = line.end("env rank 0")
     end.stats()
     large = np.random.default_rng(0).integers(0, 255, 8 << 20, np.uint8)
@@ -134,11 +148,15 @@ def test_a_large_item_that_was_cut_in_the_middle_arrives_whole(line: Line, start
 def test_the_server_gives_back_what_a_lost_client_waited_for_or_had_not_received(
     line: Line, start: Callable[..., Future]
 ) -> None:
-    (waiter, first), (reserver, second), (taker, third) = (line.end(f"env rank {i}") for i in range(3))
+    (waiter, first), (reserver, second), (taker, third) = (
+        line.end(f"env rank {i}") for i in range(3)
+    )
     for end in (waiter, reserver, taker):
         end.stats()
     blocked = start(waiter.get, key="never")
-    reserver.connection.ask(reserver, "put", None, "", 1.0, None, 9.0, patience_s=PATIENCE_S)
+    reserver.connection.ask(
+        reserver, "put", None, "", 1.0, None, 9.0, patience_s=PATIENCE_S
+    )
     on_its_way = start(taker.get, key="a")
     waiting(line.channel, gets=2)
     third.stall()
@@ -161,7 +179,9 @@ def test_what_cannot_go_back_ends_its_channel_and_not_the_server(
     line: Line, start: Callable[..., Future], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (taker, cable), (other, _) = line.end("rollout rank 0"), line.end("env rank 1")
-    second = SharedChannel.create(line.folder.path, dataclasses.replace(SPEC, name="second"))
+    second = SharedChannel.create(
+        line.folder.path, dataclasses.replace(SPEC, name="second")
+    )
     line.server.add("second", second)
     taker.stats()
     taken = start(taker.get)
@@ -187,7 +207,9 @@ def test_what_cannot_go_back_ends_its_channel_and_not_the_server(
     assert end.get() == "x"
 
 
-def test_a_client_that_was_given_up_gets_the_reason(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_was_given_up_gets_the_reason(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "LOST_S", 0.0)
     monkeypatch.setattr(server, "PROBE_S", 0.01)
     end, cable = line.end("env rank 0")
@@ -202,14 +224,22 @@ def test_a_client_that_was_given_up_gets_the_reason(line: Line, monkeypatch: pyt
     assert line.channel.get_nowait() == "kept"
 
 
-def test_a_closed_server_tells_every_end_at_once(line: Line, start: Callable[..., Future]) -> None:
+def test_a_closed_server_tells_every_end_at_once(
+    line: Line, start: Callable[..., Future]
+) -> None:
     end, cable = line.end("rollout rank 0")
     blocked = start(end.get)
     waiting(line.channel, gets=1)
     line.server.close()
-    calls: list[Callable[[], Any]] = [lambda: blocked.result(PATIENCE_S), lambda: end.put(1), end.stats]
+    calls: list[Callable[[], Any]] = [
+        lambda: blocked.result(PATIENCE_S),
+        lambda: end.put(1),
+        end.stats,
+    ]
     for call in calls:
-        with pytest.raises(ChannelBroken, match=f"the channel server {cable.endpoint} was closed"):
+        with pytest.raises(
+            ChannelBroken, match=f"the channel server {cable.endpoint} was closed"
+        ):
             call()
     waiting(line.channel)
 
@@ -219,20 +249,26 @@ def test_an_end_without_an_answer_names_the_endpoint() -> None:
     lone = Connection("tcp://127.0.0.1:9", JobKeys.create(), patience_s=0.05)
     end = RemoteChannel(lone, SPEC).named("env rank 3")
     with pytest.raises(
-        ChannelBroken, match=r"broken for env rank 3[^$]*no channel server of this job at tcp://127.0.0.1:9"
+        ChannelBroken,
+        match=r"broken for env rank 3[^$]*no channel server of this job at tcp://127.0.0.1:9",
     ):
         end.get()
     lone.close()
 
 
-def test_a_server_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_named(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rlplace.comm.network.connection.GRACE_S", 0.01)
     end, cable = line.end("env rank 0")
     monkeypatch.undo()
     end.stats()
     monkeypatch.setattr("rlplace.comm.network.connection.GRACE_S", 0.01)
     cable.stall()
-    with pytest.raises(ChannelTimeout, match=r"env rank 0 waited 0\.0 s for the channel itself to answer get"):
+    with pytest.raises(
+        ChannelTimeout,
+        match=r"env rank 0 waited 0\.0 s for the channel itself to answer get",
+    ):
         end.get(timeout_s=0.01)
     with pytest.raises(ChannelTimeout, match="to answer put"):
         end.put("late", timeout_s=0.01)
@@ -244,7 +280,9 @@ def test_a_server_that_does_not_answer_is_named(line: Line, monkeypatch: pytest.
 
 def test_an_unknown_channel_is_refused(line: Line) -> None:
     end, _ = line.end("env rank 0")
-    other = RemoteChannel(line.connections[0], dataclasses.replace(SPEC, name="nothing")).named("env rank 0")
+    other = RemoteChannel(
+        line.connections[0], dataclasses.replace(SPEC, name="nothing")
+    ).named("env rank 0")
     with pytest.raises(ChannelBroken, match="no channel 'nothing'"):
         other.get()
     end.put(1)

@@ -17,7 +17,14 @@ import pytest
 import zmq
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.comm.network import ChannelServer, Connection, JobKeys, JobPassword, RemoteChannel, wire
+from rlplace.comm.network import (
+    ChannelServer,
+    Connection,
+    JobKeys,
+    JobPassword,
+    RemoteChannel,
+    wire,
+)
 from rlplace.comm.network.server import Session
 from rlplace.comm.network.wire import Request
 from rlplace.comm.shared_memory.channel import SharedChannel
@@ -47,7 +54,11 @@ def reach() -> Iterator[Open]:
     """Ends with connections of their own, closed with the test."""
     made: list[Connection] = []
 
-    def end(server: ChannelServer, keys: JobKeys | JobPassword, patience_s: float = PATIENCE_S) -> RemoteChannel:
+    def end(
+        server: ChannelServer,
+        keys: JobKeys | JobPassword,
+        patience_s: float = PATIENCE_S,
+    ) -> RemoteChannel:
         made.append(Connection(server.endpoint, keys, patience_s=patience_s))
         return RemoteChannel(made[-1], SPEC).named("env rank 0")
 
@@ -59,13 +70,20 @@ def reach() -> Iterator[Open]:
 def refused(server: ChannelServer, log: pytest.LogCaptureFixture) -> None:
     """Wait until the log tells of a refused connection; once, however many there were."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (told := [r.args for r in log.records if "refused a connection" in r.getMessage()]):
+    while not (
+        told := [
+            r.args for r in log.records if "refused a connection" in r.getMessage()
+        ]
+    ):
         assert time.monotonic() < deadline, "none was sent away"
     assert told == [(server.endpoint,)]
 
 
 def test_only_this_jobs_keys_open_the_server(
-    server: ChannelServer, keys: JobKeys | JobPassword, reach: Open, caplog: pytest.LogCaptureFixture
+    server: ChannelServer,
+    keys: JobKeys | JobPassword,
+    reach: Open,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     inside = reach(server, keys)
     inside.put("x")
@@ -94,9 +112,15 @@ def test_a_wrong_client_key_is_refused_at_once(reach: Open) -> None:
 
 
 def test_strangers_are_logged_once_and_disturb_no_client(
-    server: ChannelServer, keys: JobKeys | JobPassword, reach: Open, caplog: pytest.LogCaptureFixture
+    server: ChannelServer,
+    keys: JobKeys | JobPassword,
+    reach: Open,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    end, address = reach(server, keys), server.endpoint.removeprefix("tcp://").split(":")
+    end, address = (
+        reach(server, keys),
+        server.endpoint.removeprefix("tcp://").split(":"),
+    )
     end.put("x")
     with caplog.at_level(logging.WARNING), zmq.Context() as context:
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b""):
@@ -104,7 +128,9 @@ def test_strangers_are_logged_once_and_disturb_no_client(
                 stranger.sendall(said)
         refused(server, caplog)
         for _ in range(2):
-            with context.socket(zmq.DEALER) as naked:  # a ZeroMQ peer without any security
+            with context.socket(
+                zmq.DEALER
+            ) as naked:  # a ZeroMQ peer without any security
                 naked.linger = 0
                 naked.connect(server.endpoint)
                 naked.send(pickle.dumps((1, "stats", "test", "stranger", (), ())))
@@ -113,7 +139,9 @@ def test_strangers_are_logged_once_and_disturb_no_client(
     refused(server, caplog)
 
 
-def test_a_peer_without_security_is_logged(server: ChannelServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_without_security_is_logged(
+    server: ChannelServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as naked:
         naked.linger = 0
         naked.connect(server.endpoint)
@@ -121,7 +149,10 @@ def test_a_peer_without_security_is_logged(server: ChannelServer, caplog: pytest
 
 
 def test_items_that_cannot_be_sent_are_not_lost(
-    server: ChannelServer, keys: JobKeys | JobPassword, reach: Open, monkeypatch: pytest.MonkeyPatch
+    server: ChannelServer,
+    keys: JobKeys | JobPassword,
+    reach: Open,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end = reach(server, keys)
     end.put("x")
@@ -140,9 +171,17 @@ def test_a_second_fill_is_told_as_what_it_is(
         asyncio.run(server._do(Session(b"client"), fill, ()))
 
 
-def test_a_stranger_cannot_fill_the_servers_memory(server: ChannelServer, keys: JobKeys | JobPassword) -> None:
+def test_a_stranger_cannot_fill_the_servers_memory(
+    server: ChannelServer, keys: JobKeys | JobPassword
+) -> None:
     address = server.endpoint.removeprefix("tcp://").split(":")
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + keys.mechanism.ljust(20, b"\0") + bytes(32)
+    greeting = (
+        b"\xff"
+        + bytes(8)
+        + b"\x7f\x03\x00"
+        + keys.mechanism.ljust(20, b"\0")
+        + bytes(32)
+    )
     command_of_2_gib = b"\x06" + (2 << 30).to_bytes(8, "big")
     with socket.create_connection((address[0], int(address[1]))) as stranger:
         stranger.sendall(greeting + command_of_2_gib)
@@ -150,15 +189,25 @@ def test_a_stranger_cannot_fill_the_servers_memory(server: ChannelServer, keys: 
             stranger.sendall(bytes(256 << 20))
 
 
-def test_secrets_are_not_shown_and_travel_by_pickle(keys: JobKeys | JobPassword) -> None:
+def test_secrets_are_not_shown_and_travel_by_pickle(
+    keys: JobKeys | JobPassword,
+) -> None:
     assert pickle.loads(pickle.dumps(keys)) == keys
-    secrets = [keys.password] if isinstance(keys, JobPassword) else [keys.server_secret, keys.client_secret]
+    secrets = (
+        [keys.password]
+        if isinstance(keys, JobPassword)
+        else [keys.server_secret, keys.client_secret]
+    )
     assert not any(repr(secret) in repr(keys) for secret in secrets)
 
 
 @pytest.mark.parametrize(
     ("host", "why"),
-    [("0.0.0.0", "every interface"), ("::", "every interface"), ("192.0.2.1", "no interface of this machine has it")],
+    [
+        ("0.0.0.0", "every interface"),
+        ("::", "every interface"),
+        ("192.0.2.1", "no interface of this machine has it"),
+    ],
 )
 def test_a_server_listens_on_one_address_of_this_machine(host: str, why: str) -> None:
     with pytest.raises(ClusterError, match=why) as caught:
@@ -186,7 +235,9 @@ def test_tensors_pass_a_server_that_has_no_torch(tmp_path: Path) -> None:
 
     channel, keys = SharedChannel.create(tmp_path, SPEC), JobKeys.create()
     asked = pickle.dumps((keys, channel.path)).hex()
-    with subprocess.Popen([sys.executable, "-c", SERVER, asked], stdin=PIPE, stdout=PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, asked], stdin=PIPE, stdout=PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         end = RemoteChannel(Connection(server.stdout.readline().strip(), keys), SPEC)
         for size in (3, 1 << 20):  # in the envelope, in frames

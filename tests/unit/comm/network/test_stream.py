@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.comm.network import JobKeys, JobPassword, Keys, StreamAddress, StreamSource, StreamTaker, stream
+from rlplace.comm.network import (
+    JobKeys,
+    JobPassword,
+    Keys,
+    StreamAddress,
+    StreamSource,
+    StreamTaker,
+    stream,
+)
 from rlplace.errors import ChannelBroken
 from tests.channel_peer import PATIENCE_S
 from tests.network_cable import Cable
@@ -62,8 +70,15 @@ def serving() -> Iterator[ThreadPoolExecutor]:
         yield thread
 
 
-def serve(serving: ThreadPoolExecutor, source: StreamSource, **rules: Any) -> Future[str | None]:
-    return serving.submit(source.serve, made, 2 * ITEMS, **{"timeout_s": PATIENCE_S, "check": nothing, **rules})
+def serve(
+    serving: ThreadPoolExecutor, source: StreamSource, **rules: Any
+) -> Future[str | None]:
+    return serving.submit(
+        source.serve,
+        made,
+        2 * ITEMS,
+        **{"timeout_s": PATIENCE_S, "check": nothing, **rules},
+    )
 
 
 def take(taker: StreamTaker) -> Any:
@@ -101,14 +116,19 @@ def test_what_was_lost_with_a_cut_cable_is_made_again(
         taker.ask()
         cable.wait_passed(cable.passed_bytes)
         cable.cut()
-        assert [take(taker), take(taker)] == [(2 * number + i, 2 * number + i + 1) for i in (0, 1)]
+        assert [take(taker), take(taker)] == [
+            (2 * number + i, 2 * number + i + 1) for i in (0, 1)
+        ]
     taker.close()
     assert served.result(PATIENCE_S) is None
     cable.close()
 
 
 def test_a_source_says_that_its_taker_is_gone_and_a_taker_that_its_source_is(
-    source: StreamSource, serving: ThreadPoolExecutor, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    source: StreamSource,
+    serving: ThreadPoolExecutor,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream, "LOST_S", 0.2)
     cable = Cable(source.address.endpoint)
@@ -119,15 +139,24 @@ def test_a_source_says_that_its_taker_is_gone_and_a_taker_that_its_source_is(
     taker.ask()
     cable.close()
     assert served.result(PATIENCE_S) == "it is gone: no connection for 0 s"
-    with pytest.raises(ConnectionError, match=f"no connection to {taker.endpoint} for 0 s"):
+    with pytest.raises(
+        ConnectionError, match=f"no connection to {taker.endpoint} for 0 s"
+    ):
         [take(taker) for _ in range(2)]  # one may have arrived before
 
 
-def test_a_source_waits_no_longer_than_it_may(source: StreamSource, serving: ThreadPoolExecutor) -> None:
-    assert serve(serving, source, timeout_s=0.01).result(PATIENCE_S) == "it asked for nothing for 0.0 s"
+def test_a_source_waits_no_longer_than_it_may(
+    source: StreamSource, serving: ThreadPoolExecutor
+) -> None:
+    assert (
+        serve(serving, source, timeout_s=0.01).result(PATIENCE_S)
+        == "it asked for nothing for 0.0 s"
+    )
 
     def cancelled() -> None:
-        raise ChannelBroken.about("cancelled", "actor rank 0", "push_weights was cancelled")
+        raise ChannelBroken.about(
+            "cancelled", "actor rank 0", "push_weights was cancelled"
+        )
 
     began = time.monotonic()
     with pytest.raises(ChannelBroken):

@@ -15,10 +15,15 @@ from rlplace.comm.network import wire
 @pytest.mark.parametrize("frame_bytes", [1 << 10, 40_000, 80_000, 1 << 20])
 def test_large_pieces_travel_in_frames_and_come_together(frame_bytes: int) -> None:
     item = [np.arange(10_000.0), np.arange(wire.INLINE_BYTES // 8 + 1), "text"]
-    marks, frames = wire.enclose([codec.Packer(wire.INLINE_BYTES).pack(each) for each in ("small", item)], frame_bytes)
+    marks, frames = wire.enclose(
+        [codec.Packer(wire.INLINE_BYTES).pack(each) for each in ("small", item)],
+        frame_bytes,
+    )
     assert marks[0] == pickle.dumps("small", 5)
     assert all(len(frame) <= frame_bytes for frame in frames)
-    assert any(np.shares_memory(np.frombuffer(frame, np.uint8), item[0]) for frame in frames)
+    assert any(
+        np.shares_memory(np.frombuffer(frame, np.uint8), item[0]) for frame in frames
+    )
     small, large = wire.disclose(marks, [zmq.Frame(bytes(frame)) for frame in frames])
     assert codec.unpack(small) == "small"
     back = codec.unpack(large)

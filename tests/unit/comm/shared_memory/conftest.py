@@ -25,7 +25,10 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., SharedChannel]:
     return lambda **fields: SharedChannel.create(
-        tmp_path, ChannelSpec(**{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields})
+        tmp_path,
+        ChannelSpec(
+            **{"name": "test", "capacity_items": 4, "timeout_s": PATIENCE_S, **fields}
+        ),
     )
 
 

@@ -54,19 +54,27 @@ def of(size: int, value: int = 1) -> Any:
     return np.full(size, value, np.uint8)
 
 
-@pytest.mark.parametrize("lengths", [(5,), (0,), (64, 1, 0, 100_000), (SMALLEST,), (3 * SMALLEST + 1, 7), (1,) * 5000])
+@pytest.mark.parametrize(
+    "lengths",
+    [(5,), (0,), (64, 1, 0, 100_000), (SMALLEST,), (3 * SMALLEST + 1, 7), (1,) * 5000],
+)
 def test_what_was_written_comes_out(arena: Arena, lengths: tuple[int, ...]) -> None:
     pieces = [of(length, i % 250) for i, length in enumerate(lengths)]
     segment = arena.write(pieces)
-    assert [bytes(piece) for piece in arena.copy(segment, lambda size: np.empty(size, np.uint8))] == [
-        bytes(piece) for piece in pieces
-    ]
+    assert [
+        bytes(piece)
+        for piece in arena.copy(segment, lambda size: np.empty(size, np.uint8))
+    ] == [bytes(piece) for piece in pieces]
     assert held_bytes(arena)[0] == 0
 
 
 def test_sizes_waste_an_eighth_at_most_and_each_has_its_class() -> None:
-    sizes = sorted({segment_bytes(int(size)) for size in np.geomspace(1, 1 << 40, 5000)})
-    assert all(segment_bytes(size + 1) - size <= max(SMALLEST, size // 8) for size in sizes)
+    sizes = sorted(
+        {segment_bytes(int(size)) for size in np.geomspace(1, 1 << 40, 5000)}
+    )
+    assert all(
+        segment_bytes(size + 1) - size <= max(SMALLEST, size // 8) for size in sizes
+    )
     assert [arena_module._class_of(size) for size in sizes] == list(range(len(sizes)))
 
 
@@ -89,7 +97,9 @@ def test_a_process_that_keeps_the_lock_is_not_waited_for_for_ever(
     assert held_bytes(arena)[0] == 0
 
 
-def test_a_segment_that_one_process_made_and_another_freed_is_used_again(folder: Path, arena: Arena) -> None:
+def test_a_segment_that_one_process_made_and_another_freed_is_used_again(
+    folder: Path, arena: Arena
+) -> None:
     segment = arena.write([of(100_000)])
     arena.pass_to(segment, 7)
     held = held_bytes(arena)[0]
@@ -105,9 +115,13 @@ def test_a_segment_that_one_process_made_and_another_freed_is_used_again(folder:
     assert held_bytes(arena) == (held, 0)
 
 
-def test_many_producers_of_mixed_sizes_hold_no_more_than_was_in_use_at_a_time(tmp_path: Path) -> None:
+def test_many_producers_of_mixed_sizes_hold_no_more_than_was_in_use_at_a_time(
+    tmp_path: Path,
+) -> None:
     """A channel of 20 items, 20 producers in turn: what one has made, the next uses."""
-    channel = SharedChannel.create(tmp_path, ChannelSpec(name="test", capacity_items=20))
+    channel = SharedChannel.create(
+        tmp_path, ChannelSpec(name="test", capacity_items=20)
+    )
     arena, most = Arena(tmp_path), 0
 
     def produce(seed: int) -> None:
@@ -137,7 +151,9 @@ def test_what_a_dead_process_held_is_free_again(folder: Path, arena: Arena) -> N
     assert held_bytes(arena) == held
 
 
-def test_a_death_in_the_middle_of_a_change_is_repaired(folder: Path, arena: Arena) -> None:
+def test_a_death_in_the_middle_of_a_change_is_repaired(
+    folder: Path, arena: Arena
+) -> None:
     free, used = arena.write([of(100_000)]), arena.write([of(200_000)])
     arena.free(free)
     held = held_bytes(arena)
@@ -145,7 +161,9 @@ def test_a_death_in_the_middle_of_a_change_is_repaired(folder: Path, arena: Aren
     def die() -> None:
         other = Arena(folder)
         with other._change():
-            other._words[WARM : WARM + 4] = memoryview(np.full(4, 77)).cast("B").cast("q")
+            other._words[WARM : WARM + 4] = (
+                memoryview(np.full(4, 77)).cast("B").cast("q")
+            )
             os.kill(os.getpid(), signal.SIGKILL)
 
     in_child(die)
@@ -161,7 +179,10 @@ def limited(monkeypatch: pytest.MonkeyPatch, folder: Path, budget: int) -> None:
 
     def limit(descriptor: int, offset: int, size: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
-        if path == str(folder / "arena") and os.fstat(descriptor).st_blocks * 512 + size > budget:
+        if (
+            path == str(folder / "arena")
+            and os.fstat(descriptor).st_blocks * 512 + size > budget
+        ):
             raise OSError(errno.ENOSPC, "full")
         allocate(descriptor, offset, size)
 
@@ -181,7 +202,9 @@ def test_a_full_memory_is_emptied_of_what_is_free_first(
     assert arena.write([of(1000)])
 
 
-def test_what_does_not_fit_goes_to_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_goes_to_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     channel = SharedChannel.create(folder, ChannelSpec(name="test", capacity_items=8))
     channel.put(of(1000))
     limited(monkeypatch, folder, 3 << 20)
@@ -193,7 +216,9 @@ def test_what_does_not_fit_goes_to_disk(folder: Path, monkeypatch: pytest.Monkey
     channel.destroy()
 
 
-def test_no_room_anywhere_is_an_error_that_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_anywhere_is_an_error_that_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arenas = Arenas(folder)
     arenas.write((b"x",))
     (folder / "spill").unlink()
@@ -203,7 +228,9 @@ def test_no_room_anywhere_is_an_error_that_says_so(folder: Path, monkeypatch: py
     assert caught.value.problem.code == "shm-full"
 
 
-def test_an_arena_that_cannot_be_made_is_one_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_that_cannot_be_made_is_one_on_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = arena_module.allocate
 
     def full(path: Path, size: int) -> None:
@@ -218,13 +245,19 @@ def test_an_arena_that_cannot_be_made_is_one_on_disk(folder: Path, monkeypatch: 
     assert not (folder / "arena").exists()
 
 
-@pytest.mark.parametrize(("limit", "ended"), [(resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, 1)])
+@pytest.mark.parametrize(
+    ("limit", "ended"), [(resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, 1)]
+)
 def test_limits_of_a_process(folder: Path, limit: int, ended: int) -> None:
     """A largest file bounds the arena; too few addresses for it are a Problem."""
 
     def write() -> None:
         gc.collect()  # arenas of earlier tests, which would give back addresses later
-        used = 4096 * int(Path("/proc/self/statm").read_text().split()[0]) if limit == resource.RLIMIT_AS else 0
+        used = (
+            4096 * int(Path("/proc/self/statm").read_text().split()[0])
+            if limit == resource.RLIMIT_AS
+            else 0
+        )
         resource.setrlimit(limit, (used + (1 << 30),) * 2)
         try:
             Arenas(folder).write((of(100_000),))
@@ -237,7 +270,10 @@ def test_limits_of_a_process(folder: Path, limit: int, ended: int) -> None:
 
 def test_breaking_a_channel_frees_its_own_segments_alone(tmp_path: Path) -> None:
     """A process that died while it put an item left the place of an earlier one, which another channel uses by now."""
-    one, other = (SharedChannel.create(tmp_path, ChannelSpec(name=name, capacity_items=4)) for name in "ab")
+    one, other = (
+        SharedChannel.create(tmp_path, ChannelSpec(name=name, capacity_items=4))
+        for name in "ab"
+    )
     one.put(of(100_000, 1))
     one.get()
     other.put(of(100_000, 2))
@@ -267,11 +303,19 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-@pytest.mark.parametrize("made_of", [np.asarray, lambda a: np.ndarray((10,), "<f4", a), torch.frombuffer])
-def test_memory_is_used_again_only_when_all_that_was_made_of_it_is_gone(owned: OwnedMemory, made_of: Any) -> None:
+@pytest.mark.parametrize(
+    "made_of", [np.asarray, lambda a: np.ndarray((10,), "<f4", a), torch.frombuffer]
+)
+def test_memory_is_used_again_only_when_all_that_was_made_of_it_is_gone(
+    owned: OwnedMemory, made_of: Any
+) -> None:
     first = owned.take(SIZE)
     at = address(first)
-    kept = made_of(first, dtype=torch.uint8) if made_of is torch.frombuffer else made_of(first)
+    kept = (
+        made_of(first, dtype=torch.uint8)
+        if made_of is torch.frombuffer
+        else made_of(first)
+    )
     kept = kept[1:]
     del first
     second = owned.take(SIZE)
@@ -280,7 +324,9 @@ def test_memory_is_used_again_only_when_all_that_was_made_of_it_is_gone(owned: O
     assert address(owned.take(SIZE)) == at
 
 
-def test_a_block_serves_for_what_is_a_little_smaller_and_not_for_what_is_larger_or_tiny(owned: OwnedMemory) -> None:
+def test_a_block_serves_for_what_is_a_little_smaller_and_not_for_what_is_larger_or_tiny(
+    owned: OwnedMemory,
+) -> None:
     at = address(owned.take(SIZE + 100))
     smaller = owned.take(SIZE)
     assert (address(smaller), smaller.nbytes) == (at, SIZE)

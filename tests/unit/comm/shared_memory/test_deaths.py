@@ -50,18 +50,24 @@ def end(process: BaseProcess) -> None:
     process.join()
 
 
-def test_a_killed_consumer_loses_nothing(make: Callable, start: Callable[..., BaseProcess]) -> None:
+def test_a_killed_consumer_loses_nothing(
+    make: Callable, start: Callable[..., BaseProcess]
+) -> None:
     channel = make()
     consumer = start(channel.named("rollout rank 0").get)
     until(channel, lambda s: s.waiting_consumers == ("rollout rank 0",))
     os.kill(consumer.pid, signal.SIGSTOP)  # it cannot take what it is woken for
     channel.put("a")
     end(consumer)
-    assert channel.named("rollout rank 1").get() == "a"  # waits behind the dead, until a process looks
+    assert (
+        channel.named("rollout rank 1").get() == "a"
+    )  # waits behind the dead, until a process looks
     assert until(channel, lambda s: not s.waits).dead == ("rollout rank 0",)
 
 
-def test_a_killed_producer_leaves_the_line(make: Callable, start: Callable[..., BaseProcess]) -> None:
+def test_a_killed_producer_leaves_the_line(
+    make: Callable, start: Callable[..., BaseProcess]
+) -> None:
     channel = make(capacity_items=1)
     channel.put("first")
     producer = start(channel.named("env rank 3").put, "never")
@@ -79,7 +85,9 @@ def stops_between(channel: SharedChannel) -> None:
     channel.put(np.zeros(100_000))
 
 
-def test_the_credit_of_an_unfinished_put_comes_back(make: Callable, start: Callable[..., BaseProcess]) -> None:
+def test_the_credit_of_an_unfinished_put_comes_back(
+    make: Callable, start: Callable[..., BaseProcess]
+) -> None:
     channel = make(capacity_items=1)
     producer = start(stops_between, channel.named("env rank 1"))
     assert until(channel, lambda s: s.depth_items == 1).puts == 0
@@ -89,10 +97,14 @@ def test_the_credit_of_an_unfinished_put_comes_back(make: Callable, start: Calla
     assert channel.stats().depth_items == 0
 
 
-def dies_at(channel: SharedChannel, store: int, work: Callable[[SharedChannel], Any]) -> None:
+def dies_at(
+    channel: SharedChannel, store: int, work: Callable[[SharedChannel], Any]
+) -> None:
     attachment = channel._attachment
     words = FatalWords(attachment.table.words, store)
-    attachment.table.words = attachment.queue.words = channel._attachment.store._words = words
+    attachment.table.words = attachment.queue.words = (
+        channel._attachment.store._words
+    ) = words
     work(channel)
 
 
@@ -126,7 +138,9 @@ def test_a_death_in_the_middle_of_a_change_breaks_the_channel_and_nothing_else(
         channel.detach()
         if victim.exitcode == 0:
             break
-    assert victim.exitcode == 0  # it outlived its work: every store was the last of a process
+    assert (
+        victim.exitcode == 0
+    )  # it outlived its work: every store was the last of a process
     assert broken > 10
     assert whole >= 2
 
@@ -144,7 +158,9 @@ def test_a_stopped_process_in_a_change_is_named(
     assert stopped.pid is not None
     while b") T " not in Path(f"/proc/{stopped.pid}/stat").read_bytes():
         pass
-    with pytest.raises(ChannelTimeout, match=f"process {stopped.pid} is in the middle of a change"):
+    with pytest.raises(
+        ChannelTimeout, match=f"process {stopped.pid} is in the middle of a change"
+    ):
         channel.put_nowait("a")
     os.kill(stopped.pid, signal.SIGCONT)
     stopped.join()
@@ -165,7 +181,10 @@ def dies_with_a_segment(channel: SharedChannel) -> None:
 
 
 def test_a_segment_whose_producer_died_before_it_was_in_line_is_used_again(
-    make: Callable, start: Callable[..., BaseProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable,
+    start: Callable[..., BaseProcess],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlplace.comm.shared_memory.arena._LOOK_S", 0.0)
     channel = make()
@@ -179,7 +198,9 @@ def test_a_segment_whose_producer_died_before_it_was_in_line_is_used_again(
     assert held_bytes(arena) == (0, in_use)
 
 
-def test_a_stopped_process_that_waits_holds_up_no_other(make: Callable, start: Callable[..., BaseProcess]) -> None:
+def test_a_stopped_process_that_waits_holds_up_no_other(
+    make: Callable, start: Callable[..., BaseProcess]
+) -> None:
     channel = make(capacity_items=1)
     channel.put("first")
     producer = start(channel.named("env rank 3").put, "late")

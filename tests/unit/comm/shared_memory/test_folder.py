@@ -33,7 +33,11 @@ def test_a_folder_is_private_and_goes_with_its_spill(tmp_path: Path) -> None:
         spill = (folder.path / "spill").resolve()
         assert not spill.exists()
         assert spill_of(folder.path) == folder.path / "spill"
-        assert stat.S_IMODE(folder.path.stat().st_mode) == stat.S_IMODE(spill.stat().st_mode) == 0o700
+        assert (
+            stat.S_IMODE(folder.path.stat().st_mode)
+            == stat.S_IMODE(spill.stat().st_mode)
+            == 0o700
+        )
         (folder.path / "x.channel").write_bytes(b"data")
         (spill / "y").write_bytes(b"data")
     assert list(tmp_path.iterdir()) == []
@@ -43,7 +47,10 @@ def test_a_folder_is_private_and_goes_with_its_spill(tmp_path: Path) -> None:
 
 def test_what_a_killed_owner_left_is_swept_by_the_next_job(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
@@ -68,11 +75,18 @@ def test_only_abandoned_folders_of_this_user_are_swept(tmp_path: Path) -> None:
     (tmp_path / "rlplace-other").mkdir()
     abandoned = tmp_path / f"rlplace-{os.getuid()}-old"
     abandoned.mkdir()
-    (abandoned / "spill").symlink_to(elsewhere)  # not the spill of this folder: it has another name
+    (abandoned / "spill").symlink_to(
+        elsewhere
+    )  # not the spill of this folder: it has another name
     sweep(tmp_path)
     assert (elsewhere / "kept").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
-        ["elsewhere", "rlplace-other", f"rlplace-{os.getuid()}-link", f"rlplace-{os.getuid()}-file"]
+        [
+            "elsewhere",
+            "rlplace-other",
+            f"rlplace-{os.getuid()}-link",
+            f"rlplace-{os.getuid()}-file",
+        ]
     )
 
 
@@ -81,13 +95,19 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, parent: str) -> N
     (tmp_path / "file").touch()
     with pytest.raises(ClusterError) as caught:
         JobFolder.create(tmp_path / parent)
-    assert (caught.value.problem.code, caught.value.problem.key) == ("shm-folder", "cluster.comm.shm_folder")
+    assert (caught.value.problem.code, caught.value.problem.key) == (
+        "shm-folder",
+        "cluster.comm.shm_folder",
+    )
 
 
 @pytest.mark.parametrize("how", ["closed", "swept", "by the guard"])
 def test_what_libraries_share_goes_with_the_folder(tmp_path: Path, how: str) -> None:
     """A segment and a semaphore, as a killed engine leaves them; that of another program stays."""
-    segment, other = SharedMemory(create=True, size=64), SharedMemory(create=True, size=64)
+    segment, other = (
+        SharedMemory(create=True, size=64),
+        SharedMemory(create=True, size=64),
+    )
     others = SharedMemory(name=f"of_others_{os.getpid()}", create=True, size=64)
     try:
         folder = JobFolder.create(tmp_path)
@@ -95,7 +115,9 @@ def test_what_libraries_share_goes_with_the_folder(tmp_path: Path, how: str) -> 
         other_name = folder.path / "segments" / other.name
         other_name.unlink()  # as if another process had it
         if how == "by the guard":
-            subprocess.run(["/bin/sh", "-c", _REMOVE, "guard", str(folder.path)], check=True)
+            subprocess.run(
+                ["/bin/sh", "-c", _REMOVE, "guard", str(folder.path)], check=True
+            )
         elif how == "swept":
             assert folder._lock is not None
             os.close(folder._lock)
@@ -104,7 +126,11 @@ def test_what_libraries_share_goes_with_the_folder(tmp_path: Path, how: str) -> 
             folder.close()
         assert not folder.path.exists()
         there = {file.name for file in Path("/dev/shm").iterdir()}
-        assert (segment.name in there, other.name in there, others.name in there) == (False, True, True)
+        assert (segment.name in there, other.name in there, others.name in there) == (
+            False,
+            True,
+            True,
+        )
     finally:
         for memory in (segment, other, others):
             memory.close()

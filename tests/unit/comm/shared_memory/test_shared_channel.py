@@ -20,7 +20,13 @@ from rlplace.comm.queue import Get, Put
 from rlplace.comm.shared_memory.arena import Arena, Arenas
 from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.table import MAX_NAME_BYTES
-from rlplace.errors import ChannelBroken, ChannelError, ChannelFull, ChannelMisuse, ClusterError
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelError,
+    ChannelFull,
+    ChannelMisuse,
+    ClusterError,
+)
 from tests.channel_peer import FORK, PATIENCE_S, held_bytes
 
 
@@ -28,7 +34,11 @@ def descriptors(folder: Path) -> int:
     """Of files in a channel's folder, of wakers; what else is open is not the channel's."""
     gc.collect()
     with open("/proc/net/unix", encoding="ascii", errors="replace") as sockets:
-        datagrams = {f"socket:[{words[6]}]" for words in map(str.split, sockets) if words[4] == "0002"}
+        datagrams = {
+            f"socket:[{words[6]}]"
+            for words in map(str.split, sockets)
+            if words[4] == "0002"
+        }
     opened = []
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that lists
@@ -133,7 +143,9 @@ def test_a_crowd_is_refused(make: Callable) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int) -> None:
+def test_what_a_server_reserves_is_filled_or_withdrawn(
+    make: Callable, size: int
+) -> None:
     channel = make(capacity_items=1)
     item = np.arange(size)
 
@@ -155,7 +167,9 @@ def test_what_a_server_reserves_is_filled_or_withdrawn(make: Callable, size: int
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_what_a_server_could_not_deliver_goes_back_to_the_front(make: Callable, size: int) -> None:
+def test_what_a_server_could_not_deliver_goes_back_to_the_front(
+    make: Callable, size: int
+) -> None:
     channel = make(capacity_items=2)
     for i in range(2):
         channel.put(np.full(size, i), weight=3.0)
@@ -189,7 +203,9 @@ def test_items_that_cannot_be_read_for_a_client_leave_their_room(
     assert channel.get() == 2
 
 
-def test_credit_comes_back_though_the_lock_is_kept(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credit_comes_back_though_the_lock_is_kept(
+    make: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ends, "LOCK_PATIENCE_S", 0.01)
     channel = make(capacity_items=1)
     with ThreadPoolExecutor(1) as other:
@@ -206,12 +222,16 @@ def test_credit_comes_back_though_the_lock_is_kept(make: Callable, monkeypatch: 
     assert channel.get() == "credit"
 
 
-def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(make: Callable) -> None:
+def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(
+    make: Callable,
+) -> None:
     """Its waits are withdrawn once: by their tasks, whose end comes after the server has noticed the death."""
     channel = make()
 
     async def die_waiting() -> list[object]:
-        takes = [asyncio.ensure_future(channel.take(None, "", PATIENCE_S)) for _ in range(2)]
+        takes = [
+            asyncio.ensure_future(channel.take(None, "", PATIENCE_S)) for _ in range(2)
+        ]
         while len(channel._attachment.queue._waiting()) < 2:
             await asyncio.sleep(0)
         for take in takes:
@@ -219,7 +239,10 @@ def test_a_remote_client_that_dies_while_it_waits_leaves_the_table_whole(make: C
         channel.died()
         return await asyncio.gather(*takes, return_exceptions=True)
 
-    assert all(isinstance(ended, asyncio.CancelledError) for ended in asyncio.run(die_waiting()))
+    assert all(
+        isinstance(ended, asyncio.CancelledError)
+        for ended in asyncio.run(die_waiting())
+    )
     assert SharedChannel.attach(channel.path).stats().dead == ("an unnamed worker",)
     with ThreadPoolExecutor(3) as getters:
         found = [getters.submit(channel.get) for _ in range(3)]
@@ -233,7 +256,9 @@ def test_large_items_of_a_job_that_is_gone(make: Callable, tmp_path: Path) -> No
     for _ in range(2):
         channel.put(np.ones(100_000))
     other = SharedChannel.attach(channel.path)
-    other._attachment.store.arenas = Arenas(tmp_path)  # as in another process, which has not mapped them yet
+    other._attachment.store.arenas = Arenas(
+        tmp_path
+    )  # as in another process, which has not mapped them yet
     for file in tmp_path.iterdir():
         file.unlink()
     tmp_path.rmdir()

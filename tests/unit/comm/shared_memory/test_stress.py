@@ -26,7 +26,9 @@ def produce(channel: SharedChannel, producer: int, first: int) -> None:
     seed = random.Random(first)
     i = first
     while True:
-        channel.put((producer, i, "x" * seed.randrange(300)), key=KEYS[i % 2], weight=i % 3)
+        channel.put(
+            (producer, i, "x" * seed.randrange(300)), key=KEYS[i % 2], weight=i % 3
+        )
         i += 1
 
 
@@ -36,7 +38,9 @@ def consume(channel: SharedChannel, done: SharedChannel, consumer: int) -> None:
         key = seed.choice(KEYS)
         try:
             if seed.random() < 0.1:
-                batch = channel.get_batch(seed.randrange(1, 9), key=key, timeout_s=PATIENCE_S)
+                batch = channel.get_batch(
+                    seed.randrange(1, 9), key=key, timeout_s=PATIENCE_S
+                )
             else:
                 batch = [channel.get(key=key, timeout_s=PATIENCE_S)]
         except ChannelTimeout:
@@ -51,22 +55,39 @@ def resident_kib(process: BaseProcess) -> int:
     return 0
 
 
-def test_a_long_life_leaves_nothing_behind(tmp_path: Path, start: Callable[..., BaseProcess]) -> None:
+def test_a_long_life_leaves_nothing_behind(
+    tmp_path: Path, start: Callable[..., BaseProcess]
+) -> None:
     """Four producers and four consumers, undisturbed: each item once, memory and descriptors flat."""
-    channel = SharedChannel.create(tmp_path, ChannelSpec(name="items", capacity_items=64, keys=KEYS, timeout_s=600))
-    done = SharedChannel.create(tmp_path, ChannelSpec(name="done", capacity_items=256, timeout_s=600))
-    workers = [start(quietly, produce, channel.named(f"env rank {i}"), i, 0) for i in range(4)]
-    workers += [start(quietly, consume, channel.named(f"rollout {i}"), done, i) for i in range(4)]
+    channel = SharedChannel.create(
+        tmp_path, ChannelSpec(name="items", capacity_items=64, keys=KEYS, timeout_s=600)
+    )
+    done = SharedChannel.create(
+        tmp_path, ChannelSpec(name="done", capacity_items=256, timeout_s=600)
+    )
+    workers = [
+        start(quietly, produce, channel.named(f"env rank {i}"), i, 0) for i in range(4)
+    ]
+    workers += [
+        start(quietly, consume, channel.named(f"rollout {i}"), done, i)
+        for i in range(4)
+    ]
     taken: list[tuple[int, int]] = []
     warm, files = [0] * 8, 0
     while len(taken) < ITEMS:
         taken += done.get()
         if len(taken) > ITEMS // 10 and not files:
-            warm, files = [resident_kib(worker) for worker in workers], len(os.listdir("/proc/self/fd"))
+            warm, files = (
+                [resident_kib(worker) for worker in workers],
+                len(os.listdir("/proc/self/fd")),
+            )
     now = [resident_kib(worker) for worker in workers]
     assert all(after < before * 1.2 for after, before in zip(now, warm, strict=True))
     assert len(os.listdir("/proc/self/fd")) == files
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["done.channel", "items.channel"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "done.channel",
+        "items.channel",
+    ]
     assert len(set(taken)) == len(taken), "an item came twice"
     for producer in range(4):  # what is missing is still under way
         numbers = [i for owner, i in taken if owner == producer]
@@ -84,17 +105,24 @@ def test_random_kills(tmp_path: Path, start: Callable[..., BaseProcess]) -> None
         assert list(tmp_path.iterdir()) == []
 
 
-def deaths_survived(folder: Path, seed: random.Random, name: str, start: Callable[..., BaseProcess]) -> int:
+def deaths_survived(
+    folder: Path, seed: random.Random, name: str, start: Callable[..., BaseProcess]
+) -> int:
     """A channel whose users are killed and replaced until a death breaks it or twenty have died."""
     channel = SharedChannel.create(
-        folder, ChannelSpec(name=name, capacity_items=8, keys=(*KEYS, "never"), timeout_s=60)
+        folder,
+        ChannelSpec(name=name, capacity_items=8, keys=(*KEYS, "never"), timeout_s=60),
     )
-    done = SharedChannel.create(folder, ChannelSpec(name=f"done {name}", capacity_items=64, timeout_s=60))
+    done = SharedChannel.create(
+        folder, ChannelSpec(name=f"done {name}", capacity_items=64, timeout_s=60)
+    )
 
     def replace(place: int, born: int) -> BaseProcess:
         if place < 2:
             return start(quietly, produce, channel.named(f"env rank {born}"), born, 0)
-        return start(quietly, consume, channel.named(f"rollout rank {born}"), done, born)
+        return start(
+            quietly, consume, channel.named(f"rollout rank {born}"), done, born
+        )
 
     living = [replace(place, place) for place in range(4)]
     taken: set[tuple[int, int]] = set()

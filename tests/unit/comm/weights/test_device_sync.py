@@ -39,27 +39,55 @@ def double(note: bytes) -> tuple[float, str]:
     return total, tensor.device.type
 
 
-def test_a_shared_tensor_is_the_same_memory(another_process: ProcessPoolExecutor) -> None:
+def test_a_shared_tensor_is_the_same_memory(
+    another_process: ProcessPoolExecutor,
+) -> None:
     tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)[:, 1:]
-    assert another_process.submit(double, share(tensor)).result(PATIENCE_S) == (12.0, "cpu")
+    assert another_process.submit(double, share(tensor)).result(PATIENCE_S) == (
+        12.0,
+        "cpu",
+    )
     assert tensor.tolist() == [[2, 4], [8, 10]]
 
 
 @pytest.mark.gpu
-def test_a_tensor_is_shared_on_an_accelerator_after_what_its_stream_does(another_process: ProcessPoolExecutor) -> None:
+def test_a_tensor_is_shared_on_an_accelerator_after_what_its_stream_does(
+    another_process: ProcessPoolExecutor,
+) -> None:
     tensor = torch.ones(1 << 20, device="cuda")
     for _ in range(100):
         tensor.add_(1)
-    assert another_process.submit(double, share(tensor)).result(PATIENCE_S) == (101.0 * (1 << 20), "cuda")
+    assert another_process.submit(double, share(tensor)).result(PATIENCE_S) == (
+        101.0 * (1 << 20),
+        "cuda",
+    )
     assert tensor.unique().tolist() == [202.0]
 
 
 def test_torch_opens_cuda_memory_by_the_arguments_that_a_note_holds() -> None:
     """The arguments are those of torch's own pickles: another order in a later torch must not go unnoticed."""
     assert list(inspect.signature(reductions.rebuild_cuda_tensor).parameters) == [
-        *("tensor_cls", "tensor_size", "tensor_stride", "tensor_offset", "storage_cls", "dtype", "storage_device"),
-        *("storage_handle", "storage_size_bytes", "storage_offset_bytes", "requires_grad"),
-        *("ref_counter_handle", "ref_counter_offset", "event_handle", "event_sync_required"),
+        *(
+            "tensor_cls",
+            "tensor_size",
+            "tensor_stride",
+            "tensor_offset",
+            "storage_cls",
+            "dtype",
+            "storage_device",
+        ),
+        *(
+            "storage_handle",
+            "storage_size_bytes",
+            "storage_offset_bytes",
+            "requires_grad",
+        ),
+        *(
+            "ref_counter_handle",
+            "ref_counter_offset",
+            "event_handle",
+            "event_sync_required",
+        ),
     ]
 
 
@@ -83,11 +111,19 @@ def members() -> list[SyncRendezvous]:
 def test_a_note_that_does_not_come_names_its_source() -> None:
     actor, first, _ = members()
     actor.refuse(0, "", ())
-    with pytest.raises(ChannelTimeout, match=r"actor rank 0 waited .* s for rollout rank 1: bucket 3 taken"):
+    with pytest.raises(
+        ChannelTimeout,
+        match=r"actor rank 0 waited .* s for rollout rank 1: bucket 3 taken",
+    ):
         actor.read("bucket 3 taken", "rollout rank 1", deadline_s=0.0)
     first.refuse(0, "", ())
     first.note("bucket 3 taken", b"yes")
-    assert actor.read("bucket 3 taken", "rollout rank 0", deadline_s=time.monotonic() + 60.0) == b"yes"
+    assert (
+        actor.read(
+            "bucket 3 taken", "rollout rank 0", deadline_s=time.monotonic() + 60.0
+        )
+        == b"yes"
+    )
 
 
 def test_notes_are_forgotten_two_rounds_later_and_versions_are_not() -> None:
@@ -97,4 +133,7 @@ def test_notes_are_forgotten_two_rounds_later_and_versions_are_not() -> None:
         actor.refuse(round, "", ())
         actor.note("something", b"x" * 100)
     assert actor.store.num_keys() <= 3 * 3 + 1
-    assert (actor.version_of("actor rank 0"), actor.version_of("rollout rank 0")) == (7, -1)
+    assert (actor.version_of("actor rank 0"), actor.version_of("rollout rank 0")) == (
+        7,
+        -1,
+    )

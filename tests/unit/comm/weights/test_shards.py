@@ -26,7 +26,9 @@ def run(values: bytes) -> Bytes:
         (torch.empty(0, 3), torch.float32),
     ],
 )
-def test_a_copy_is_equal_after_conversion(source: torch.Tensor, dtype: torch.dtype) -> None:
+def test_a_copy_is_equal_after_conversion(
+    source: torch.Tensor, dtype: torch.dtype
+) -> None:
     target = torch.full(source.shape, 9, dtype=dtype)
     copy_tensor(target, source)
     assert torch.equal(target, source.to(dtype))
@@ -42,7 +44,9 @@ def test_a_tensor_without_storage_is_left_alone() -> None:
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=4), st.data())
-def test_any_flipped_bit_changes_the_sum(parts: list[bytes], data: st.DataObject) -> None:
+def test_any_flipped_bit_changes_the_sum(
+    parts: list[bytes], data: st.DataObject
+) -> None:
     arrays = [run(part) for part in parts]
     before = checksum(arrays)
     assert -(2**63) <= before < 2**63
@@ -50,7 +54,9 @@ def test_any_flipped_bit_changes_the_sum(parts: list[bytes], data: st.DataObject
     sizes = [i for i, part in enumerate(parts) if part]
     if sizes:
         part = arrays[data.draw(st.sampled_from(sizes))]
-        part[data.draw(st.integers(0, len(part) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        part[data.draw(st.integers(0, len(part) - 1))] ^= 1 << data.draw(
+            st.integers(0, 7)
+        )
         assert checksum(arrays) != before
 
 
@@ -59,8 +65,13 @@ def test_parts_that_change_places_change_the_sum() -> None:
     assert checksum([a, b]) != checksum([b, a])
 
 
-@given(st.binary(max_size=200), st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=20))
-def test_changes_make_the_later_version_of_the_earlier(before: bytes, writes: list[tuple[int, int]]) -> None:
+@given(
+    st.binary(max_size=200),
+    st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=20),
+)
+def test_changes_make_the_later_version_of_the_earlier(
+    before: bytes, writes: list[tuple[int, int]]
+) -> None:
     old, new = run(before), run(before)
     for at, value in writes:
         if at < len(new):
@@ -69,7 +80,9 @@ def test_changes_make_the_later_version_of_the_earlier(before: bytes, writes: li
     assert found is not None
     found.apply(old)
     assert np.array_equal(old, new)
-    assert found.nbytes == 5 * sum(a != b for a, b in zip(before, new.tolist(), strict=True))
+    assert found.nbytes == 5 * sum(
+        a != b for a, b in zip(before, new.tolist(), strict=True)
+    )
 
 
 def test_many_changes_are_no_saving() -> None:

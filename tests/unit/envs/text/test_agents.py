@@ -31,9 +31,13 @@ PATIENCE_S = 20.0
 
 def call(url: str, key: str, messages: list[dict[str, Any]], **others: object) -> str:
     """Raises HTTPError."""
-    content = json.dumps({"model": "policy", "messages": messages, "temperature": 0.7, **others}).encode()
+    content = json.dumps(
+        {"model": "policy", "messages": messages, "temperature": 0.7, **others}
+    ).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", content, headers)) as found:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}/chat/completions", content, headers)
+    ) as found:
         said: str = json.load(found)["choices"][0]["message"]["content"]
         return said
 
@@ -65,7 +69,10 @@ def endless(url: str, key: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
     messages = [user(row["number"])]
     try:
         while True:
-            messages += [{"role": "assistant", "content": call(url, key, messages)}, user("more")]
+            messages += [
+                {"role": "assistant", "content": call(url, key, messages)},
+                user("more"),
+            ]
     except urllib.error.HTTPError as error:
         Told.refused.append((error.code, json.load(error)["error"]["message"]))
         return {"score": 0.25, "turns": len(messages) // 2}
@@ -76,10 +83,17 @@ def endless(url: str, key: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
 def bad_client(url: str, key: str, row: Mapping[str, Any]) -> None:
     """Asks for what is not offered, then properly, then something that is no continuation."""
     wrong_messages: tuple[list[Any], ...] = ([], [{"role": "tool"}], [user("\ud83d")])
-    for wrong in ({"stream": True}, {"n": 2}, {"tools": [{}]}, *({"messages": each} for each in wrong_messages)):
+    for wrong in (
+        {"stream": True},
+        {"n": 2},
+        {"tools": [{}]},
+        *({"messages": each} for each in wrong_messages),
+    ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             call(url, key, **{"messages": [user("x")], **wrong})
-        Told.refused.append((refused.value.code, json.load(refused.value)["error"]["message"]))
+        Told.refused.append(
+            (refused.value.code, json.load(refused.value)["error"]["message"])
+        )
     with pytest.raises(urllib.error.HTTPError) as refused:
         call(url, "another", [user("x")])
     Told.refused.append((refused.value.code, ""))
@@ -106,9 +120,13 @@ def impatient(url: str, key: str, row: Mapping[str, Any]) -> float:
     host = url.removeprefix("http://").removesuffix("/v1")
     body = json.dumps({"messages": [user("x")]})
     first = http.client.HTTPConnection(host)
-    first.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {key}"})
+    first.request(
+        "POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {key}"}
+    )
     Told.ended.acquire()
-    first.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # with a reset
+    first.sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )  # with a reset
     first.close()
     Told.met.set()
     return 1.0
@@ -203,14 +221,20 @@ def task() -> Callable[..., AgentTask]:
 
     def make(agent: Any, **kwargs: Any) -> AgentTask:
         name = f"{__name__}:{agent.__name__}"
-        made = make_task(TextEnvConfig(task="agent", kwargs={"agent": name, **kwargs}), seed=3, split="train")
+        made = make_task(
+            TextEnvConfig(task="agent", kwargs={"agent": name, **kwargs}),
+            seed=3,
+            split="train",
+        )
         assert isinstance(made, AgentTask)
         return made
 
     return make
 
 
-def test_an_agent_asks_and_is_answered_until_it_returns(task: Callable[..., AgentTask]) -> None:
+def test_an_agent_asks_and_is_answered_until_it_returns(
+    task: Callable[..., AgentTask],
+) -> None:
     episode = task(adder).episode(7)
     assert episode.prompt == (Message("system", "Add."), Message("user", "7"))
     assert episode.reply(" 7 ") == "again"
@@ -219,7 +243,9 @@ def test_an_agent_asks_and_is_answered_until_it_returns(task: Callable[..., Agen
     assert episode.facts() == {"number": 7, "split": "train", "seed": 3, "score": 0.5}
 
 
-def test_an_agent_that_asks_once_more_than_it_may_is_told_and_says_what_it_has(task: Callable[..., AgentTask]) -> None:
+def test_an_agent_that_asks_once_more_than_it_may_is_told_and_says_what_it_has(
+    task: Callable[..., AgentTask],
+) -> None:
     episode = task(endless).episode(0)
     assert episode.reply("a") == episode.reply("b") == "more"
     facts = episode.facts()
@@ -227,7 +253,9 @@ def test_an_agent_that_asks_once_more_than_it_may_is_told_and_says_what_it_has(t
     assert [code for code, _ in Told.refused] == [410]
 
 
-def test_an_agent_whose_episode_is_given_up_ends(task: Callable[..., AgentTask]) -> None:
+def test_an_agent_whose_episode_is_given_up_ends(
+    task: Callable[..., AgentTask],
+) -> None:
     made = task(endless)
     episode = made.episode(0)
     episode.reply("a")
@@ -237,18 +265,24 @@ def test_an_agent_whose_episode_is_given_up_ends(task: Callable[..., AgentTask])
     assert [code for code, _ in Told.refused] == [410]
 
 
-def test_what_is_not_offered_is_refused_with_a_reason_and_the_episode_goes_on(task: Callable[..., AgentTask]) -> None:
+def test_what_is_not_offered_is_refused_with_a_reason_and_the_episode_goes_on(
+    task: Callable[..., AgentTask],
+) -> None:
     episode = task(bad_client).episode(0)
     assert episode.prompt == (Message("user", "go"),)
     codes, reasons = zip(*Told.refused, strict=True)
     assert codes == (400, 400, 400, 400, 400, 400, 401)
-    for name, reason in zip(("stream", "n;", "tools", "list of m", "role", "half"), reasons, strict=False):
+    for name, reason in zip(
+        ("stream", "n;", "tools", "list of m", "role", "half"), reasons, strict=False
+    ):
         assert name in reason
     with pytest.raises(ValueError, match=r"one conversation; its roles are \['user'\]"):
         episode.reply("answer")
 
 
-def test_what_cannot_be_read_is_refused_and_its_connection_ends(task: Callable[..., AgentTask]) -> None:
+def test_what_cannot_be_read_is_refused_and_its_connection_ends(
+    task: Callable[..., AgentTask],
+) -> None:
     assert task(rude).episode(0).prompt == (Message("user", "go"),)
     assert [code for code, _ in Told.refused] == [413, 411, 411, 413, 400]
     assert [told for _, told in Told.refused[:4]] == ["close"] * 4
@@ -261,7 +295,9 @@ def test_a_connection_on_which_nothing_comes_is_closed(
     made = task(endless)
     episode = made.episode(0)
     place = made._endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
-    with socket.create_connection((place[0], int(place[1])), timeout=PATIENCE_S) as silent:
+    with socket.create_connection(
+        (place[0], int(place[1])), timeout=PATIENCE_S
+    ) as silent:
         assert silent.recv(1) == b""
     assert episode.reply("a") == "more"  # an answer may take longer than that
 
@@ -289,7 +325,11 @@ def test_a_client_that_has_gone_is_told_of_nowhere(
 
 @pytest.mark.parametrize(
     ("agent", "what"),
-    [(silent, "ended without a request"), (waits, "made no request in time"), (fickle, "another for the same episode")],
+    [
+        (silent, "ended without a request"),
+        (waits, "made no request in time"),
+        (fickle, "another for the same episode"),
+    ],
 )
 def test_an_agent_that_does_not_begin_a_conversation_is_refused(
     task: Callable[..., AgentTask], agent: Any, what: str
@@ -304,10 +344,14 @@ def test_an_agent_that_does_not_begin_a_conversation_is_refused(
 
 
 def test_agents_of_a_prompt_begin_together(task: Callable[..., AgentTask]) -> None:
-    assert {episode.prompt for episode in task(meets).episodes(5, 3)} == {(Message("user", "5"),)}
+    assert {episode.prompt for episode in task(meets).episodes(5, 3)} == {
+        (Message("user", "5"),)
+    }
 
 
-def test_one_that_does_not_begin_fails_with_its_first_reply(task: Callable[..., AgentTask]) -> None:
+def test_one_that_does_not_begin_fails_with_its_first_reply(
+    task: Callable[..., AgentTask],
+) -> None:
     made = task(every_second)
     episodes = made.episodes(0, 2)
     assert {episode.prompt for episode in episodes} == {(Message("user", "0"),)}
@@ -327,17 +371,24 @@ def test_agents_that_are_over_have_one_deadline(
     assert first.facts()["score"] == 0.0
     waited: list[float] = []
     join = second._thread.join
-    monkeypatch.setattr(second._thread, "join", lambda timeout: (waited.append(timeout), join(timeout)))
+    monkeypatch.setattr(
+        second._thread, "join", lambda timeout: (waited.append(timeout), join(timeout))
+    )
     assert second.facts()["score"] == 0.0
     assert waited[0] < 0.1, "the deadline of the first was its own, too"
     Told.ended.release(2)
 
 
-def test_a_prompt_whose_agents_do_not_begin_gives_way_to_another(tmp_path: Path) -> None:
+def test_a_prompt_whose_agents_do_not_begin_gives_way_to_another(
+    tmp_path: Path,
+) -> None:
     folder = tiny_tokenizer(tmp_path / "model")
     env = {"task": "agent", "kwargs": {"agent": f"{__name__}:not_the_second"}}
     job = {"env": env, "algorithm": {"max_prompt_length": 90, "max_new_tokens": 200}}
-    with pytest.raises(ConfigError, match="ended without a request"), TextStage(folder, says_no, **job) as stage:
+    with (
+        pytest.raises(ConfigError, match="ended without a request"),
+        TextStage(folder, says_no, **job) as stage,
+    ):
         stage.run()
     job["faults"] = {"on_error": "skip", "error_budget": 10}
     with TextStage(folder, says_no, **job) as stage:
@@ -346,8 +397,12 @@ def test_a_prompt_whose_agents_do_not_begin_gives_way_to_another(tmp_path: Path)
         assert not any(sample.poisoned for group in stage.groups() for sample in group)
 
 
-def test_what_an_agent_raises_is_raised_by_the_reply(task: Callable[..., AgentTask], tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"question": "why?", "answer": "1"}\n{"question": "how?", "answer": "2"}\n')
+def test_what_an_agent_raises_is_raised_by_the_reply(
+    task: Callable[..., AgentTask], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        '{"question": "why?", "answer": "1"}\n{"question": "how?", "answer": "2"}\n'
+    )
     made = task(broken, path=str(tmp_path / "rows.jsonl"))
     asked = [made.episode(number).prompt[0].content for number in range(8)]
     assert all({*asked[at : at + 2]} == {"why?", "how?"} for at in range(0, 8, 2))
@@ -360,7 +415,11 @@ def test_a_stage_learns_what_the_policy_said_to_agents(tmp_path: Path) -> None:
     folder = tiny_tokenizer(tmp_path / "model")
     env = {"task": "agent", "kwargs": {"agent": f"{__name__}:adder"}, "max_turns": 3}
     job = {"env": env, "algorithm": {"max_prompt_length": 90, "max_new_tokens": 200}}
-    with TextStage(folder, lambda request, sample: f"{request.group if sample else 'no'}<eos>", **job) as stage:
+    with TextStage(
+        folder,
+        lambda request, sample: f"{request.group if sample else 'no'}<eos>",
+        **job,
+    ) as stage:
         stage.run()
         groups = stage.groups()
     assert len(groups) == 3

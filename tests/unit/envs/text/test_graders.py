@@ -26,14 +26,21 @@ def reward(name: str, **kwargs: Any) -> Reward:
 
 
 def case(answer: str = "yes", sample: int = 1) -> Case:
-    transcript = Transcript(prompt="?", answers=(answer,), replies=(), facts={}, tokens=1, truncated=False)
+    transcript = Transcript(
+        prompt="?", answers=(answer,), replies=(), facts={}, tokens=1, truncated=False
+    )
     return Case(group=4, sample=sample, transcript=transcript)
 
 
 def in_process(
-    *rewards: Reward, timeout_s: float = 60, memory_bytes: int = 4 << 30, processes: int = 1
+    *rewards: Reward,
+    timeout_s: float = 60,
+    memory_bytes: int = 4 << 30,
+    processes: int = 1,
 ) -> ProcessGrader:
-    return ProcessGrader(rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes)
+    return ProcessGrader(
+        rewards, timeout_s=timeout_s, memory_bytes=memory_bytes, processes=processes
+    )
 
 
 def all_of(grader: Grader, cases: int) -> dict[int, dict[str, float]]:
@@ -56,8 +63,13 @@ def failure(grader: Grader, answer: str = "yes") -> Problem:
 
 @pytest.fixture(params=["inline", "process"])
 def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
-    rewards = [reward("length"), Reward(name="twice", written=f"{ODD}:length", kwargs={"times": 2})]
-    with closing(InlineGrader(rewards) if request.param == "inline" else in_process(*rewards)) as grader:
+    rewards = [
+        reward("length"),
+        Reward(name="twice", written=f"{ODD}:length", kwargs={"times": 2}),
+    ]
+    with closing(
+        InlineGrader(rewards) if request.param == "inline" else in_process(*rewards)
+    ) as grader:
         yield grader
 
 
@@ -65,7 +77,9 @@ def test_every_case_gets_every_reward(grader: Grader) -> None:
     for sample in range(5):
         grader.submit(case("a" * sample, sample))
     assert all_of(grader, 5) == {n: {"length": n, "twice": 2 * n} for n in range(5)}
-    assert grader.done(wait=True) == []  # nothing is under way, so there is nothing to wait for
+    assert (
+        grader.done(wait=True) == []
+    )  # nothing is under way, so there is nothing to wait for
 
 
 def test_shipped_functions_run_here_and_all_others_in_processes() -> None:
@@ -74,7 +88,10 @@ def test_shipped_functions_run_here_and_all_others_in_processes() -> None:
         ([shipped], InlineGrader),
         ([shipped, reward("length")], ProcessGrader),
         ([Reward(name="unit_tests", written="unit_tests")], ProcessGrader),
-        ([Reward(name="matches", written="matches", kwargs={"pattern": "(a+)+"})], ProcessGrader),
+        (
+            [Reward(name="matches", written="matches", kwargs={"pattern": "(a+)+"})],
+            ProcessGrader,
+        ),
     ):
         assert type(grader_of(rewards, timeout_s=1)) is kind
 
@@ -93,9 +110,21 @@ def test_processes_work_beside_each_other() -> None:
     [
         ([reward("text")], "reward-no-number", "it returned 'very good'"),
         ([reward("too_large")], "reward-not-finite", "a reward is a finite number"),
-        ([reward("raises_anything")], "reward-no-number", "it returned a Odd, whose repr() raises RuntimeError"),
-        ([reward("long_text")], "reward-no-number", "it returned '" + 1_999 * "x" + " ... (50002 characters)"),
-        ([reward("raises_long")], "reward-raised", "ValueError: " + 1_988 * "x" + " ... (50012 characters)"),
+        (
+            [reward("raises_anything")],
+            "reward-no-number",
+            "it returned a Odd, whose repr() raises RuntimeError",
+        ),
+        (
+            [reward("long_text")],
+            "reward-no-number",
+            "it returned '" + 1_999 * "x" + " ... (50002 characters)",
+        ),
+        (
+            [reward("raises_long")],
+            "reward-raised",
+            "ValueError: " + 1_988 * "x" + " ... (50012 characters)",
+        ),
         ([reward("leaves")], "reward-raised", "SystemExit: 0\n"),
         (
             [Reward(name="nothing", written=f"{ODD}:nothing", lists=True)],
@@ -112,18 +141,29 @@ def test_processes_work_beside_each_other() -> None:
         ([reward("exits")], "reward-died", "its process ended with 3"),
     ],
 )
-def test_a_failure_in_a_process_names_its_function(rewards: list[Reward], code: str, why: str) -> None:
+def test_a_failure_in_a_process_names_its_function(
+    rewards: list[Reward], code: str, why: str
+) -> None:
     problem = failure(in_process(*rewards))
-    assert (problem.code, problem.key) == (code, f"reward function {rewards[-1].written}")
+    assert (problem.code, problem.key) == (
+        code,
+        f"reward function {rewards[-1].written}",
+    )
     assert (problem.why or "").startswith(why)
 
 
 def test_a_failure_here_shows_the_sample_and_its_answer() -> None:
     problem = failure(InlineGrader([reward("not_a_number")]), "a" * 5000)
-    assert (problem.code, problem.what) == ("reward-not-finite", "returned nan, for sample 1 of group 4")
+    assert (problem.code, problem.what) == (
+        "reward-not-finite",
+        "returned nan, for sample 1 of group 4",
+    )
     assert (problem.got or "").endswith("(5000 characters)'")
     problem = failure(InlineGrader([Reward(name="score", written="score")]))
-    assert (problem.code, problem.why) == ("reward-raised", "the task gives no fact 'score'; its facts: none")
+    assert (problem.code, problem.why) == (
+        "reward-raised",
+        "the task gives no fact 'score'; its facts: none",
+    )
 
 
 def test_a_reward_function_that_hangs_is_killed() -> None:
@@ -134,7 +174,10 @@ def test_a_reward_function_that_hangs_is_killed() -> None:
         with pytest.raises(RewardError) as caught:
             grader.done(wait=True)
         assert caught.value.code == "reward-timeout"
-        assert caught.value.problem.what == "did not end within 0.5 s, for sample 9 of group 4"
+        assert (
+            caught.value.problem.what
+            == "did not end within 0.5 s, for sample 9 of group 4"
+        )
         assert process.popen.returncode == -9
 
 
@@ -149,13 +192,24 @@ def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced() -> No
 
 def test_a_reward_function_that_eats_memory_is_stopped() -> None:
     problem = failure(in_process(reward("eats_memory"), memory_bytes=1 << 30))
-    assert (problem.code, (problem.why or "").split("\n")[0]) == ("reward-raised", "MemoryError")
+    assert (problem.code, (problem.why or "").split("\n")[0]) == (
+        "reward-raised",
+        "MemoryError",
+    )
 
 
 @pytest.mark.parametrize("grade", [InlineGrader, ProcessGrader])
-def test_where_poison_is_skipped_it_is_nan_and_other_failures_stay_errors(grade: type[Grader]) -> None:
-    limits: dict[str, Any] = {} if grade is InlineGrader else {"timeout_s": 60, "memory_bytes": 4 << 30, "processes": 1}
-    with closing(grade([reward("length"), reward("not_a_number")], on_poison="skip", **limits)) as grader:
+def test_where_poison_is_skipped_it_is_nan_and_other_failures_stay_errors(
+    grade: type[Grader],
+) -> None:
+    limits: dict[str, Any] = (
+        {}
+        if grade is InlineGrader
+        else {"timeout_s": 60, "memory_bytes": 4 << 30, "processes": 1}
+    )
+    with closing(
+        grade([reward("length"), reward("not_a_number")], on_poison="skip", **limits)
+    ) as grader:
         grader.submit(case("yes"))
         (values,) = all_of(grader, 1).values()
     assert values["length"] == 3
@@ -172,21 +226,39 @@ def tolerant(on_error: OnError, budget: int = 9) -> Failures:
 
 
 @pytest.mark.parametrize("name", ["raises", "text", "not_a_number", "exits"])
-def test_an_episode_whose_reward_fails_is_left_out_and_the_next_is_graded(name: str) -> None:
+def test_an_episode_whose_reward_fails_is_left_out_and_the_next_is_graded(
+    name: str,
+) -> None:
     failures = tolerant("skip")
-    rewards = [reward("length"), reward(name), Reward(name="twice", written=f"{ODD}:length", kwargs={"times": 2})]
-    with closing(ProcessGrader(rewards, timeout_s=60, memory_bytes=4 << 30, processes=1, failures=failures)) as grader:
+    rewards = [
+        reward("length"),
+        reward(name),
+        Reward(name="twice", written=f"{ODD}:length", kwargs={"times": 2}),
+    ]
+    with closing(
+        ProcessGrader(
+            rewards, timeout_s=60, memory_bytes=4 << 30, processes=1, failures=failures
+        )
+    ) as grader:
         for sample in (1, 2):
             grader.submit(case(sample=sample))
         found = all_of(grader, 2)
     assert found.keys() == {1, 2}
-    assert all(math.isnan(value) for values in found.values() for value in values.values())
+    assert all(
+        math.isnan(value) for values in found.values() for value in values.values()
+    )
     assert failures.metrics("env")["env/failures"].value == 2
 
 
 def test_a_reward_that_hangs_is_left_out() -> None:
     failures = tolerant("skip")
-    graders = ProcessGrader([reward("hangs_on_x")], timeout_s=0.5, memory_bytes=4 << 30, processes=1, failures=failures)
+    graders = ProcessGrader(
+        [reward("hangs_on_x")],
+        timeout_s=0.5,
+        memory_bytes=4 << 30,
+        processes=1,
+        failures=failures,
+    )
     with closing(graders) as grader:
         grader.submit(case("x"))
         grader.submit(case("y", sample=2))
@@ -196,12 +268,20 @@ def test_a_reward_that_hangs_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("on_error", "value"), [("retry", 1.0), ("skip", math.nan)])
-def test_a_reward_that_fails_once_is_tried_again(tmp_path: Path, on_error: OnError, value: float) -> None:
+def test_a_reward_that_fails_once_is_tried_again(
+    tmp_path: Path, on_error: OnError, value: float
+) -> None:
     failures = tolerant(on_error)
     once = [reward("raises_once", folder=str(tmp_path))]
-    with closing(ProcessGrader(once, timeout_s=60, memory_bytes=4 << 30, processes=1, failures=failures)) as grader:
+    with closing(
+        ProcessGrader(
+            once, timeout_s=60, memory_bytes=4 << 30, processes=1, failures=failures
+        )
+    ) as grader:
         grader.submit(case())
-        assert all_of(grader, 1) == {1: {"raises_once": pytest.approx(value, nan_ok=True)}}
+        assert all_of(grader, 1) == {
+            1: {"raises_once": pytest.approx(value, nan_ok=True)}
+        }
     assert failures.metrics("env")["env/failures"].value == 1
 
 

@@ -17,7 +17,9 @@ from rlplace.errors import ConfigError
 
 
 def transcript(said: str, **facts: Any) -> Transcript:
-    return Transcript(prompt="?", answers=(said,), replies=(), facts=facts, tokens=0, truncated=False)
+    return Transcript(
+        prompt="?", answers=(said,), replies=(), facts=facts, tokens=0, truncated=False
+    )
 
 
 # Answer, right answer, value, and whether the library is needed to see it.
@@ -61,17 +63,26 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("answer", "right", "value", "library"), FORMS)
-def test_forms_by_own_rules(answer: str, right: str, value: float, library: bool) -> None:
+def test_forms_by_own_rules(
+    answer: str, right: str, value: float, library: bool
+) -> None:
     assert math_answer(transcript(answer, answer=right)) == (0 if library else value)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="the extra math is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None,
+    reason="the extra math is not installed",
+)
 @pytest.mark.parametrize(("answer", "right", "value", "library"), FORMS)
-def test_forms_by_the_library(answer: str, right: str, value: float, library: bool) -> None:
+def test_forms_by_the_library(
+    answer: str, right: str, value: float, library: bool
+) -> None:
     assert math_verify(transcript(answer, answer=right)) == value
 
 
-def test_the_library_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_asked_for_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     with pytest.raises(ConfigError, match="no module math_verify") as caught:
         v.named_reward("math_verify", {}, key="env.rewards[0]", leaf="name")
@@ -95,8 +106,16 @@ def test_the_library_is_asked_for_before_anything_starts(monkeypatch: pytest.Mon
         (r"\boxed{x}", "y", 0),
         (r"4 \boxed{5", "5", 1),
         ("42", r"\boxed{42}", 1),
-        ("The answer is 72.", "She sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72", 1.0),  # GSM8K has solutions
-        ("The answer is 24.", "She sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72", 0.0),
+        (
+            "The answer is 72.",
+            "She sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72",
+            1.0,
+        ),  # GSM8K has solutions
+        (
+            "The answer is 24.",
+            "She sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72",
+            0.0,
+        ),
     ],
 )
 def test_math_answer(answer: str, right: str, value: float) -> None:
@@ -105,7 +124,15 @@ def test_math_answer(answer: str, right: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", "1"), ("$1,000$", "1000"), ("1/8", "0.125"), ("1/0", None), ("nan", None), ("inf", None), ("two", None)],
+    [
+        ("1", "1"),
+        ("$1,000$", "1000"),
+        ("1/8", "0.125"),
+        ("1/0", None),
+        ("nan", None),
+        ("inf", None),
+        ("two", None),
+    ],
 )
 def test_number(text: str, value: str | None) -> None:
     assert number(text) == (None if value is None else Decimal(value))

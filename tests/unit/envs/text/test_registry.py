@@ -19,7 +19,9 @@ class Echo:
 
     rewards: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, seed: int, split: str, word: str = "yes", size: int | None = None) -> None:
+    def __init__(
+        self, *, seed: int, split: str, word: str = "yes", size: int | None = None
+    ) -> None:
         if not word:
             raise ValueError("word must not be empty")
         self.word, self.size = f"{word}/{split}", size
@@ -40,12 +42,17 @@ ECHO, SHOUT = f"{__name__}:Echo", f"{__name__}:shout"
 
 
 def block(
-    task: str = ECHO, *, rewards: tuple[RewardFunctionConfig, ...] = (RewardFunctionConfig(name=SHOUT),), **kwargs: Any
+    task: str = ECHO,
+    *,
+    rewards: tuple[RewardFunctionConfig, ...] = (RewardFunctionConfig(name=SHOUT),),
+    **kwargs: Any,
 ) -> TextEnvConfig:
     return TextEnvConfig(task=task, kwargs=kwargs, rewards=rewards)
 
 
-def problems(config: TextEnvConfig, *, evaluated: bool = False) -> list[tuple[str, str]]:
+def problems(
+    config: TextEnvConfig, *, evaluated: bool = False
+) -> list[tuple[str, str]]:
     return [(p.code, p.key) for p in check_task(config, seed=0, evaluated=evaluated)]
 
 
@@ -58,9 +65,13 @@ def test_every_shipped_task_is_there(name: str) -> None:
 def test_tasks_and_rewards_of_your_own() -> None:
     task = make_task(block(word="no"), seed=0, split="train")
     assert task.episode(0).prompt == "no/train"
-    (reward,) = find_rewards([RewardFunctionConfig(name=SHOUT, weight=2.0, kwargs={"loud": 3})], task)
+    (reward,) = find_rewards(
+        [RewardFunctionConfig(name=SHOUT, weight=2.0, kwargs={"loud": 3})], task
+    )
     assert (reward.name, reward.weight, reward.trusted) == ("shout", 2.0, False)
-    transcript = Transcript(prompt="", answers=("yes",), replies=(), facts={}, tokens=0, truncated=False)
+    transcript = Transcript(
+        prompt="", answers=("yes",), replies=(), facts={}, tokens=0, truncated=False
+    )
     assert reward.function()(transcript) == 3
     (reward,) = find_rewards([RewardFunctionConfig(name=f"{__name__}:brevity")], task)
     assert (reward.trusted, reward.function()(transcript)) == (False, -3)
@@ -84,10 +95,17 @@ def test_without_rewards_the_task_s_own_count() -> None:
         (block(seed=3), "bad-task-kwargs", "env.kwargs.seed", None),
         (block(word=""), "bad-task-kwargs", "env.kwargs", None),
         (block(size=0), "empty-dataset", "env.kwargs", None),
-        (block(rewards=()), "no-reward", "env.rewards", "rewards: [{name: math_answer}]"),
+        (
+            block(rewards=()),
+            "no-reward",
+            "env.rewards",
+            "rewards: [{name: math_answer}]",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_task(config: TextEnvConfig, code: str, key: str, fix: str | None) -> None:
+def test_what_is_wrong_with_a_task(
+    config: TextEnvConfig, code: str, key: str, fix: str | None
+) -> None:
     (problem,) = check_task(config, seed=0, evaluated=True)
     assert (problem.code, problem.key) == (code, key)
     assert fix in (None, problem.fix)
@@ -95,13 +113,24 @@ def test_what_is_wrong_with_a_task(config: TextEnvConfig, code: str, key: str, f
 
 def test_an_empty_file_is_an_empty_data_set(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
-    config = TextEnvConfig(task="prompts", kwargs={"path": str(tmp_path / "train.jsonl")})
+    config = TextEnvConfig(
+        task="prompts", kwargs={"path": str(tmp_path / "train.jsonl")}
+    )
     assert problems(config) == [("empty-dataset", "env.kwargs")]
 
 
-def test_what_is_wrong_with_held_out_prompts_is_told_by_their_own_key(tmp_path: Path) -> None:
-    paths = {name: tmp_path / f"{name}.jsonl" for name in ("whole", "empty", "bad", "nowhere")}
-    for name, text in {"whole": '{"prompt": "1 + 1?", "answer": "2"}', "empty": "", "bad": "{}"}.items():
+def test_what_is_wrong_with_held_out_prompts_is_told_by_their_own_key(
+    tmp_path: Path,
+) -> None:
+    paths = {
+        name: tmp_path / f"{name}.jsonl"
+        for name in ("whole", "empty", "bad", "nowhere")
+    }
+    for name, text in {
+        "whole": '{"prompt": "1 + 1?", "answer": "2"}',
+        "empty": "",
+        "bad": "{}",
+    }.items():
         paths[name].write_text(text)
     for name, found in {
         "empty": ("empty-dataset", "env.eval_kwargs"),
@@ -109,21 +138,35 @@ def test_what_is_wrong_with_held_out_prompts_is_told_by_their_own_key(tmp_path: 
         "nowhere": ("no-dataset", "env.eval_kwargs.path"),
     }.items():
         own = {"path": str(paths[name])}
-        config = TextEnvConfig(task="prompts", kwargs={"path": str(paths["whole"])}, eval_kwargs=own)
+        config = TextEnvConfig(
+            task="prompts", kwargs={"path": str(paths["whole"])}, eval_kwargs=own
+        )
         (problem,) = check_task(config, seed=0, evaluated=True)
         assert (problem.code, problem.key) == found
         assert "env.kwargs" not in str(problem.fix)
-    twice = TextEnvConfig(task="prompts", kwargs={"path": str(paths["bad"])}, eval_kwargs={"rows": [0, 1]})
-    assert [p.key for p in check_task(twice, seed=0, evaluated=True)] == ["env.kwargs.path"]
+    twice = TextEnvConfig(
+        task="prompts", kwargs={"path": str(paths["bad"])}, eval_kwargs={"rows": [0, 1]}
+    )
+    assert [p.key for p in check_task(twice, seed=0, evaluated=True)] == [
+        "env.kwargs.path"
+    ]
 
 
 def test_a_task_with_an_end_says_what_is_held_out() -> None:
-    assert problems(block(size=3), evaluated=True) == [("nothing-held-out", "env.eval_kwargs")]
+    assert problems(block(size=3), evaluated=True) == [
+        ("nothing-held-out", "env.eval_kwargs")
+    ]
     config = TextEnvConfig(
-        task=ECHO, kwargs={"size": 3}, eval_kwargs={"word": "other"}, rewards=(RewardFunctionConfig(name=SHOUT),)
+        task=ECHO,
+        kwargs={"size": 3},
+        eval_kwargs={"word": "other"},
+        rewards=(RewardFunctionConfig(name=SHOUT),),
     )
     assert problems(config, evaluated=True) == []
-    assert make_task(config, seed=0, split="held_out").episode(0).prompt == "other/held_out"
+    assert (
+        make_task(config, seed=0, split="held_out").episode(0).prompt
+        == "other/held_out"
+    )
     assert problems(block(), evaluated=True) == []
 
 
@@ -139,4 +182,6 @@ def test_rewards_that_mean_nothing() -> None:
         ("unknown-reward", "env.rewards[2].name"),
         ("bad-reward-kwargs", "env.rewards[3].kwargs.ignore"),
     ]
-    assert problems(block(rewards=(written["fine"], written["fine"]))) == [("duplicate-reward", "env.rewards[1].name")]
+    assert problems(block(rewards=(written["fine"], written["fine"]))) == [
+        ("duplicate-reward", "env.rewards[1].name")
+    ]

@@ -11,7 +11,14 @@ from rlplace.envs.text import rewards as v
 
 
 def transcript(*answers: str, tokens: int = 0, **facts: Any) -> Transcript:
-    return Transcript(prompt="?", answers=answers, replies=(), facts=facts, tokens=tokens, truncated=False)
+    return Transcript(
+        prompt="?",
+        answers=answers,
+        replies=(),
+        facts=facts,
+        tokens=tokens,
+        truncated=False,
+    )
 
 
 def test_exact_match_and_contains() -> None:
@@ -31,16 +38,25 @@ def test_a_form_is_asked_of_every_answer() -> None:
     assert v.matches(transcript("12", "7"), pattern=r"\d+") == 1
 
 
-@pytest.mark.parametrize(("tokens", "value"), [(0, 0), (10, 0), (15, -0.5), (20, -1), (99, -1)])
+@pytest.mark.parametrize(
+    ("tokens", "value"), [(0, 0), (10, 0), (15, -0.5), (20, -1), (99, -1)]
+)
 def test_length_penalty(tokens: int, value: float) -> None:
-    assert v.length_penalty(transcript("x", tokens=tokens), free_tokens=10, longest_tokens=20) == value
+    assert (
+        v.length_penalty(
+            transcript("x", tokens=tokens), free_tokens=10, longest_tokens=20
+        )
+        == value
+    )
 
 
 def test_limits_in_the_wrong_order_and_a_fact_that_is_missing() -> None:
     with pytest.raises(ValueError, match="longest_tokens must be above"):
         v.length_penalty(transcript("x"), free_tokens=20, longest_tokens=10)
     assert v.score(transcript("x", score=0.25)) == 0.25
-    with pytest.raises(ValueError, match="the task gives no fact 'score'; its facts: answer"):
+    with pytest.raises(
+        ValueError, match="the task gives no fact 'score'; its facts: answer"
+    ):
         v.score(transcript("x", answer="4"))
 
 

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from rlplace.envs.text import Image, Message, TextTask, Transcript
 from rlplace.envs.text.rewards import reasoning_score
 from rlplace.envs.text.rows import read_rows
-from rlplace.envs.text.tasks import Arithmetic, Guessing, GuessNumber, PromptSet, ReasoningGym, ToyText
+from rlplace.envs.text.tasks import (
+    Arithmetic,
+    Guessing,
+    GuessNumber,
+    PromptSet,
+    ReasoningGym,
+    ToyText,
+)
 from rlplace.errors import ConfigError, Problem
 
 
@@ -44,7 +51,10 @@ MAKERS: dict[str, Callable[..., TextTask]] = {
 
 def told(task: TextTask, numbers: range = range(20)) -> list[str]:
     """What 20 episodes ask, with the answers that they know."""
-    return [f"{episode.prompt} {dict(episode.facts())}" for episode in map(task.episode, numbers)]
+    return [
+        f"{episode.prompt} {dict(episode.facts())}"
+        for episode in map(task.episode, numbers)
+    ]
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -58,7 +68,9 @@ def test_what_is_asked_follows_from_seed_split_and_number_alone(name: str) -> No
     assert told(train) != told(make(seed=3, split="held_out"))
 
 
-def test_a_game_that_another_version_of_gymnasium_has_names_those_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_game_that_another_version_of_gymnasium_has_names_those_of_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import gymnasium
 
     here, other = taxi(), "Taxi-v4" if taxi() == "Taxi-v3" else "Taxi-v3"
@@ -69,9 +81,15 @@ def test_a_game_that_another_version_of_gymnasium_has_names_those_of_this_one(mo
     assert gymnasium.__version__ in str(found.why)
 
 
-@pytest.mark.parametrize(("sign", "value"), [("+", operator.add), ("-", operator.sub), ("*", operator.mul)])
-def test_arithmetic_knows_the_answer(sign: str, value: Callable[[int, int], int]) -> None:
-    task = Arithmetic(seed=0, split="train", digits=2, operations=(sign,), template="{problem}=")
+@pytest.mark.parametrize(
+    ("sign", "value"), [("+", operator.add), ("-", operator.sub), ("*", operator.mul)]
+)
+def test_arithmetic_knows_the_answer(
+    sign: str, value: Callable[[int, int], int]
+) -> None:
+    task = Arithmetic(
+        seed=0, split="train", digits=2, operations=(sign,), template="{problem}="
+    )
     for episode in map(task.episode, range(20)):
         left, right = map(int, str(episode.prompt).removesuffix("=").split(f" {sign} "))
         assert 10 <= min(left, right) <= max(left, right) <= 99
@@ -81,7 +99,11 @@ def test_arithmetic_knows_the_answer(sign: str, value: Callable[[int, int], int]
 
 def test_what_arithmetic_holds_out_is_never_trained_on() -> None:
     train, held_out = (
-        {Arithmetic(seed=seed, split=split).episode(n).prompt for seed in range(3) for n in range(200)}
+        {
+            Arithmetic(seed=seed, split=split).episode(n).prompt
+            for seed in range(3)
+            for n in range(200)
+        }
         for split in ("train", "held_out")
     )
     assert train
@@ -91,7 +113,11 @@ def test_what_arithmetic_holds_out_is_never_trained_on() -> None:
 
 @pytest.mark.parametrize(
     ("kwargs", "says"),
-    [({"digits": 0}, "digits"), ({"operations": ("/",)}, "operations"), ({"template": "What?"}, "{problem}")],
+    [
+        ({"digits": 0}, "digits"),
+        ({"operations": ("/",)}, "operations"),
+        ({"template": "What?"}, "{problem}"),
+    ],
 )
 def test_arithmetic_refuses(kwargs: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
@@ -106,14 +132,23 @@ def test_a_guess_is_answered_by_higher_or_lower() -> None:
     assert game.reply("7") is None
     assert game.facts() == {"answer": "7", "score": 1 - 3 / 10}
     short = Guessing(7, 15, 2)
-    assert [short.reply("1"), short.reply("2"), short.facts()["score"]] == ["Higher.", None, 0]
+    assert [short.reply("1"), short.reply("2"), short.facts()["score"]] == [
+        "Higher.",
+        None,
+        0,
+    ]
 
 
 def test_frozen_lake_is_walked_in_words() -> None:
-    task = ToyText(seed=0, split="train", game="FrozenLake-v1", options={"is_slippery": False})
+    task = ToyText(
+        seed=0, split="train", game="FrozenLake-v1", options={"is_slippery": False}
+    )
     game = task.episode(0)
     assert "PFFF\nFHFH\nFFFH\nHFFG" in str(game.prompt)
-    assert game.reply("I look around.") == "That is no move. Answer with one word: left, down, right, up."
+    assert (
+        game.reply("I look around.")
+        == "That is no move. Answer with one word: left, down, right, up."
+    )
     assert game.reply("Not right: DOWN!") == "SFFF\nPHFH\nFFFH\nHFFG"
     assert None not in [game.reply(move) for move in ("down", "right", "right", "down")]
     assert game.reply("right") is None
@@ -134,13 +169,27 @@ def test_blackjack_in_words() -> None:
 @pytest.mark.parametrize(
     ("make", "key", "fix"),
     [
-        (lambda: ToyText(seed=0, split="train", game="FrozenLak-v1"), "game", "game: FrozenLake-v1"),
-        (lambda: ReasoningGym(seed=0, split="train", dataset="chain_sums"), "dataset", "dataset: chain_sum"),
+        (
+            lambda: ToyText(seed=0, split="train", game="FrozenLak-v1"),
+            "game",
+            "game: FrozenLake-v1",
+        ),
+        (
+            lambda: ReasoningGym(seed=0, split="train", dataset="chain_sums"),
+            "dataset",
+            "dataset: chain_sum",
+        ),
     ],
 )
-def test_a_name_that_the_library_does_not_have(make: Callable[[], object], key: str, fix: str) -> None:
+def test_a_name_that_the_library_does_not_have(
+    make: Callable[[], object], key: str, fix: str
+) -> None:
     problem = problem_of(make)
-    assert (problem.code, problem.key, problem.fix) == ("bad-task-kwargs", f"env.kwargs.{key}", fix)
+    assert (problem.code, problem.key, problem.fix) == (
+        "bad-task-kwargs",
+        f"env.kwargs.{key}",
+        fix,
+    )
 
 
 def test_reasoning_gym_judges_what_is_tagged() -> None:
@@ -148,7 +197,14 @@ def test_reasoning_gym_judges_what_is_tagged() -> None:
     facts = puzzle.facts()
 
     def score(answer: str) -> float:
-        over = Transcript(prompt="", answers=(answer,), replies=(), facts=facts, tokens=1, truncated=False)
+        over = Transcript(
+            prompt="",
+            answers=(answer,),
+            replies=(),
+            facts=facts,
+            tokens=1,
+            truncated=False,
+        )
         return reasoning_score(over)
 
     assert score(f"I think <answer>{facts['answer']}</answer>.") == 1.0
@@ -158,10 +214,16 @@ def test_reasoning_gym_judges_what_is_tagged() -> None:
 
 def test_reasoning_gym_checks_its_options() -> None:
     with pytest.raises(ValueError, match="max_terms"):
-        ReasoningGym(seed=0, split="train", dataset="chain_sum", options={"max_terms": 1})
+        ReasoningGym(
+            seed=0, split="train", dataset="chain_sum", options={"max_terms": 1}
+        )
 
 
-@given(answers=st.lists(st.text() | st.text("0123456789 lefthigup", max_size=20), min_size=1, max_size=6))
+@given(
+    answers=st.lists(
+        st.text() | st.text("0123456789 lefthigup", max_size=20), min_size=1, max_size=6
+    )
+)
 @example(answers=["9" * 10_000])
 def test_whatever_a_policy_says_a_game_goes_on_or_ends(answers: list[str]) -> None:
     frozen_lake = ToyText(seed=0, split="train", game="FrozenLake-v1")
@@ -191,26 +253,55 @@ def prompt_set(path: str, **kwargs: Any) -> PromptSet:
 def test_columns_and_rows_are_chosen(tmp_path: Path) -> None:
     task = prompt_set(lines(tmp_path))
     assert task.size == 5
-    assert (task.episode(2).prompt, task.episode(2).facts()) == ("2 + 1?", {"answer": "3", "level": 0})
+    assert (task.episode(2).prompt, task.episode(2).facts()) == (
+        "2 + 1?",
+        {"answer": "3", "level": 0},
+    )
     task = prompt_set(lines(tmp_path), prompt="answer", answer="prompt", rows=[1, 3])
     assert (task.size, task.episode(0).prompt) == (2, "2")
-    assert task.episode(0).facts() == {"prompt": "1 + 1?", "answer": "1 + 1?", "level": 1}
+    assert task.episode(0).facts() == {
+        "prompt": "1 + 1?",
+        "answer": "1 + 1?",
+        "level": 1,
+    }
     bare = prompt_set(lines(tmp_path), prompt="answer", answer=None)
     assert bare.episode(0).facts() == {"prompt": "0 + 1?", "level": 0}
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 + 2?"},
+    ]
     path = lines(tmp_path, json.dumps({"prompt": messages, "answer": 4}))
-    assert prompt_set(path).episode(0).prompt == [Message("system", "Be brief."), Message("user", "2 + 2?")]
+    assert prompt_set(path).episode(0).prompt == [
+        Message("system", "Be brief."),
+        Message("user", "2 + 2?"),
+    ]
 
 
 def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
-    row = {"prompt": "1 + 1?", "reward_model": {"ground_truth": "2", "style": "rule"}, "a.b": 7, "extra": {}}
+    row = {
+        "prompt": "1 + 1?",
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+        "a.b": 7,
+        "extra": {},
+    }
     path = lines(tmp_path, json.dumps(row))  # as the data sets of verl are
-    assert prompt_set(path, answer="reward_model.ground_truth").episode(0).facts()["answer"] == "2"
+    assert (
+        prompt_set(path, answer="reward_model.ground_truth")
+        .episode(0)
+        .facts()["answer"]
+        == "2"
+    )
     assert prompt_set(path, answer="a.b").episode(0).facts()["answer"] == 7
     problem = problem_of(lambda: prompt_set(path))
-    assert problem.got == "columns: prompt, reward_model.ground_truth, reward_model.style, a.b, extra"
+    assert (
+        problem.got
+        == "columns: prompt, reward_model.ground_truth, reward_model.style, a.b, extra"
+    )
     assert str(problem.fix).startswith("env.kwargs.answer=reward_model.ground_truth ")
-    assert problem_of(lambda: prompt_set(path, prompt="problem", answer="a.b")).fix == "env.kwargs.prompt=prompt"
+    assert (
+        problem_of(lambda: prompt_set(path, prompt="problem", answer="a.b")).fix
+        == "env.kwargs.prompt=prompt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,26 +310,47 @@ def test_columns_within_columns_have_names_with_dots(tmp_path: Path) -> None:
         ('{"prompt": "2 + 1?", "answer": ', "a line is no row"),
         ('{"prompt": "\udcff"}', "a line is no row"),  # a byte that is no text
         ('["2 + 1?", "3"]', "a line is no row"),
-        ('{"prompt": "2 + 1?", "anwser": "3"}', "a row has no 'answer', did you mean 'anwser'?"),
+        (
+            '{"prompt": "2 + 1?", "anwser": "3"}',
+            "a row has no 'answer', did you mean 'anwser'?",
+        ),
         ('{"prompt": null, "answer": "3"}', "a row's 'prompt' is null"),
         ('{"prompt": "2 + 1?", "answer": NaN}', "a row's 'answer' is nan"),
         ('{"prompt": "1 + 1?", "prompt": "2 + 1?", "answer": "3"}', "a line is no row"),
         (r'{"prompt": "\ud83d", "answer": "3"}', "a row has half of a character"),
-        ('{"prompt": "?", "answer": ' + 99_999 * "[" + 99_999 * "]" + "}", "a line is no row"),
+        (
+            '{"prompt": "?", "answer": ' + 99_999 * "[" + 99_999 * "]" + "}",
+            "a line is no row",
+        ),
         ('{"prompt": 7, "answer": "3"}', "'prompt' is no prompt"),
-        ('{"prompt": [{"role": "robot", "content": "?"}], "answer": "3"}', "'prompt' is no prompt"),
-        ('{"prompt": [{"role": "user", "content": null}], "answer": "3"}', "'prompt' is no prompt"),
+        (
+            '{"prompt": [{"role": "robot", "content": "?"}], "answer": "3"}',
+            "'prompt' is no prompt",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": null}], "answer": "3"}',
+            "'prompt' is no prompt",
+        ),
     ],
 )
-def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, third: str, says: str) -> None:
+def test_a_bad_line_is_named_with_its_file_and_number(
+    tmp_path: Path, third: str, says: str
+) -> None:
     path = lines(tmp_path, f"{json.dumps(ROWS[0])}\n\n{third}\n{json.dumps(ROWS[1])}\n")
     problem = problem_of(lambda: prompt_set(path))
-    assert (problem.code, problem.key, problem.what) == ("bad-row", "env.kwargs.path", says)
+    assert (problem.code, problem.key, problem.what) == (
+        "bad-row",
+        "env.kwargs.path",
+        says,
+    )
     assert str(problem.source) == f"{path}:3"
 
 
 def test_all_bad_rows_are_counted_and_placed_at_once(tmp_path: Path) -> None:
-    path = lines(tmp_path, "\n".join(json.dumps({"prompt": "?"} if n % 2 else ROWS[0]) for n in range(40)))
+    path = lines(
+        tmp_path,
+        "\n".join(json.dumps({"prompt": "?"} if n % 2 else ROWS[0]) for n in range(40)),
+    )
     problem = problem_of(lambda: prompt_set(path))
     assert str(problem.source) == f"{path}:2"
     assert f"19 more rows are wrong: {path}:4, {path}:6, " in (problem.why or "")
@@ -246,10 +358,21 @@ def test_all_bad_rows_are_counted_and_placed_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "[{}]", "[\n{}]"])
-def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path: Path, text: str) -> None:
-    row = json.dumps({"prompt": "\N{GRINNING FACE}", "answer": {"answer": "same name, further inside"}})
+def test_a_byte_order_mark_and_windows_line_ends_are_read_over(
+    tmp_path: Path, text: str
+) -> None:
+    row = json.dumps(
+        {
+            "prompt": "\N{GRINNING FACE}",
+            "answer": {"answer": "same name, further inside"},
+        }
+    )
     file = tmp_path / "train.json"
-    file.write_bytes(b"\xef\xbb\xbf" + text.replace("{}", row).replace("\n", "\r\n").encode() + b"\r\n")
+    file.write_bytes(
+        b"\xef\xbb\xbf"
+        + text.replace("{}", row).replace("\n", "\r\n").encode()
+        + b"\r\n"
+    )
     assert prompt_set(str(file)).episode(0).prompt == "\N{GRINNING FACE}"
 
 
@@ -264,12 +387,24 @@ def test_images_stand_where_the_messages_say(tmp_path: Path) -> None:
     for name in ("a.png", "b.jpg"):
         (tmp_path / "images" / name).write_bytes(name.encode())
     a, b = (Image(str(tmp_path / "images" / name)) for name in ("a.png", "b.jpg"))
-    parts = [{"type": "text", "text": "this"}, {"type": "image"}, {"type": "text", "text": "or"}]
+    parts = [
+        {"type": "text", "text": "this"},
+        {"type": "image"},
+        {"type": "text", "text": "or"},
+    ]
     rows = [
         {"prompt": "what?", "image": "images/a.png"},
-        {"prompt": [{"role": "user", "content": "what?"}], "image": ["images/a.png", {"path": "images/b.jpg"}]},
         {
-            "prompt": [{"role": "user", "content": [*parts, {"type": "image", "image": "images/b.jpg"}]}],
+            "prompt": [{"role": "user", "content": "what?"}],
+            "image": ["images/a.png", {"path": "images/b.jpg"}],
+        },
+        {
+            "prompt": [
+                {
+                    "role": "user",
+                    "content": [*parts, {"type": "image", "image": "images/b.jpg"}],
+                }
+            ],
             "image": "images/a.png",
         },
         {"prompt": "none", "image": None},
@@ -289,9 +424,15 @@ def test_images_stand_where_the_messages_say(tmp_path: Path) -> None:
 def test_images_in_the_rows_of_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    row = {"prompt": "what?", "answer": "a", "image": {"bytes": b"the file", "path": None}}
+    row = {
+        "prompt": "what?",
+        "answer": "a",
+        "image": {"bytes": b"the file", "path": None},
+    }
     parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "train.parquet")
-    prompt = prompt_set(str(tmp_path / "train.parquet"), image="image").episode(0).prompt
+    prompt = (
+        prompt_set(str(tmp_path / "train.parquet"), image="image").episode(0).prompt
+    )
     assert prompt == [Message("user", (Image(b"the file"), "what?"))]
 
 
@@ -300,22 +441,45 @@ def test_images_in_the_rows_of_parquet(tmp_path: Path) -> None:
     [
         ("?", "c.png", "a row's image is not there"),
         ("?", 7, "a row's image is not there"),
-        ([{"role": "user", "content": [{"type": "image"}, {"type": "image"}]}], "a.png", "the row has none for it"),
-        ([{"role": "user", "content": [{"type": "image"}]}], ["a.png", "a.png"], "more images than places"),
+        (
+            [{"role": "user", "content": [{"type": "image"}, {"type": "image"}]}],
+            "a.png",
+            "the row has none for it",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            ["a.png", "a.png"],
+            "more images than places",
+        ),
         ([{"role": "assistant", "content": "!"}], "a.png", "more images than places"),
-        ([{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}], None, "a part of a message is not read"),
-        ([{"role": "user", "content": [{"type": "text"}]}], None, "a part of a message is not read"),
+        (
+            [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}],
+            None,
+            "a part of a message is not read",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            None,
+            "a part of a message is not read",
+        ),
     ],
 )
-def test_a_row_whose_images_have_no_place_is_named(tmp_path: Path, prompt: Any, image: Any, says: str) -> None:
+def test_a_row_whose_images_have_no_place_is_named(
+    tmp_path: Path, prompt: Any, image: Any, says: str
+) -> None:
     (tmp_path / "a.png").touch()
-    path = lines(tmp_path, json.dumps({"prompt": prompt, "image": image, "answer": "1"}))
+    path = lines(
+        tmp_path, json.dumps({"prompt": prompt, "image": image, "answer": "1"})
+    )
     problem = problem_of(lambda: prompt_set(path, image="image"))
     assert (problem.code, str(problem.source)) == ("bad-row", f"{path}:1")
     assert says in problem.what
 
 
-@pytest.mark.parametrize(("name", "why"), [("nowhere/train.jsonl", "{folder}"), ("train.csv", "save_to_disk")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("nowhere/train.jsonl", "{folder}"), ("train.csv", "save_to_disk")],
+)
 def test_what_is_no_data_set(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "train.csv").touch()
     problem = problem_of(lambda: prompt_set(str(tmp_path / name)))
@@ -328,14 +492,21 @@ def test_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "train.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
-    assert told(prompt_set(str(file)), range(5)) == told(prompt_set(lines(tmp_path)), range(5))
+    assert told(prompt_set(str(file)), range(5)) == told(
+        prompt_set(lines(tmp_path)), range(5)
+    )
     written = file.read_bytes()
     for content in (b"no parquet", written[:4] + bytes(99) + written[103:]):
         file.write_bytes(content)
         assert problem_of(lambda: prompt_set(str(file))).code == "no-dataset"
-    parquet.write_table(pyarrow.Table.from_pylist([*ROWS, {"prompt": "?", "answer": None}]), file)
+    parquet.write_table(
+        pyarrow.Table.from_pylist([*ROWS, {"prompt": "?", "answer": None}]), file
+    )
     problem = problem_of(lambda: prompt_set(str(file)))
-    assert (problem.what, str(problem.source)) == ("a row's 'answer' is null", f"{file}, row:6")
+    assert (problem.what, str(problem.source)) == (
+        "a row's 'answer' is null",
+        f"{file}, row:6",
+    )
 
 
 @pytest.mark.slow
@@ -343,18 +514,30 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_list(ROWS)
     whole.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": whole, "test": whole.select([0])}).save_to_disk(str(tmp_path / "two"))
+    datasets.DatasetDict({"train": whole, "test": whole.select([0])}).save_to_disk(
+        str(tmp_path / "two")
+    )
     expected = told(prompt_set(lines(tmp_path)), range(5))
     assert told(prompt_set(str(tmp_path / "one")), range(5)) == expected
-    assert told(prompt_set(str(tmp_path / "two"), dataset_split="train"), range(5)) == expected
-    problem = problem_of(lambda: prompt_set(str(tmp_path / "two"), dataset_split="tests"))
-    assert (problem.code, problem.why) == ("no-dataset", "it has the splits train, test")
+    assert (
+        told(prompt_set(str(tmp_path / "two"), dataset_split="train"), range(5))
+        == expected
+    )
+    problem = problem_of(
+        lambda: prompt_set(str(tmp_path / "two"), dataset_split="tests")
+    )
+    assert (problem.code, problem.why) == (
+        "no-dataset",
+        "it has the splits train, test",
+    )
     (tmp_path / "three").mkdir()
     assert problem_of(lambda: prompt_set(str(tmp_path / "three"))).code == "no-dataset"
     for file in (tmp_path / "one").iterdir():
         content = file.read_bytes()
         file.write_bytes(content[: len(content) // 2])
-        assert problem_of(lambda: prompt_set(str(tmp_path / "one"))).code == "no-dataset", file.name
+        assert (
+            problem_of(lambda: prompt_set(str(tmp_path / "one"))).code == "no-dataset"
+        ), file.name
         file.write_bytes(content)
 
 
@@ -362,7 +545,10 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
 
 
 def write_rows(file: Path, prompts: Sequence[str]) -> Path:
-    file.write_text(json.dumps([{"prompt": prompt, "answer": "0"} for prompt in prompts], indent=1), encoding="utf-8")
+    file.write_text(
+        json.dumps([{"prompt": prompt, "answer": "0"} for prompt in prompts], indent=1),
+        encoding="utf-8",
+    )
     return file
 
 
@@ -379,7 +565,9 @@ def test_a_list_of_rows_in_a_json_file_is_read(tmp_path: Path) -> None:
         ("[1]", "a row is one object"),
     ],
 )
-def test_a_list_that_is_none_of_rows_names_the_file(tmp_path: Path, content: str, why: str) -> None:
+def test_a_list_that_is_none_of_rows_names_the_file(
+    tmp_path: Path, content: str, why: str
+) -> None:
     file = tmp_path / "rows.json"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=why) as caught:
@@ -389,9 +577,14 @@ def test_a_list_that_is_none_of_rows_names_the_file(tmp_path: Path, content: str
 
 
 def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -> None:
-    one, other = (str(write_rows(tmp_path / f"{name}.json", [name + c for c in "1234"])) for name in ("one", "two"))
+    one, other = (
+        str(write_rows(tmp_path / f"{name}.json", [name + c for c in "1234"]))
+        for name in ("one", "two")
+    )
     task = PromptSet(seed=3, split="train", path={one: 1.5, other: 0.25})
-    asked = Counter(str(task.episode(number).prompt) for number in range(task.size or 0))
+    asked = Counter(
+        str(task.episode(number).prompt) for number in range(task.size or 0)
+    )
     assert sorted(asked.values()) == [1, 1, 1, 2, 2]
     assert sum(asked[f"one{c}"] for c in "1234") == 6
     assert {task.episode(n).facts()["data_set"] for n in range(7)} == {"one", "two"}
@@ -403,9 +596,20 @@ def test_data_sets_are_mixed_by_how_often_their_rows_are_asked(tmp_path: Path) -
 def test_data_sets_whose_files_have_one_name_are_told_apart(tmp_path: Path) -> None:
     for folder in ("gsm8k", "math"):
         (tmp_path / folder).mkdir()
-    alike = [str(write_rows(tmp_path / folder / "test.json", [folder])) for folder in ("gsm8k", "math")]
-    task = PromptSet(seed=3, split="train", path=[*alike, str(write_rows(tmp_path / "other.json", ["o"]))])
-    assert [task.episode(n).facts()["data_set"] for n in range(3)] == ["gsm8k-test", "math-test", "other"]
+    alike = [
+        str(write_rows(tmp_path / folder / "test.json", [folder]))
+        for folder in ("gsm8k", "math")
+    ]
+    task = PromptSet(
+        seed=3,
+        split="train",
+        path=[*alike, str(write_rows(tmp_path / "other.json", ["o"]))],
+    )
+    assert [task.episode(n).facts()["data_set"] for n in range(3)] == [
+        "gsm8k-test",
+        "math-test",
+        "other",
+    ]
 
 
 @pytest.mark.parametrize("weight", [0, -1, "much", 10**6])

@@ -58,11 +58,15 @@ def test_a_number_is_found_by_halving() -> None:
         said = played(game)
         assert game.facts() == {"score": 1.0}
         assert len(said) <= 5
-        assert all("[" not in text for text in said[1:]), "what the player said itself is not told again"
+        assert all("[" not in text for text in said[1:]), (
+            "what the player said itself is not told again"
+        )
 
 
 @pytest.mark.usefixtures("library")
-def test_an_episode_follows_from_seed_split_and_number_whoever_plays_in_between() -> None:
+def test_an_episode_follows_from_seed_split_and_number_whoever_plays_in_between() -> (
+    None
+):
     def task(seed: int = 3, split: str = "train") -> TextArena:
         return TextArena(seed=seed, split=split, game="GuessTheNumber-v0")
 
@@ -86,11 +90,17 @@ def test_games_leave_the_generator_of_the_process_alone() -> None:
 @pytest.mark.usefixtures("library")
 def test_games_that_there_are_not() -> None:
     problem = problem_of("GuesTheNumber-v0")
-    assert (problem.code, problem.key, problem.fix) == ("bad-task-kwargs", "env.kwargs.game", "game: GuessTheNumber-v0")
+    assert (problem.code, problem.key, problem.fix) == (
+        "bad-task-kwargs",
+        "env.kwargs.game",
+        "game: GuessTheNumber-v0",
+    )
     with pytest.raises(ValueError, match="TicTacToe-v0 is no game for one"):
         TextArena(seed=0, split="train", game="TicTacToe-v0")
     with pytest.raises(TypeError, match="colour"):
-        TextArena(seed=0, split="train", game="GuessTheNumber-v0", options={"colour": 1})
+        TextArena(
+            seed=0, split="train", game="GuessTheNumber-v0", options={"colour": 1}
+        )
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -100,7 +110,12 @@ def test_a_game_without_its_words() -> None:
     assert "nltk.downloader" in str(problem.fix)
 
 
-def test_the_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "textarena", None)
     problem = problem_of("FrozenLake-v0")
-    assert (problem.code, problem.fix) == ("missing-library", install_command("text-arena"))
+    assert (problem.code, problem.fix) == (
+        "missing-library",
+        install_command("text-arena"),
+    )

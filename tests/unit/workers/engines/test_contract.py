@@ -31,5 +31,7 @@ def test_versions_outside_the_range_are_refused_with_it(
 ) -> None:
     monkeypatch.setattr(contract, "installed_vllm", lambda: ("vllm", version))
     problem = vllm_problem("gpu")
-    assert (problem and (problem.code, problem.got)) == (None if runs else ("vllm-version", version))
+    assert (problem and (problem.code, problem.got)) == (
+        None if runs else ("vllm-version", version)
+    )
     assert problem is None or "tried were 0.26.0 and 0.32.0" in str(problem.why)

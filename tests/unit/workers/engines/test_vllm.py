@@ -64,19 +64,32 @@ def asleep(level: Level = 2, limit: int | None = None) -> Memory:
     """As an engine has it after it was built."""
     memory = Memory(Ledger(limit), level)
     memory.move(OFF, level=2)
-    assert ([step for step, _ in memory.log], memory.residency) == (["drop cache", "sleep 2"], OFF)
+    assert ([step for step, _ in memory.log], memory.residency) == (
+        ["drop cache", "sleep 2"],
+        OFF,
+    )
     memory.log.clear()
     return memory
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_memory_is_acquired_before_a_step_takes_it_and_released_after_it_is_free(level: Level) -> None:
+def test_memory_is_acquired_before_a_step_takes_it_and_released_after_it_is_free(
+    level: Level,
+) -> None:
     memory = asleep(level)
     for to in (FULL, FULL, OFF, OFF, WEIGHTS_ONLY, FULL, WEIGHTS_ONLY, OFF):
         memory.move(to)
         assert memory.residency == to
-    both, weights = {WEIGHTS: WEIGHT_BYTES, KV_CACHE: CACHE_BYTES}, {WEIGHTS: WEIGHT_BYTES}
-    once = [("wake weights", weights), ("wake cache", both), ("drop cache", both), (f"sleep {level}", weights)]
+    both, weights = (
+        {WEIGHTS: WEIGHT_BYTES, KV_CACHE: CACHE_BYTES},
+        {WEIGHTS: WEIGHT_BYTES},
+    )
+    once = [
+        ("wake weights", weights),
+        ("wake cache", both),
+        ("drop cache", both),
+        (f"sleep {level}", weights),
+    ]
     assert memory.log == once * 2
     assert memory.device.held == {}
 
@@ -85,7 +98,10 @@ def test_what_does_not_fit_leaves_the_last_residency_that_was_reached() -> None:
     memory = asleep(limit=WEIGHT_BYTES + CACHE_BYTES - 1)
     with pytest.raises(MemoryError):
         memory.move(FULL)
-    assert (memory.residency, memory.device.held) == (WEIGHTS_ONLY, {WEIGHTS: WEIGHT_BYTES})
+    assert (memory.residency, memory.device.held) == (
+        WEIGHTS_ONLY,
+        {WEIGHTS: WEIGHT_BYTES},
+    )
     memory.device.limit = None
     memory.move(FULL)
     assert [step for step, _ in memory.log] == ["wake weights", "wake cache"]
@@ -102,7 +118,12 @@ def test_on_a_gpu_the_steps_are_vllms_own() -> None:
     for to in (OFF, FULL):
         memory.move(to)
     stopped = [("step",), ("sleep", 0), ("release_kv_cache_memory",)]
-    assert gpu.calls == [*stopped, ("sleep", 1), ("wake_up", "weights"), ("wake_up", "kv_cache")]
+    assert gpu.calls == [
+        *stopped,
+        ("sleep", 1),
+        ("wake_up", "weights"),
+        ("wake_up", "kv_cache"),
+    ]
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -128,7 +149,9 @@ def test_on_a_gpu_a_step_that_vllm_only_logs_is_an_error() -> None:
     gpu.wake_up(["weights"])  # behind its back
     gpu.wake_up(["kv_cache"])
     gpu.wake_up = lambda tags=None: True
-    with pytest.raises(AssertionError, match="vLLM is wholly awake after waking weights"):
+    with pytest.raises(
+        AssertionError, match="vLLM is wholly awake after waking weights"
+    ):
         memory.move(WEIGHTS_ONLY)
 
 
@@ -139,18 +162,37 @@ def test_an_older_vllm_gives_back_its_cache_alone_and_unmaps_nothing_twice(
     """Its own sleep takes all it has, also what sleeps."""
     gpu = OlderVllm()
     unmap = {id(each.handle): each for each in gpu.pointer_to_data.values()}
-    cumem = types.SimpleNamespace(unmap_and_release=lambda handle: gpu.unmap(unmap[id(handle)]))
-    allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: gpu, cumem=cumem)
-    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    cumem = types.SimpleNamespace(
+        unmap_and_release=lambda handle: gpu.unmap(unmap[id(handle)])
+    )
+    allocator = types.SimpleNamespace(
+        get_mem_allocator_instance=lambda: gpu, cumem=cumem
+    )
+    monkeypatch.setitem(
+        sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator)
+    )
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
     monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", cumem)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(CudaMemory, "_measure", lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)])
+    monkeypatch.setattr(
+        CudaMemory,
+        "_measure",
+        lambda self: [Held(weights=1, cache=1, accelerator=2, host=0)],
+    )
     assert cuda_memory(FakeVllm()) is CudaMemory
     memory = cuda_memory(gpu)(gpu, Ledger(), level)
-    for to in [step for pair in itertools.product((OFF, WEIGHTS_ONLY, FULL), repeat=2) for step in pair]:
+    for to in [
+        step
+        for pair in itertools.product((OFF, WEIGHTS_ONLY, FULL), repeat=2)
+        for step in pair
+    ]:
         memory.move(to)
-        assert gpu.mapped == {OFF: set(), WEIGHTS_ONLY: {"weights"}, FULL: {"weights", "kv_cache"}}[to]
+        assert (
+            gpu.mapped
+            == {OFF: set(), WEIGHTS_ONLY: {"weights"}, FULL: {"weights", "kv_cache"}}[
+                to
+            ]
+        )
         assert gpu.forgotten or to == FULL
     assert set(gpu.copied) == ({"weights"} if level == 1 else set())
     assert sorted(gpu.pointer_to_data) == [1, 2, 3]
@@ -168,51 +210,84 @@ class Pool:
 
 def cumem(allocations: Sequence[object], pools: Mapping[str, Sequence[Pool]]) -> object:
     """Make what vllm 0.32 has in device_allocator/cumem.py: allocations, and pools by tag with their allocators."""
-    kept = {tag: [(pool, "its allocator") for pool in each] for tag, each in pools.items()}
-    return types.SimpleNamespace(pointer_to_data=dict(enumerate(allocations)), allocator_and_pools=kept)
+    kept = {
+        tag: [(pool, "its allocator") for pool in each] for tag, each in pools.items()
+    }
+    return types.SimpleNamespace(
+        pointer_to_data=dict(enumerate(allocations)), allocator_and_pools=kept
+    )
 
 
-def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_what_sleeps_is_not_held_and_copies_of_all_workers_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor is what vLLM has trimmed from its pools, which torch goes on counting."""
     copy = torch.zeros(70, dtype=torch.uint8)
     allocations = [  # tag, bytes, asleep, copy on the host
-        types.SimpleNamespace(tag=tag, handle=(0, size), is_asleep=asleep, cpu_backup_tensor=backup)
+        types.SimpleNamespace(
+            tag=tag, handle=(0, size), is_asleep=asleep, cpu_backup_tensor=backup
+        )
         for tag, size, asleep, backup in (
             ("weights", 100, False, None),
             ("weights", 70, True, copy),
             ("kv_cache", 30, False, None),
         )
     ]
-    own = cumem(allocations, {"weights": [Pool(100, 70), Pool(25)], "kv_cache": [Pool(30)]})  # 25: trimmed
+    own = cumem(
+        allocations, {"weights": [Pool(100, 70), Pool(25)], "kv_cache": [Pool(30)]}
+    )  # 25: trimmed
     allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: own)
-    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(
+        sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator)
+    )
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 275)  # and 50 in none of these pools
+    monkeypatch.setattr(
+        torch.cuda, "memory_reserved", lambda: 275
+    )  # and 50 in none of these pools
 
     class Workers(FakeVllm):
-        def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
-            return [method(None, *args), Held(weights=90, cache=40, accelerator=170, host=5)]
+        def collective_rpc(
+            self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()
+        ) -> list[Any]:
+            return [
+                method(None, *args),
+                Held(weights=90, cache=40, accelerator=170, host=5),
+            ]
 
     assert CudaMemory(Workers(), Ledger(), 1).held() == (100, 40, 180, 75)
 
 
-def test_of_an_older_vllm_the_last_pool_of_each_tag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_older_vllm_the_last_pool_of_each_tag_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = types.SimpleNamespace(
-        pointer_to_data={}, allocator_and_pools={"weights": (Pool(100), "its allocator"), "kv_cache": (Pool(30), "...")}
+        pointer_to_data={},
+        allocator_and_pools={
+            "weights": (Pool(100), "its allocator"),
+            "kv_cache": (Pool(30), "..."),
+        },
     )
     allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: own)
-    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(
+        sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator)
+    )
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 150)
     assert _held_on_gpu(None) == (0, 0, 20, 0)
 
 
-def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Torch goes on counting pages that vLLM unmapped below it; and of workers in other processes it knows nothing."""
-    asleep = types.SimpleNamespace(tag="weights", handle=(0, 70), is_asleep=True, cpu_backup_tensor=None)
+    asleep = types.SimpleNamespace(
+        tag="weights", handle=(0, 70), is_asleep=True, cpu_backup_tensor=None
+    )
     own = cumem([asleep], {"weights": [Pool(70)]})
     allocator = types.SimpleNamespace(get_mem_allocator_instance=lambda: own)
-    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator))
+    monkeypatch.setitem(
+        sys.modules, "vllm", types.SimpleNamespace(device_allocator=allocator)
+    )
     monkeypatch.setitem(sys.modules, "vllm.device_allocator", allocator)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index=0: 80)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index=0: (30, 200))
@@ -221,7 +296,9 @@ def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.
     class Workers(FakeVllm):
         rooms: Sequence[Room] = ()
 
-        def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
+        def collective_rpc(
+            self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()
+        ) -> list[Any]:
             own = method(None, *args)
             return [own, *self.rooms] if isinstance(own, Room) else [own]
 
@@ -231,7 +308,8 @@ def test_on_a_gpu_what_is_unmapped_is_not_there_to_be_taken(monkeypatch: pytest.
     assert device.measure() == (30, 200, 10)
     assert device.held_bytes() == 10
     with pytest.raises(
-        AcceleratorOutOfMemory, match=r"KV cache needs 41 bytes(.|\n)*other processes: all they hold 160"
+        AcceleratorOutOfMemory,
+        match=r"KV cache needs 41 bytes(.|\n)*other processes: all they hold 160",
     ):
         device.acquire(41, "KV cache")
     device.acquire(40, "KV cache")
@@ -258,13 +336,17 @@ class Cpu(FakeVllm):
         self.model = Packed()
         whole = torch.ones(1024)
         self.caches = [whole[:512].view(8, 64), whole[512:].view(8, 64)]
-        runner = types.SimpleNamespace(kv_caches=self.caches, get_model=lambda: self.model)
+        runner = types.SimpleNamespace(
+            kv_caches=self.caches, get_model=lambda: self.model
+        )
         self.worker = types.SimpleNamespace(model_runner=runner)
 
     def reset_prefix_cache(self) -> bool:
         return True
 
-    def collective_rpc(self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()) -> list[Any]:
+    def collective_rpc(
+        self, method: Callable[..., Any], /, *, args: tuple[Any, ...] = ()
+    ) -> list[Any]:
         return [method(self.worker, *args)]
 
 

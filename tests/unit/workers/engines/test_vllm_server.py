@@ -118,11 +118,21 @@ def build(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., VllmServ
     built: list[VllmServer] = []
 
     def make(**others: Any) -> VllmServer:
-        rollout = TextRolloutConfig(step_sequences=4, temperature=0.5, seed=3, **others.pop("rollout", {}))
+        rollout = TextRolloutConfig(
+            step_sequences=4, temperature=0.5, seed=3, **others.pop("rollout", {})
+        )
         settings = EngineSettings(rollout=rollout, model=model, context=64)
         url = f"http://127.0.0.1:{server.server_address[1]}/"
-        given = {"url": url, "folder": str(tmp_path / "sent"), "start_s": 0.1, "timeout_s": 5.0, **others}
-        built.append(VllmServer(settings, device=Ledger(), owner="rollout rank 0", **given))
+        given = {
+            "url": url,
+            "folder": str(tmp_path / "sent"),
+            "start_s": 0.1,
+            "timeout_s": 5.0,
+            **others,
+        }
+        built.append(
+            VllmServer(settings, device=Ledger(), owner="rollout rank 0", **given)
+        )
         return built[-1]
 
     yield make
@@ -154,28 +164,56 @@ def test_weights_go_through_the_folder_while_the_server_pauses(
     paths = [path for path, _ in server.asked]
     reset = "/reset_prefix_cache?reset_running_requests=true"
     called = "/update_weight_version"
-    assert paths == [called, "/resume", "/pause?mode=keep", called, "/collective_rpc", reset, "/resume"]
+    assert paths == [
+        called,
+        "/resume",
+        "/pause?mode=keep",
+        called,
+        "/collective_rpc",
+        reset,
+        "/resume",
+    ]
     there = tmp_path / "sent" / "model"
-    assert server.asked[4][1] == {"method": "reload_weights", "kwargs": {"weights_path": str(there)}}
+    assert server.asked[4][1] == {
+        "method": "reload_weights",
+        "kwargs": {"weights_path": str(there)},
+    }
     assert server.asked[3][1]["new_version"].endswith(".4")
-    assert torch.equal(load_file(there / "model.safetensors")["weight"], torch.ones(2, 2))
+    assert torch.equal(
+        load_file(there / "model.safetensors")["weight"], torch.ones(2, 2)
+    )
     assert engine.version == 4
 
 
-def test_an_answer_comes_with_its_versions(server: FakeServer, build: Callable[..., VllmServer]) -> None:
+def test_an_answer_comes_with_its_versions(
+    server: FakeServer, build: Callable[..., VllmServer]
+) -> None:
     engine = loaded(build())
     engine.submit(request_of(2, length=5, samples=2, longest=9))
     assert (engine.in_flight, engine.room) == (2, 2)
     first, second = finished(engine)
     assert {first.sample, second.sample} == {0, 1}
-    assert (first.tokens.tolist(), first.logprobs.tolist(), first.versions.tolist()) == ([7, 8], [-1, -2], [4, 4])
-    assert (first.tokens.dtype, first.logprobs.dtype, first.finish) == (np.int32, np.float32, "length")
+    assert (
+        first.tokens.tolist(),
+        first.logprobs.tolist(),
+        first.versions.tolist(),
+    ) == ([7, 8], [-1, -2], [4, 4])
+    assert (first.tokens.dtype, first.logprobs.dtype, first.finish) == (
+        np.int32,
+        np.float32,
+        "length",
+    )
     assert engine.cached_tokens == 6
-    asked = [body["sampling_params"] for path, body in server.asked if path == "/inference/v1/generate"]
+    asked = [
+        body["sampling_params"]
+        for path, body in server.asked
+        if path == "/inference/v1/generate"
+    ]
     assert asked[0]["seed"] != asked[1]["seed"]
-    assert {(a["temperature"], a["max_tokens"], a["ignore_eos"], a["detokenize"]) for a in asked} == {
-        (0.5, 9, True, False)
-    }
+    assert {
+        (a["temperature"], a["max_tokens"], a["ignore_eos"], a["detokenize"])
+        for a in asked
+    } == {(0.5, 9, True, False)}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +235,11 @@ def test_an_answer_comes_with_its_versions(server: FakeServer, build: Callable[.
     ],
 )
 def test_a_server_that_was_started_otherwise_is_refused_with_how_to_start_it(
-    server: FakeServer, build: Callable[..., VllmServer], path: str, answer: Any, said: str
+    server: FakeServer,
+    build: Callable[..., VllmServer],
+    path: str,
+    answer: Any,
+    said: str,
 ) -> None:
     server.answers[path] = answer
     with pytest.raises(EngineError) as caught:
@@ -251,15 +293,21 @@ def test_a_server_that_hangs_refuses_or_keeps_its_cache_is_named(
     server.hangs.clear()  # else it would not be told to forget
 
 
-def test_weights_that_another_engine_has_sent_are_noticed(build: Callable[..., VllmServer], tmp_path: Path) -> None:
+def test_weights_that_another_engine_has_sent_are_noticed(
+    build: Callable[..., VllmServer], tmp_path: Path
+) -> None:
     first = loaded(build())
-    loaded(build(folder=str(tmp_path / "other")))  # by a folder of its own, the lock lets it
+    loaded(
+        build(folder=str(tmp_path / "other"))
+    )  # by a folder of its own, the lock lets it
     first.submit(request_of(0))
     with pytest.raises(EngineError, match="has other weights"):
         finished(first)
 
 
-def test_an_engine_does_not_load_over_weights_of_another(build: Callable[..., VllmServer], tmp_path: Path) -> None:
+def test_an_engine_does_not_load_over_weights_of_another(
+    build: Callable[..., VllmServer], tmp_path: Path
+) -> None:
     first = loaded(build())
     second = loaded(build(folder=str(tmp_path / "other")))
     with pytest.raises(EngineError, match="is not this engine's alone"):
@@ -288,7 +336,9 @@ class Turns:
             del self._order[0]
             self._moved.notify_all()
             found = self._server.answers.get(path.partition("?")[0], {})
-            return 200, {"weight_version": self._server.version} if path == "/weight_info" else found
+            return 200, {
+                "weight_version": self._server.version
+            } if path == "/weight_info" else found
 
     def leave(self, number: int) -> None:
         with self._moved:
@@ -298,11 +348,21 @@ class Turns:
 
 @pytest.mark.parametrize("first", range(3, 13))
 def test_of_two_engines_that_load_in_the_same_instant_none_takes_the_others_weights_for_its_own(
-    first: int, build: Callable[..., VllmServer], server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: int,
+    build: Callable[..., VllmServer],
+    server: FakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mine = threading.local()
 
-    def send(engine: VllmServer, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+    def send(
+        engine: VllmServer,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         return turns.send(mine.number, path, body)
 
     def run(number: int) -> str | None:
@@ -318,25 +378,49 @@ def test_of_two_engines_that_load_in_the_same_instant_none_takes_the_others_weig
         for second in range(3, 13):
             turns = Turns(server, first, second)
             names = list(threads.map(run, range(2)))
-            for number, name in enumerate(names):  # answers by weights of another name are refused
-                assert name != server.version or turns.read == str(tmp_path / f"{second}-{number}" / "model")
+            for number, name in enumerate(
+                names
+            ):  # answers by weights of another name are refused
+                assert name != server.version or turns.read == str(
+                    tmp_path / f"{second}-{number}" / "model"
+                )
 
 
-def test_answers_are_drawn_as_the_config_says(server: FakeServer, build: Callable[..., VllmServer]) -> None:
-    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
-    engine = loaded(build(rollout={"min_tokens": 3, "top_p": 0.9, "top_k": 7, **penalties}))
+def test_answers_are_drawn_as_the_config_says(
+    server: FakeServer, build: Callable[..., VllmServer]
+) -> None:
+    penalties = {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+    }
+    engine = loaded(
+        build(rollout={"min_tokens": 3, "top_p": 0.9, "top_k": 7, **penalties})
+    )
     for greedy in (False, True):
         engine.submit(dataclasses.replace(request_of(0), greedy=greedy))
         finished(engine)
-    drawn, surest = (body["sampling_params"] for path, body in server.asked if path == "/inference/v1/generate")
-    assert penalties | {"min_tokens": 3, "top_p": 0.9, "top_k": 7, "temperature": 0.5} == {
-        name: drawn[name] for name in (*penalties, "min_tokens", "top_p", "top_k", "temperature")
+    drawn, surest = (
+        body["sampling_params"]
+        for path, body in server.asked
+        if path == "/inference/v1/generate"
+    )
+    assert penalties | {
+        "min_tokens": 3,
+        "top_p": 0.9,
+        "top_k": 7,
+        "temperature": 0.5,
+    } == {
+        name: drawn[name]
+        for name in (*penalties, "min_tokens", "top_p", "top_k", "temperature")
     }
     assert surest["temperature"] == 0
 
 
 def test_the_server_is_shown_its_key(
-    server: FakeServer, build: Callable[..., VllmServer], monkeypatch: pytest.MonkeyPatch
+    server: FakeServer,
+    build: Callable[..., VllmServer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_SERVER", "secret")
     loaded(build(api_key_env="KEY_OF_THE_SERVER"))
@@ -356,7 +440,9 @@ def begun(engine: VllmServer, server: FakeServer) -> None:
 
 @pytest.mark.parametrize("forget", [VllmServer.drop, VllmServer.close])
 def test_the_server_is_told_to_forget_what_it_was_asked(
-    forget: Callable[[VllmServer], None], server: FakeServer, build: Callable[..., VllmServer]
+    forget: Callable[[VllmServer], None],
+    server: FakeServer,
+    build: Callable[..., VllmServer],
 ) -> None:
     engine = loaded(build(timeout_s=0.4))
     begun(engine, server)
@@ -364,13 +450,20 @@ def test_the_server_is_told_to_forget_what_it_was_asked(
     assert (server.asked[-1][0], engine.in_flight) == ("/abort_requests", 0)
 
 
-def test_experts_are_refused_on_a_cpu(build: Callable[..., VllmServer], tmp_path: Path) -> None:
-    save_file({"layers.0.mlp.experts.0.up_proj.weight": torch.zeros(2, 2)}, tmp_path / "model" / "model.safetensors")
+def test_experts_are_refused_on_a_cpu(
+    build: Callable[..., VllmServer], tmp_path: Path
+) -> None:
+    save_file(
+        {"layers.0.mlp.experts.0.up_proj.weight": torch.zeros(2, 2)},
+        tmp_path / "model" / "model.safetensors",
+    )
     with pytest.raises(EngineError, match="answers wrongly with experts on a CPU"):
         build()
 
 
-def test_one_rank_sends_weights_through_a_folder(build: Callable[..., VllmServer]) -> None:
+def test_one_rank_sends_weights_through_a_folder(
+    build: Callable[..., VllmServer],
+) -> None:
     first = build()
     with pytest.raises(EngineError, match="its folder is in use"):
         build()

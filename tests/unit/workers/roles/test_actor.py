@@ -19,11 +19,25 @@ from tests.tiny_tokenizer import tiny_tokenizer
 from tests.unit.algo.samples import sample
 
 
-def job(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any) -> WorkerArguments:
-    asked = {"name": "grpo", "prompts": 7, "samples_per_prompt": 4, "max_staleness": 1, "train_batch": 8}
+def job(
+    placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any
+) -> WorkerArguments:
+    asked = {
+        "name": "grpo",
+        "prompts": 7,
+        "samples_per_prompt": 4,
+        "max_staleness": 1,
+        "train_batch": 8,
+    }
     blocks = {"env": {"task": "arithmetic"}, "actor": {"model": {"path": "somewhere"}}}
     placement = dict.fromkeys(placed, "0")
-    config = read_config({"cluster": {"component_placement": placement}, "algorithm": asked | algorithm, **blocks})
+    config = read_config(
+        {
+            "cluster": {"component_placement": placement},
+            "algorithm": asked | algorithm,
+            **blocks,
+        }
+    )
     return WorkerArguments(config=config, ranks=dict.fromkeys(placed, 1))
 
 
@@ -31,7 +45,10 @@ def job(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any)
     ("algorithm", "parts"),
     [
         ({}, (2, 2, 2, 1)),
-        ({"train_batch": 15}, (3, 3, 1)),  # steps of so many samples at most, groups stay whole
+        (
+            {"train_batch": 15},
+            (3, 3, 1),
+        ),  # steps of so many samples at most, groups stay whole
         ({"train_batch": 3}, (1,) * 7),
         ({"train_batch": 28}, (7,)),
         ({"train_batch": None}, (7,)),
@@ -39,9 +56,13 @@ def job(placed: tuple[str, ...] = ("actor", "env", "rollout"), **algorithm: Any)
         ({"epochs": 2}, (7,)),  # every epoch needs all samples
     ],
 )
-def test_a_part_is_a_step_of_whole_groups(algorithm: dict[str, Any], parts: tuple[int, ...]) -> None:
+def test_a_part_is_a_step_of_whole_groups(
+    algorithm: dict[str, Any], parts: tuple[int, ...]
+) -> None:
     assert parts_of(job(**algorithm)) == parts
-    assert parts_of(job(("actor", "env", "rollout", "reference"), **algorithm)) == (7,)  # scored first
+    assert parts_of(job(("actor", "env", "rollout", "reference"), **algorithm)) == (
+        7,
+    )  # scored first
 
 
 def update(loss: float, steps: int = 1) -> Update:
@@ -57,10 +78,16 @@ def update(loss: float, steps: int = 1) -> Update:
 
 def test_an_iteration_is_the_sum_of_its_parts() -> None:
     groups = made_up_samples(groups=3, version=1)
-    updates = [update(0.25), update(0.75), update(0.0, steps=0)]  # no group of the last part had a signal
+    updates = [
+        update(0.25),
+        update(0.75),
+        update(0.0, steps=0),
+    ]  # no group of the last part had a signal
     numbers = {
         n: metric.value
-        for n, metric in (sample_metrics(groups, 3) | update_metrics("actor", updates, learn_s=4.0)).items()
+        for n, metric in (
+            sample_metrics(groups, 3) | update_metrics("actor", updates, learn_s=4.0)
+        ).items()
     }
     assert numbers["actor/optimizer_steps"] == 2
     assert numbers["actor/tokens_per_s"] == 45.0
@@ -68,7 +95,9 @@ def test_an_iteration_is_the_sum_of_its_parts() -> None:
     assert (numbers["actor/lr"], numbers["actor/rank_imbalance"]) == (0.75, 0.75)
     assert (numbers["actor/groups"], numbers["actor/samples"]) == (3, 12)
     assert numbers["actor/age_max"] == 2
-    assert numbers["actor/mismatch"] == 0.25  # of the first part, whose weights are those of the iteration
+    assert (
+        numbers["actor/mismatch"] == 0.25
+    )  # of the first part, whose weights are those of the iteration
 
 
 # ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,9 +106,24 @@ def test_an_iteration_is_the_sum_of_its_parts() -> None:
 GROUPS = [
     [
         sample(response=2, reward=1.0, rewards={"right": 1.0}, versions=[4, 5]),
-        sample(response=1, reward=0.0, rewards={"right": 0.0, "min": 2.0}, versions=[5], truncated=True),
+        sample(
+            response=1,
+            reward=0.0,
+            rewards={"right": 0.0, "min": 2.0},
+            versions=[5],
+            truncated=True,
+        ),
     ],
-    [sample(prompt=4, response=1, reward=0.5, rewards={"right": 1.0}, versions=[3], turns=3)],
+    [
+        sample(
+            prompt=4,
+            response=1,
+            reward=0.5,
+            rewards={"right": 1.0},
+            versions=[3],
+            turns=3,
+        )
+    ],
     [sample(response=0, reward=0.5, turns=0)],
 ]
 
@@ -110,24 +154,44 @@ def test_numbers_by_hand() -> None:
 
 def test_ranks_reduce_to_the_same() -> None:
     whole = reduce_metrics([sample_metrics(GROUPS, version=5)])
-    by_rank = [sample_metrics(GROUPS[:1], version=5), sample_metrics(GROUPS[1:], version=5), sample_metrics([], 5)]
+    by_rank = [
+        sample_metrics(GROUPS[:1], version=5),
+        sample_metrics(GROUPS[1:], version=5),
+        sample_metrics([], 5),
+    ]
     assert reduce_metrics(by_rank) == pytest.approx(whole)
 
 
-def test_samples_to_read_are_of_all_rewards_and_long_ones_are_clipped(tmp_path: Path) -> None:
+def test_samples_to_read_are_of_all_rewards_and_long_ones_are_clipped(
+    tmp_path: Path,
+) -> None:
     letters = Tokenizer.load(tiny_tokenizer(tmp_path))
     rewards = [0.5, 0.0, 1.0, 0.25, 0.75]
-    groups = [[sample(group=g, number=n, reward=reward + g) for n, reward in enumerate(rewards)] for g in range(2)]
+    groups = [
+        [
+            sample(group=g, number=n, reward=reward + g)
+            for n, reward in enumerate(rewards)
+        ]
+        for g in range(2)
+    ]
     shown = [json.loads(text) for text in as_text(groups, 4, letters)]
     assert [each["reward"] for each in shown] == [0.0, 0.75, 1.25, 2.0]
-    assert [(each["group"], each["sample"]) for each in (shown[0], shown[-1])] == [(0, 1), (1, 2)]
+    assert [(each["group"], each["sample"]) for each in (shown[0], shown[-1])] == [
+        (0, 1),
+        (1, 2),
+    ]
     least = groups[0][1]
     assert shown[0]["prompt"] == letters.decode(least.tokens[:3], special=True)
     assert shown[0]["answer"] == letters.decode(least.tokens[3:], special=True)
     assert len(list(as_text(groups, 100, letters))) == 10
     assert list(as_text(groups, 0, letters)) == list(as_text([], 4, letters)) == []
-    (silent,) = (json.loads(text) for text in as_text([[sample(prompt=3, response=0)]], 1, letters))
+    (silent,) = (
+        json.loads(text)
+        for text in as_text([[sample(prompt=3, response=0)]], 1, letters)
+    )
     assert (silent["prompt"] != "", silent["answer"], silent["tokens"]) == (True, "", 0)
-    (long,) = (json.loads(text) for text in as_text([[sample(prompt=9000)]], 1, letters))
+    (long,) = (
+        json.loads(text) for text in as_text([[sample(prompt=9000)]], 1, letters)
+    )
     assert "characters left out]" in long["prompt"]
     assert len(long["prompt"]) < 5000

@@ -12,7 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.own import OwnName
-from rlplace.config.schema import CriticConfig, ReferenceConfig, RewardConfig, TextRolloutConfig
+from rlplace.config.schema import (
+    CriticConfig,
+    ReferenceConfig,
+    RewardConfig,
+    TextRolloutConfig,
+)
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
 from rlplace.models.heads import reward_head_problem
@@ -29,7 +34,14 @@ from tests.tiny_lm import tiny_model, tiny_reward_model
 from tests.tiny_tokenizer import tiny_tokenizer
 from tests.worker_ranks import spec_of
 
-TWO_TURNS = Transcript(prompt="guess", answers=("4", "6"), replies=("higher",), facts={}, tokens=4, truncated=False)
+TWO_TURNS = Transcript(
+    prompt="guess",
+    answers=("4", "6"),
+    replies=("higher",),
+    facts={},
+    tokens=4,
+    truncated=False,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +52,18 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "given", "code", "fix"),
     [
-        ("plain_engine:PlainEngin", {}, "unknown-engine", "engine: plain_engine:PlainEngine"),
-        ("plain_engines:PlainEngine", {}, "unknown-engine", "put the folder of your package on PYTHONPATH"),
+        (
+            "plain_engine:PlainEngin",
+            {},
+            "unknown-engine",
+            "engine: plain_engine:PlainEngine",
+        ),
+        (
+            "plain_engines:PlainEngine",
+            {},
+            "unknown-engine",
+            "put the folder of your package on PYTHONPATH",
+        ),
         ("plain_engine:random", {}, "unknown-engine", "engine: <package.module:Class>"),
         ("plain_engine:Answer", {}, "unknown-engine", "def move(self, ...)"),
         ("plain_engine:PlainEngine", {"ownr": 1}, "engine-args", "remove ownr"),
@@ -49,19 +71,36 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_an_engine_of_ones_own_is_looked_at_before_a_run(
-    name: str, given: dict[str, object], code: str | None, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    given: dict[str, object],
+    code: str | None,
+    fix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(write_own_engine(tmp_path))
-    found = [(p.code, p.fix) for p in check_engine(TextRolloutConfig(engine=OwnName(name), engine_args=given))]
+    found = [
+        (p.code, p.fix)
+        for p in check_engine(
+            TextRolloutConfig(engine=OwnName(name), engine_args=given)
+        )
+    ]
     assert [code for code, _ in found] == ([] if code is None else [code])
     assert all(fix in str(shown) for _, shown in found)
 
 
 def test_a_conversation_is_told_in_order() -> None:
-    told = " ".join(f"{message.role}: {message.content}" for message in conversation(TWO_TURNS, "be brief"))
+    told = " ".join(
+        f"{message.role}: {message.content}"
+        for message in conversation(TWO_TURNS, "be brief")
+    )
     assert told == "system: be brief user: guess assistant: 4 user: higher assistant: 6"
     assert (prompt_text(TWO_TURNS), answer_text(TWO_TURNS)) == ("guess", "4\nhigher\n6")
-    asked = [Message("user", "hello"), Message("assistant", "yes?"), Message("user", "guess")]
+    asked = [
+        Message("user", "hello"),
+        Message("assistant", "yes?"),
+        Message("user", "guess"),
+    ]
     told = replace(TWO_TURNS, prompt=asked)
     assert conversation(told)[:3] == asked
     assert prompt_text(told) == "hello\nyes?\nguess"
@@ -83,13 +122,24 @@ def test_a_query_is_what_the_policy_saw_and_wrote(policy: Path) -> None:
 
 
 def test_who_reads_text(policy: Path, tmp_path: Path) -> None:
-    alike, other = tiny_tokenizer(tmp_path / "alike", chat=None), tiny_tokenizer(tmp_path / "other", vocabulary=280)
+    alike, other = (
+        tiny_tokenizer(tmp_path / "alike", chat=None),
+        tiny_tokenizer(tmp_path / "other", vocabulary=280),
+    )
     (tmp_path / "bare").mkdir()
     folders = (policy, alike, other, tmp_path / "bare")
-    assert [same_tokens(policy, folder) for folder in folders] == [True, True, False, True]
+    assert [same_tokens(policy, folder) for folder in folders] == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
     def reads(component: str, **block: object) -> bool:
-        return reads_text(ScorerScenario(model=policy, component=component, block=block).job, component)
+        return reads_text(
+            ScorerScenario(model=policy, component=component, block=block).job,
+            component,
+        )
 
     assert not reads("reference")
     assert not reads("reward", model={"path": str(alike)})
@@ -99,24 +149,38 @@ def test_who_reads_text(policy: Path, tmp_path: Path) -> None:
 
 
 def test_env_ranks_add_text_for_those_who_read_it(policy: Path) -> None:
-    stage = TextStage(policy, lambda request, sample: f"{sample}<eos>", env={"task": "arithmetic"})
+    stage = TextStage(
+        policy, lambda request, sample: f"{sample}<eos>", env={"task": "arithmetic"}
+    )
     rewards = {"first": RewardConfig(function="math_answer"), "second": RewardConfig()}
     stage.job = replace(
         stage.job,
         config=replace(stage.job.config, reward=rewards),
-        ranks=dict.fromkeys(("actor", "env", "rollout", "reward.first", "reward.second"), 1),
+        ranks=dict.fromkeys(
+            ("actor", "env", "rollout", "reward.first", "reward.second"), 1
+        ),
     )
     names = (SAMPLES, "samples.reward.first", "samples.reward.second")
     stage.channels |= {name: LocalChannel(spec_of(name)) for name in names}
     stage.env = [TextEnvWorker(stage.job, stage._context(0))]
     with stage:
         stage.run()
-    taken = [[sample for _ in range(3) for sample in stage.channels[name].get_nowait()] for name in names]
-    without, told, also_without = ([sample.transcript for sample in samples] for samples in taken)
+    taken = [
+        [sample for _ in range(3) for sample in stage.channels[name].get_nowait()]
+        for name in names
+    ]
+    without, told, also_without = (
+        [sample.transcript for sample in samples] for samples in taken
+    )
     assert (without, also_without) == ([None] * 6, [None] * 6)
     assert [transcript.answers for transcript in told] == [("0",), ("1",)] * 3
-    assert all(transcript.prompt.startswith("What is ") and transcript.facts for transcript in told)
-    places = [[(s.group, s.sample, s.tokens.tolist()) for s in samples] for samples in taken]
+    assert all(
+        transcript.prompt.startswith("What is ") and transcript.facts
+        for transcript in told
+    )
+    places = [
+        [(s.group, s.sample, s.tokens.tolist()) for s in samples] for samples in taken
+    ]
     assert places[0] == places[1] == places[2]
 
 
@@ -130,10 +194,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
-    return tiny_reward_model(tmp_path_factory.mktemp("scorer"), like=trained, head="value_head")
+    return tiny_reward_model(
+        tmp_path_factory.mktemp("scorer"), like=trained, head="value_head"
+    )
 
 
-def problems(trained: Path, component: str, block: Mapping[str, object], **env: object) -> list[tuple[str, str]]:
+def problems(
+    trained: Path, component: str, block: Mapping[str, object], **env: object
+) -> list[tuple[str, str]]:
     job = ScorerScenario(model=trained, component=component, block=block, env=env).job
     return [(p.code, p.key) for p in check_scorers(job.config, tuple(job.ranks))]
 
@@ -143,14 +211,22 @@ def problems(trained: Path, component: str, block: Mapping[str, object], **env: 
     [
         ({"function": "math_answer"}, []),
         ({"function": "math_anwser"}, [("unknown-reward", "reward.function")]),
-        ({"function": "exact_match", "kwargs": {"cse": 1}}, [("bad-reward-kwargs", "reward.kwargs.cse")]),
+        (
+            {"function": "exact_match", "kwargs": {"cse": 1}},
+            [("bad-reward-kwargs", "reward.kwargs.cse")],
+        ),
         ({"url": "http://localhost:5000/get_reward"}, []),
         ({"url": "localhost:5000"}, [("bad-reward-url", "reward.url")]),
-        ({"url": "http://host/", "api_key_env": "NOT_SET_ANYWHERE"}, [("no-api-key", "reward.api_key_env")]),
+        (
+            {"url": "http://host/", "api_key_env": "NOT_SET_ANYWHERE"},
+            [("no-api-key", "reward.api_key_env")],
+        ),
         ({}, [("reward-head", "reward.model")]),  # the policy itself scores nothing
     ],
 )
-def test_rewards(trained: Path, block: Mapping[str, object], expected: list[tuple[str, str]]) -> None:
+def test_rewards(
+    trained: Path, block: Mapping[str, object], expected: list[tuple[str, str]]
+) -> None:
     assert problems(trained, "reward", block) == expected
 
 
@@ -158,15 +234,21 @@ def test_a_reward_model_needs_the_head_that_is_named_and_the_fix_names_the_one_t
     trained: Path, scorer: Path
 ) -> None:
     assert problems(trained, "reward", {"model": {"path": str(scorer)}}) == []
-    wrong = problems(trained, "reward", {"model": {"path": str(scorer)}, "head": "worth"})
+    wrong = problems(
+        trained, "reward", {"model": {"path": str(scorer)}, "head": "worth"}
+    )
     assert wrong == [("reward-head", "reward.head")]
     problem = reward_head_problem(scorer, "reward.math", "worth")
     assert problem is not None
     assert (problem.key, problem.fix) == ("reward.math.head", "head: value_head")
 
 
-@pytest.mark.parametrize(("rows", "bias", "says"), [(3, False, "3 classes"), (1, True, "would be left out")])
-def test_a_head_that_does_not_give_one_number(scorer: Path, tmp_path: Path, rows: int, bias: bool, says: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "bias", "says"), [(3, False, "3 classes"), (1, True, "would be left out")]
+)
+def test_a_head_that_does_not_give_one_number(
+    scorer: Path, tmp_path: Path, rows: int, bias: bool, says: str
+) -> None:
     shutil.copytree(scorer, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")
     weights["value_head.weight"] = weights["value_head.weight"].repeat(rows, 1)
@@ -178,12 +260,16 @@ def test_a_head_that_does_not_give_one_number(scorer: Path, tmp_path: Path, rows
     assert says in str(problem.why)
 
 
-def test_a_reward_model_of_other_tokens_needs_a_chat_template(trained: Path, scorer: Path, tmp_path: Path) -> None:
+def test_a_reward_model_of_other_tokens_needs_a_chat_template(
+    trained: Path, scorer: Path, tmp_path: Path
+) -> None:
     shutil.copytree(scorer, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()
     tiny_tokenizer(tmp_path, chat=None)
     block = {"model": {"path": str(tmp_path)}}
-    assert problems(trained, "reward", block) == [("no-chat-template", "reward.model.path")]
+    assert problems(trained, "reward", block) == [
+        ("no-chat-template", "reward.model.path")
+    ]
     assert problems(trained, "reward", block, chat=False) == []
 
 
@@ -199,4 +285,6 @@ def test_what_reads_the_tokens_of_the_policy_has_its_tokenizer(
         return [(p.code, p.key) for p in check_scorers(config, ["actor", component])]
 
     assert found(scorer) == []
-    assert found(tiny_tokenizer(tmp_path)) == [("other-tokenizer", f"{component}.model.path")]
+    assert found(tiny_tokenizer(tmp_path)) == [
+        ("other-tokenizer", f"{component}.model.path")
+    ]

@@ -15,7 +15,14 @@ from rlplace.placement.schedule import Residency
 from rlplace.trajectory import ActionChunk, Observation, Trajectory
 from rlplace.workers.arguments import ACTIONS, OBSERVATIONS, TRAJECTORIES
 from rlplace.workers.roles.env import VectorEnvWorker
-from tests.rollout_stage import Layout, Ledger, channels_of, context_of, env_block, plan_of
+from tests.rollout_stage import (
+    Layout,
+    Ledger,
+    channels_of,
+    context_of,
+    env_block,
+    plan_of,
+)
 
 
 class OneEnvRank:
@@ -30,9 +37,15 @@ class OneEnvRank:
         env: dict[str, object] | None = None,
         on_poison: str = "stop",
     ) -> None:
-        self.plan, self.job = plan_of(layout, env or env_block("Script-v0"), steps, on_poison=on_poison)
-        self.channels: dict[str, LocalChannel] = channels_of(self.plan, capacity_items=1000)
-        self.worker = VectorEnvWorker(self.job, context_of(self.plan, "env", rank, self.channels))
+        self.plan, self.job = plan_of(
+            layout, env or env_block("Script-v0"), steps, on_poison=on_poison
+        )
+        self.channels: dict[str, LocalChannel] = channels_of(
+            self.plan, capacity_items=1000
+        )
+        self.worker = VectorEnvWorker(
+            self.job, context_of(self.plan, "env", rank, self.channels)
+        )
         self.rank, self.steps, self.groups = rank, steps, layout.stage_groups
         self.worker.setup()
         self.worker.move(Residency.FULL)
@@ -46,7 +59,11 @@ class OneEnvRank:
         """(first row, rows) of each answer a step of the group waits for."""
         rows = 12 // self.worker.context.world_size // self.groups
         for share in self.job.routes.observations.sends(self.rank):
-            first = (self.rank * self.groups + group) * rows + share.start - self.rank * rows
+            first = (
+                (self.rank * self.groups + group) * rows
+                + share.start
+                - self.rank * rows
+            )
             yield first, share.stop - share.start
 
     def answer(self, *, version: int = 0, newest_first: bool = False) -> None:
@@ -57,7 +74,16 @@ class OneEnvRank:
                 for first, rows in reversed(pieces) if newest_first else pieces:
                     self.put(group, step, first, rows, version=version)
 
-    def put(self, group: int, step: int, first: int, rows: int, *, version: int = 0, key: str | None = None) -> None:
+    def put(
+        self,
+        group: int,
+        step: int,
+        first: int,
+        rows: int,
+        *,
+        version: int = 0,
+        key: str | None = None,
+    ) -> None:
         numbers = np.arange(first, first + rows)
         chunk = ActionChunk(
             stage_group=group,
@@ -72,7 +98,10 @@ class OneEnvRank:
 
     def asked(self, rollout_rank: int = 0) -> list[Observation]:
         channel, key = self.channels[OBSERVATIONS], str(rollout_rank)
-        return [channel.get_nowait(key=key) for _ in range(channel.stats().depth_by_key.get(key, 0))]
+        return [
+            channel.get_nowait(key=key)
+            for _ in range(channel.stats().depth_by_key.get(key, 0))
+        ]
 
     def sent(self, actor_rank: int = 0) -> Trajectory:
         return self.channels[TRAJECTORIES].get_nowait(key=str(actor_rank))
@@ -85,13 +114,19 @@ class OneEnvRank:
 def test_it_asks_for_each_group_and_step_in_turn() -> None:
     env = OneEnvRank(Layout(stage_groups=2), steps=2)
     env.run()
-    asked = [(o.env_rank, o.stage_group, o.step, o.first_row, o.weight) for o in env.asked()]
+    asked = [
+        (o.env_rank, o.stage_group, o.step, o.first_row, o.weight) for o in env.asked()
+    ]
     assert asked == [(0, 0, 0, 0, 6), (0, 1, 0, 6, 6), (0, 0, 1, 0, 6), (0, 1, 1, 6, 6)]
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-@pytest.mark.parametrize("layout", [Layout(rollout=3), Layout(rollout=3, stage_groups=2)], ids=str)
-def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(layout: Layout, newest_first: bool) -> None:
+@pytest.mark.parametrize(
+    "layout", [Layout(rollout=3), Layout(rollout=3, stage_groups=2)], ids=str
+)
+def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(
+    layout: Layout, newest_first: bool
+) -> None:
     env = OneEnvRank(layout, steps=4, env=env_block("Script-v0", terminate_at=3))
     env.answer(newest_first=newest_first)
     env.worker.run(0)
@@ -102,16 +137,22 @@ def test_the_trajectory_holds_what_was_answered_and_what_came_of_it(layout: Layo
     assert np.array_equal(trajectory.values, np.tile(rows, (4, 1)))
     assert np.array_equal(trajectory.logprobs, np.tile(-steps[:, None], (1, 12)))
     assert np.array_equal(trajectory.rewards, np.tile([[1], [2], [3], [1]], (1, 12)))
-    assert np.array_equal(trajectory.terminated, np.tile([[False], [False], [True], [False]], (1, 12)))
+    assert np.array_equal(
+        trajectory.terminated, np.tile([[False], [False], [True], [False]], (1, 12))
+    )
     assert not trajectory.truncated.any()
     # [episode, step, luck, action before]
-    assert np.array_equal(trajectory.observations[:, :, 1], np.tile([[0], [1], [2], [0]], (1, 12)))
+    assert np.array_equal(
+        trajectory.observations[:, :, 1], np.tile([[0], [1], [2], [0]], (1, 12))
+    )
     assert np.array_equal(trajectory.observations[1:3, :, 3], trajectory.actions[:2])
     assert np.array_equal(trajectory.last_observations[:, :2], np.tile([2, 1], (12, 1)))
 
 
 def test_final_observations_of_all_groups_are_in_the_order_of_the_cuts() -> None:
-    env = OneEnvRank(Layout(stage_groups=3), steps=4, env=env_block("Script-v0", truncate_at=2))
+    env = OneEnvRank(
+        Layout(stage_groups=3), steps=4, env=env_block("Script-v0", truncate_at=2)
+    )
     env.run()
     trajectory = env.sent()
     cuts = np.argwhere(trajectory.truncated)
@@ -142,14 +183,21 @@ def test_episodes_go_on_over_iterations_and_offloads() -> None:
     assert following.observations[:, 0, 1].tolist() == [2, 3]
 
 
-def test_episodes_that_cannot_be_restored_begin_anew_and_are_counted(tmp_path: Path) -> None:
+def test_episodes_that_cannot_be_restored_begin_anew_and_are_counted(
+    tmp_path: Path,
+) -> None:
     saved = OneEnvRank(Layout(), steps=5, env=env_block("Script-v0", terminate_at=3))
     saved.run(0)
     saved.worker.save_state(str(tmp_path))
     saved.worker.close()  # waits until it is written
-    env = OneEnvRank(Layout(stage_groups=2), steps=2, env=env_block("Script-v0", terminate_at=3))
+    env = OneEnvRank(
+        Layout(stage_groups=2), steps=2, env=env_block("Script-v0", terminate_at=3)
+    )
     lost = env.worker.load_state(str(tmp_path))
-    assert (lost["env/steps_lost"].value, lost["env/episodes_cut"].value) == (12 * 2, 12)
+    assert (lost["env/steps_lost"].value, lost["env/episodes_cut"].value) == (
+        12 * 2,
+        12,
+    )
     env.run(1)
     assert env.sent().observations[:, 0, 1].tolist() == [0, 1]
 
@@ -164,14 +212,24 @@ def test_a_trajectory_stays_as_it_is_in_the_next_iteration() -> None:
 
 
 def test_the_numbers_of_an_iteration() -> None:
-    metrics = OneEnvRank(Layout(stage_groups=2), steps=5, env=env_block("Script-v0", terminate_at=2)).run()
-    assert {name: (m.value, m.reduce, m.weight) for name, m in metrics.items() if not name.endswith("_s")} == {
+    metrics = OneEnvRank(
+        Layout(stage_groups=2), steps=5, env=env_block("Script-v0", terminate_at=2)
+    ).run()
+    assert {
+        name: (m.value, m.reduce, m.weight)
+        for name, m in metrics.items()
+        if not name.endswith("_s")
+    } == {
         "env/return": (3.0, "mean", 24),
         "env/episode_length": (2.0, "mean", 24),
         "env/episodes": (24, "sum", 1.0),
         "env/steps": (60, "sum", 1.0),
     }
-    assert {name for name in metrics if name.endswith("_s")} == {"env/sim_s", "env/wait_s", "env/put_s"}
+    assert {name for name in metrics if name.endswith("_s")} == {
+        "env/sim_s",
+        "env/wait_s",
+        "env/put_s",
+    }
 
 
 def test_without_a_finished_episode_there_is_no_return() -> None:
@@ -179,7 +237,9 @@ def test_without_a_finished_episode_there_is_no_return() -> None:
 
 
 def test_moves_account_for_the_simulator() -> None:
-    env = OneEnvRank(Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1 << 20})
+    env = OneEnvRank(
+        Layout(), env=env_block("Script-v0") | {"accelerator_memory": 1 << 20}
+    )
     assert env.held == {"simulator": 1 << 20}
     assert env.worker.offload().accelerator_bytes == 0
     assert env.held == {}
@@ -190,7 +250,11 @@ def test_moves_account_for_the_simulator() -> None:
         env.worker.run(0)
     env.worker.context.device.limit = None
     report = env.worker.onload()
-    assert (report.residency, report.accelerator_bytes, report.host_bytes) == (Residency.FULL, 1 << 20, 0)
+    assert (report.residency, report.accelerator_bytes, report.host_bytes) == (
+        Residency.FULL,
+        1 << 20,
+        0,
+    )
     env.worker.close()
     assert env.held == {}
 
@@ -216,17 +280,27 @@ def test_a_cancelled_worker_stops_before_its_next_step() -> None:
 
 @pytest.mark.parametrize(
     "answers",
-    [[(0, 1, 0, 6)], [(1, 0, 0, 6)], [(0, 0, 3, 6)], [(0, 0, 0, 5)], [(0, 0, 0, 6), (0, 0, 0, 6)]],
+    [
+        [(0, 1, 0, 6)],
+        [(1, 0, 0, 6)],
+        [(0, 0, 3, 6)],
+        [(0, 0, 0, 5)],
+        [(0, 0, 0, 6), (0, 0, 0, 6)],
+    ],
     ids=["step", "group", "row", "rows", "twice"],
 )
-def test_an_answer_to_something_else_is_refused(answers: list[tuple[int, int, int, int]]) -> None:
+def test_an_answer_to_something_else_is_refused(
+    answers: list[tuple[int, int, int, int]],
+) -> None:
     env = OneEnvRank(Layout(rollout=2))
     for group, step, first, rows in answers:
         env.put(group, step, first, rows, key="0/0")
     with pytest.raises(ChannelMisuse) as caught:
         env.worker.run(0)
     assert caught.value.code == "out-of-step"
-    assert str(caught.value.problem.got).startswith(f"stage group {group}, step {step}, rows from {first}")
+    assert str(caught.value.problem.got).startswith(
+        f"stage group {group}, step {step}, rows from {first}"
+    )
 
 
 # ── numbers that are not finite ───────────────────────────────────────────────────────────────────────────────────────
@@ -244,13 +318,19 @@ def test_an_answer_to_something_else_is_refused(answers: list[tuple[int, int, in
 )
 def test_poison_stops_and_is_named(what: str, got: str, value: str) -> None:
     env = OneEnvRank(
-        Layout(env=2, stage_groups=3), rank=1, steps=3, env=env_block("Poisoned-v0", what=what, value=value)
+        Layout(env=2, stage_groups=3),
+        rank=1,
+        steps=3,
+        env=env_block("Poisoned-v0", what=what, value=value),
     )
     with pytest.raises(SimulatorError) as caught:
         env.run(iteration=5)
     problem = caught.value.problem
     assert (problem.code, problem.key) == ("simulator-not-finite", "env rank 1")
-    assert problem.what == "step 1 of iteration 5 of tests.gyms:Poisoned-v0 in row 6 is not finite"
+    assert (
+        problem.what
+        == "step 1 of iteration 5 of tests.gyms:Poisoned-v0 in row 6 is not finite"
+    )
     assert problem.got is not None
     assert got.format(value).replace(" ", "") in problem.got.replace(" ", "")
     assert value in problem.got
@@ -259,21 +339,35 @@ def test_poison_stops_and_is_named(what: str, got: str, value: str) -> None:
 @pytest.mark.parametrize("what", ["reward", "observation", "end", "cut"])
 def test_a_poisoned_step_that_is_skipped_ends_its_episode(what: str) -> None:
     """Of each row it is step 1, of 8; the episode after it is cut after 6 steps, in time."""
-    env = OneEnvRank(Layout(), steps=8, env=env_block("Poisoned-v0", what=what), on_poison="skip")
+    env = OneEnvRank(
+        Layout(), steps=8, env=env_block("Poisoned-v0", what=what), on_poison="skip"
+    )
     metrics = env.run()
     trajectory = env.sent()
     assert np.array_equal(np.isnan(trajectory.rewards[:, 0]), np.arange(8) == 1)
     assert np.array_equal(trajectory.terminated, np.isnan(trajectory.rewards))
     assert np.array_equal(trajectory.truncated[:, 0], np.arange(8) == 7)
-    for array in (trajectory.observations, trajectory.last_observations, trajectory.final_observations):
+    for array in (
+        trajectory.observations,
+        trajectory.last_observations,
+        trajectory.final_observations,
+    ):
         assert np.isfinite(array).all()
     # [episode, step]: each poisoned row begins a new one, once
-    assert trajectory.observations[:, 0, :2].tolist() == [[1, 0], [1, 1], *([2, step] for step in range(6))]
+    assert trajectory.observations[:, 0, :2].tolist() == [
+        [1, 0],
+        [1, 1],
+        *([2, step] for step in range(6)),
+    ]
     assert trajectory.last_observations[0, :2].tolist() == [3, 0]
     assert (metrics["env/poisoned"].value, metrics["env/steps"].value) == (12, 96)
-    counted = 2 if what == "cut" else 1  # what led to the cut was a whole episode; the others are no returns
+    counted = (
+        2 if what == "cut" else 1
+    )  # what led to the cut was a whole episode; the others are no returns
     assert metrics["env/episodes"].value == 12 * counted
-    assert metrics["env/return"].value == pytest.approx((21 + 3 * (counted - 1)) / counted)
+    assert metrics["env/return"].value == pytest.approx(
+        (21 + 3 * (counted - 1)) / counted
+    )
     assert "env/poisoned" not in env.run(1)
     assert not np.isnan(env.sent().rewards).any()
 
@@ -281,11 +375,16 @@ def test_a_poisoned_step_that_is_skipped_ends_its_episode(what: str) -> None:
 def test_nothing_but_poison_stops_also_where_it_is_skipped() -> None:
     first = env_block("Poisoned-v0", what="observation", at=0)
     with pytest.raises(
-        SimulatorError, match=r"the first observation of tests\.gyms:Poisoned-v0 in row 0 is not finite"
+        SimulatorError,
+        match=r"the first observation of tests\.gyms:Poisoned-v0 in row 0 is not finite",
     ):
         OneEnvRank(Layout(), env=first, on_poison="skip")
-    always = OneEnvRank(Layout(), env=env_block("Poisoned-v0", at=1, always=True), on_poison="skip")
-    with pytest.raises(SimulatorError, match=r"every step of iteration 3 of .* in row 0 is not finite"):
+    always = OneEnvRank(
+        Layout(), env=env_block("Poisoned-v0", at=1, always=True), on_poison="skip"
+    )
+    with pytest.raises(
+        SimulatorError, match=r"every step of iteration 3 of .* in row 0 is not finite"
+    ):
         always.run(3)
 
 
@@ -323,4 +422,6 @@ def test_a_new_rank_begins_all_episodes_anew_and_counts_them() -> None:
     at_the_start = new.worker._groups[0].observations.copy()
     assert np.array_equal(at_the_start, old.worker._groups[0].observations)
     assert new.worker.begin_again(3)["env/episodes_cut"].value == 12
-    assert not np.array_equal(new.worker._groups[0].observations, at_the_start)  # not those of the run's start again
+    assert not np.array_equal(
+        new.worker._groups[0].observations, at_the_start
+    )  # not those of the run's start again

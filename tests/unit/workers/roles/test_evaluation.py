@@ -18,10 +18,14 @@ from rlplace.workers.roles import evaluation
 
 def test_a_signal_ends_the_thread_that_generates() -> None:
     answered, errors = threading.Event(), list[RlplaceError]()
-    channel = LocalChannel(ChannelSpec(name="requests", capacity_items=1, timeout_s=20.0))
+    channel = LocalChannel(
+        ChannelSpec(name="requests", capacity_items=1, timeout_s=20.0)
+    )
 
     class Env:
-        def answered(self, version: int, *, greedy: bool) -> tuple[list[Any], dict[str, float]]:
+        def answered(
+            self, version: int, *, greedy: bool
+        ) -> tuple[list[Any], dict[str, float]]:
             answered.set()
             return [], {}
 

@@ -29,7 +29,12 @@ def sample(group: int, number: int, reward: float = 0.1) -> Sample:
         turns=2,
         truncated=number == 1,
         transcript=Transcript(
-            prompt="what", answers=("a", "b"), replies=("\u2026",), facts={"x": {1}}, tokens=length - 2, truncated=False
+            prompt="what",
+            answers=("a", "b"),
+            replies=("\u2026",),
+            facts={"x": {1}},
+            tokens=length - 2,
+            truncated=False,
         ),
     )
 
@@ -39,40 +44,63 @@ def group(number: int) -> Group:
 
 
 def alike(one: Sample, other: Sample, *left_out: str) -> bool:
-    names = [field.name for field in dataclasses.fields(Sample) if field.name not in ("rewards", *left_out)]
+    names = [
+        field.name
+        for field in dataclasses.fields(Sample)
+        if field.name not in ("rewards", *left_out)
+    ]
     pairs = [(getattr(one, name), getattr(other, name)) for name in names]
     pairs += [(one.rewards[name], other.rewards[name]) for name in one.rewards]
     arrays = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
-    return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in arrays if a.dtype != object) and all(
-        a == b for a, b in pairs if isinstance(a, Transcript)
-    )
+    return all(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in arrays
+        if a.dtype != object
+    ) and all(a == b for a, b in pairs if isinstance(a, Transcript))
 
 
 def test_groups_come_back_equal_to_the_bit_in_their_order(tmp_path: Path) -> None:
     kept = {5: [group(1), group(0)], 6: [group(0)]}
-    assert write(tmp_path, range(2), "asked", kept, text=False) == ["groups_00000-00001.npz"]
+    assert write(tmp_path, range(2), "asked", kept, text=False) == [
+        "groups_00000-00001.npz"
+    ]
     found = read(tmp_path, range(2), "asked")
     assert {i: list(groups) for i, groups in found.items()} == {5: [1, 0], 6: [0]}
     for iteration, groups in kept.items():
         for whole in groups:
             back = found[iteration][whole[0].group]
             assert len(back) == 2
-            assert all(alike(*pair, "transcript") for pair in zip(back, whole, strict=True))
+            assert all(
+                alike(*pair, "transcript") for pair in zip(back, whole, strict=True)
+            )
             assert back[0].transcript is None
 
 
 def test_texts_are_kept_where_they_are_read(tmp_path: Path) -> None:
     write(tmp_path, range(1), "asked", {5: [group(0)]}, text=True)
     (back, _) = read(tmp_path, range(1), "asked")[5][0]
-    assert back.transcript == dataclasses.replace(sample(0, 0).transcript, prompt="", facts={})
+    assert back.transcript == dataclasses.replace(
+        sample(0, 0).transcript, prompt="", facts={}
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_any_number_of_ranks_reads_what_another_wrote(tmp_path: Path, ranks: int) -> None:
+def test_any_number_of_ranks_reads_what_another_wrote(
+    tmp_path: Path, ranks: int
+) -> None:
     for blocks in (range(2), range(2, 6), range(6, 6)):
-        write(tmp_path, blocks, "asked", {7: [group(number) for number in blocks]}, text=False)
+        write(
+            tmp_path,
+            blocks,
+            "asked",
+            {7: [group(number) for number in blocks]},
+            text=False,
+        )
     each = 6 // ranks
-    found = [read(tmp_path, range(first, first + each), "asked") for first in range(0, 6, each)]
+    found = [
+        read(tmp_path, range(first, first + each), "asked")
+        for first in range(0, 6, each)
+    ]
     assert [number for kept in found for number in kept[7]] == list(range(6))
 
 

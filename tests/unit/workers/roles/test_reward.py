@@ -18,12 +18,18 @@ import pytest
 from rlplace.config.schema import RewardConfig
 from rlplace.errors import ChannelBroken, ConfigError, RewardError
 from rlplace.tokens import Sample
-from rlplace.workers.roles.reward import RewardClient, RewardEndpointWorker, RewardFunctionWorker
+from rlplace.workers.roles.reward import (
+    RewardClient,
+    RewardEndpointWorker,
+    RewardFunctionWorker,
+)
 from tests.lm_ranks import made_up_samples
 from tests.scorer_ranks import Said, ScorerScenario, scored_by, with_text
 from tests.tiny_tokenizer import tiny_tokenizer
 
-Answer = Callable[[Mapping[str, Any]], "tuple[int, str | Iterator[str]]"]  # what was posted -> status, body
+Answer = Callable[
+    [Mapping[str, Any]], "tuple[int, str | Iterator[str]]"
+]  # what was posted -> status, body
 
 
 class Endpoints(ThreadingHTTPServer):
@@ -64,7 +70,9 @@ Server = TypeVar("Server", bound=ThreadingHTTPServer)
 def in_a_thread(made: Server) -> Iterator[Server]:
     """Serve until the end of the block."""
     with made as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         thread.start()
         try:
             yield server
@@ -78,7 +86,9 @@ def serving(answer: Answer) -> contextlib.AbstractContextManager[Endpoints]:
 
 
 def by_length(asked: Mapping[str, Any]) -> tuple[int, str]:
-    return 200, json.dumps({"rewards": [len(query) + 1000 * int(label) for query, label in _pairs(asked)]})
+    return 200, json.dumps(
+        {"rewards": [len(query) + 1000 * int(label) for query, label in _pairs(asked)]}
+    )
 
 
 def _pairs(asked: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -90,8 +100,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(tmp_path_factory.mktemp("policy"))
 
 
-def scored(policy: Path, url: str, groups: list[tuple[Sample, ...]], **block: object) -> Said:
-    scenario = ScorerScenario(model=policy, component="reward", block={"url": url, **block})
+def scored(
+    policy: Path, url: str, groups: list[tuple[Sample, ...]], **block: object
+) -> Said:
+    scenario = ScorerScenario(
+        model=policy, component="reward", block={"url": url, **block}
+    )
     return scored_by(scenario, groups, kind=RewardEndpointWorker)
 
 
@@ -111,13 +125,19 @@ def test_every_sample_gets_its_own_score_in_batches(policy: Path) -> None:
     with serving(by_length) as server:
         found = scored(policy, server.url, groups, batch=5)
     expected = {
-        (s.group, s.sample): [len(tokenizer.decode(s.tokens, special=True)) + 1000.0 * s.group]
+        (s.group, s.sample): [
+            len(tokenizer.decode(s.tokens, special=True)) + 1000.0 * s.group
+        ]
         for group in groups
         for s in group
     }
     assert found == expected
     assert sorted(len(asked["query"]) for asked in server.asked) == [2, 5, 5]
-    assert all(q.startswith(p) for asked in server.asked for q, p in zip(asked["query"], asked["prompts"], strict=True))
+    assert all(
+        q.startswith(p)
+        for asked in server.asked
+        for q, p in zip(asked["query"], asked["prompts"], strict=True)
+    )
 
 
 def test_what_fails_for_a_moment_is_asked_again() -> None:
@@ -137,13 +157,25 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
         (200, '{"rewards": 1}', "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": ["good", "bad"]}', "reward-endpoint-answer", "it is not"),
         (200, '{"rewards": [1]}', "reward-endpoint-answer", "1 rewards for 2 queries"),
-        (200, '{"rewards": [1, NaN]}', "reward-endpoint-answer", "why: one of its rewards is not finite"),
+        (
+            200,
+            '{"rewards": [1, NaN]}',
+            "reward-endpoint-answer",
+            "why: one of its rewards is not finite",
+        ),
     ],
 )
 def test_a_wrong_answer_is_shown(status: int, body: str, code: str, said: str) -> None:
-    with serving(lambda _: (status, body)) as server, pytest.raises(RewardError) as caught:
+    with (
+        serving(lambda _: (status, body)) as server,
+        pytest.raises(RewardError) as caught,
+    ):
         ask(server.url)
-    assert (caught.value.code, caught.value.problem.key, caught.value.problem.got) == (code, "reward.url", server.url)
+    assert (caught.value.code, caught.value.problem.key, caught.value.problem.got) == (
+        code,
+        "reward.url",
+        server.url,
+    )
     assert said in str(caught.value)
 
 
@@ -174,13 +206,18 @@ def test_an_answer_that_is_not_whole_in_time_is_given_up(first: float) -> None:
             yield " "
 
     with serving(lambda _: (200, drops())) as server:
-        with pytest.raises(RewardError, match=r"no answer in 2 tries(.|\n)*no whole answer within 0\.1 s") as caught:
+        with pytest.raises(
+            RewardError,
+            match=r"no answer in 2 tries(.|\n)*no whole answer within 0\.1 s",
+        ) as caught:
             ask(server.url, timeout_s=0.1, retries=1)
         given_up.set()
     assert caught.value.code == "reward-endpoint-down"
 
 
-def test_an_endpoint_that_is_not_there_is_noticed_before_anything_is_sampled(policy: Path) -> None:
+def test_an_endpoint_that_is_not_there_is_noticed_before_anything_is_sampled(
+    policy: Path,
+) -> None:
     with serving(by_length) as server:
         url = server.url
     with pytest.raises(RewardError, match="refused") as caught:
@@ -188,7 +225,9 @@ def test_an_endpoint_that_is_not_there_is_noticed_before_anything_is_sampled(pol
     assert caught.value.code == "reward-endpoint-down"
 
 
-def test_samples_of_a_request_that_failed_are_left_out_where_errors_are_skipped(policy: Path) -> None:
+def test_samples_of_a_request_that_failed_are_left_out_where_errors_are_skipped(
+    policy: Path,
+) -> None:
     groups = with_text(made_up_samples())
 
     def one_too_long(asked: Mapping[str, Any]) -> tuple[int, str]:
@@ -197,14 +236,18 @@ def test_samples_of_a_request_that_failed_are_left_out_where_errors_are_skipped(
     faults = {"on_error": "skip", "error_budget": 4}
     with serving(one_too_long) as server:
         block = {"url": server.url, "batch": 4}
-        scenario = ScorerScenario(model=policy, component="reward", block=block, faults=faults)
+        scenario = ScorerScenario(
+            model=policy, component="reward", block=block, faults=faults
+        )
         found = scored_by(scenario, groups, kind=RewardEndpointWorker)
     left_out = {place for place, (value,) in found.items() if math.isnan(value)}
     assert left_out == {(s.group, s.sample) for s in groups[0]}
 
 
 @pytest.mark.parametrize(("on_error", "left_out"), [("skip", 4), ("retry", 0)])
-def test_an_answer_that_is_no_list_of_rewards_is_asked_for_again(policy: Path, on_error: str, left_out: int) -> None:
+def test_an_answer_that_is_no_list_of_rewards_is_asked_for_again(
+    policy: Path, on_error: str, left_out: int
+) -> None:
     pages = iter(["<html>a gateway's</html>"])
 
     def first_a_page(asked: Mapping[str, Any]) -> tuple[int, str]:
@@ -213,13 +256,19 @@ def test_an_answer_that_is_no_list_of_rewards_is_asked_for_again(policy: Path, o
 
     with serving(first_a_page) as server:
         block = {"url": server.url, "batch": 4, "concurrency": 1}
-        scenario = ScorerScenario(model=policy, component="reward", block=block, faults={"on_error": on_error})
-        found = scored_by(scenario, with_text(made_up_samples()), kind=RewardEndpointWorker)
+        scenario = ScorerScenario(
+            model=policy, component="reward", block=block, faults={"on_error": on_error}
+        )
+        found = scored_by(
+            scenario, with_text(made_up_samples()), kind=RewardEndpointWorker
+        )
     assert sum(math.isnan(value) for (value,) in found.values()) == left_out
 
 
 @pytest.mark.parametrize(
-    ("answer", "times"), [((200, "<html>"), 3), ((500, "out of memory"), 1)], ids=["no list", "down"]
+    ("answer", "times"),
+    [((200, "<html>"), 3), ((500, "out of memory"), 1)],
+    ids=["no list", "down"],
 )
 def test_what_stays_wrong_is_asked_for_twice_more_unless_the_endpoint_is_down(
     policy: Path, answer: tuple[int, str], times: int
@@ -233,8 +282,12 @@ def test_what_stays_wrong_is_asked_for_twice_more_unless_the_endpoint_is_down(
     with serving(wrong) as server:
         block = {"url": server.url, "batch": 4, "concurrency": 1, "retries": 0}
         faults = {"on_error": "retry", "error_budget": 1000}
-        scenario = ScorerScenario(model=policy, component="reward", block=block, faults=faults)
-        found = scored_by(scenario, with_text(made_up_samples()), kind=RewardEndpointWorker)
+        scenario = ScorerScenario(
+            model=policy, component="reward", block=block, faults=faults
+        )
+        found = scored_by(
+            scenario, with_text(made_up_samples()), kind=RewardEndpointWorker
+        )
     assert {*often.values()} == {times}
     assert all(math.isnan(value) for (value,) in found.values())
 
@@ -251,7 +304,10 @@ class Waits(threading.Event):
         return False
 
 
-@pytest.mark.parametrize(("asked", "waited"), [("3", 3.0), ("9999", 60.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.1)])
+@pytest.mark.parametrize(
+    ("asked", "waited"),
+    [("3", 3.0), ("9999", 60.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.1)],
+)
 def test_a_refusal_says_when_to_ask_again(asked: str, waited: float) -> None:
     ended = Waits()
     with serving(lambda _: (429, "slow down")) as server:
@@ -272,12 +328,18 @@ def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_numbers_that_are_letters_of_a_text_are_no_scores() -> None:
-    with serving(lambda _: (200, '{"rewards": "11"}')) as server, pytest.raises(RewardError, match="it is not"):
+    with (
+        serving(lambda _: (200, '{"rewards": "11"}')) as server,
+        pytest.raises(RewardError, match="it is not"),
+    ):
         ask(server.url)
 
 
 def test_an_endpoint_that_fails_fails_the_stage(policy: Path) -> None:
-    with serving(lambda _: (422, "text too long")) as server, pytest.raises(RewardError, match="text too long"):
+    with (
+        serving(lambda _: (422, "text too long")) as server,
+        pytest.raises(RewardError, match="text too long"),
+    ):
         scored(policy, server.url, with_text(made_up_samples()))
 
 
@@ -285,26 +347,42 @@ def test_the_pauses_between_tries_end_with_the_run() -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(ChannelBroken):
-        RewardClient(RewardConfig(url="http://127.0.0.1:9/", retries=1000), "reward", cancelled).reach()
+        RewardClient(
+            RewardConfig(url="http://127.0.0.1:9/", retries=1000), "reward", cancelled
+        ).reach()
 
 
-def test_the_token_is_sent_and_never_shown(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_and_never_shown(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REWARD_KEY", "xyzzy-secret")
     with serving(by_length) as server:
-        scored(policy, server.url, with_text(made_up_samples()), api_key_env="REWARD_KEY")
+        scored(
+            policy, server.url, with_text(made_up_samples()), api_key_env="REWARD_KEY"
+        )
     assert set(server.keys) == {"Bearer xyzzy-secret"}
     address = server.url.removeprefix("http://")
     with pytest.raises(RewardError) as caught:
-        ask(f"http://me:hidden@{address}?key=hidden", timeout_s=0.1, api_key_env="REWARD_KEY")
+        ask(
+            f"http://me:hidden@{address}?key=hidden",
+            timeout_s=0.1,
+            api_key_env="REWARD_KEY",
+        )
     assert "secret" not in str(caught.value)
     assert caught.value.problem.got == server.url
 
 
 @pytest.mark.parametrize(
     ("block", "problem"),
-    [({"url": url}, ("bad-reward-url", "reward.url", url)) for url in ("ftp://host/x", "http://", "http://host:port/")]
+    [
+        ({"url": url}, ("bad-reward-url", "reward.url", url))
+        for url in ("ftp://host/x", "http://", "http://host:port/")
+    ]
     + [
-        ({"url": "http://host", "api_key_env": name}, ("no-api-key", "reward.api_key_env", name))
+        (
+            {"url": "http://host", "api_key_env": name},
+            ("no-api-key", "reward.api_key_env", name),
+        )
         for name in ("EMPTY", "ABSENT")
     ],
 )
@@ -327,7 +405,9 @@ def by_function(block: Mapping[str, object], groups: list[tuple[Sample, ...]]) -
 
 def right_in_even_samples() -> list[tuple[Sample, ...]]:
     """The label of a group is its number."""
-    return with_text(made_up_samples(), lambda s: f"it is {s.group if s.sample % 2 == 0 else 99}")
+    return with_text(
+        made_up_samples(), lambda s: f"it is {s.group if s.sample % 2 == 0 else 99}"
+    )
 
 
 def test_a_shipped_reward_scores_each_episode() -> None:
@@ -335,7 +415,9 @@ def test_a_shipped_reward_scores_each_episode() -> None:
     assert found == {(g, s): [float(s % 2 == 0)] for g in range(3) for s in range(4)}
 
 
-def test_a_function_of_lists_is_given_prompts_answers_labels_and_its_arguments() -> None:
+def test_a_function_of_lists_is_given_prompts_answers_labels_and_its_arguments() -> (
+    None
+):
     found = by_function(
         {"function": "tests.odd_rewards:spelled", "kwargs": {"bonus": 0.5}},
         with_text(made_up_samples(), lambda s: "x" * s.sample),
@@ -347,10 +429,16 @@ def test_a_function_of_lists_is_given_prompts_answers_labels_and_its_arguments()
     ("block", "code", "fix"),
     [
         ({"function": "tests.odd_rewards:raises"}, "reward-raised", "return 0.0"),
-        ({"function": "tests.odd_rewards:hangs", "timeout_s": 0.2}, "reward-timeout", "reward.timeout_s=<longer>"),
+        (
+            {"function": "tests.odd_rewards:hangs", "timeout_s": 0.2},
+            "reward-timeout",
+            "reward.timeout_s=<longer>",
+        ),
     ],
 )
-def test_a_function_that_fails_is_named_by_this_components_keys(block: dict[str, Any], code: str, fix: str) -> None:
+def test_a_function_that_fails_is_named_by_this_components_keys(
+    block: dict[str, Any], code: str, fix: str
+) -> None:
     with pytest.raises(RewardError, match="for sample 0 of group 0") as caught:
         by_function(block, with_text(made_up_samples()))
     assert (caught.value.code, caught.value.problem.key) == (code, "reward.function")

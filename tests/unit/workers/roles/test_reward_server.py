@@ -36,8 +36,15 @@ def scorer(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
 
 @contextlib.contextmanager
 def serving(folder: Path, **others: Any) -> Iterator[str]:
-    settings = {"dtype": "fp32", "head": "score", "token_budget": 64, "api_key": None} | others
-    with in_a_thread(RewardServer(folder, address=("127.0.0.1", 0), **settings)) as server:
+    settings = {
+        "dtype": "fp32",
+        "head": "score",
+        "token_budget": 64,
+        "api_key": None,
+    } | others
+    with in_a_thread(
+        RewardServer(folder, address=("127.0.0.1", 0), **settings)
+    ) as server:
         yield f"http://127.0.0.1:{server.server_address[1]}"
 
 
@@ -51,39 +58,58 @@ def words(policy: Path) -> list[tuple[Sample, ...]]:
         )
         tokens = tokenizer.encode(text)
         mask = np.arange(len(tokens)) > 9
-        return dataclasses.replace(sample, tokens=tokens, mask=mask, logprobs=tokens * 0.0, versions=tokens * 0)
+        return dataclasses.replace(
+            sample, tokens=tokens, mask=mask, logprobs=tokens * 0.0, versions=tokens * 0
+        )
 
     return with_text([tuple(map(worded, group)) for group in made_up_samples()])
 
 
-def test_a_reward_is_switched_to_an_endpoint_by_its_address(policy: Path, scorer: Path) -> None:
+def test_a_reward_is_switched_to_an_endpoint_by_its_address(
+    policy: Path, scorer: Path
+) -> None:
     groups = words(policy)
-    model = ScorerScenario(model=policy, component="reward", block={"model": {"path": str(scorer)}})
+    model = ScorerScenario(
+        model=policy, component="reward", block={"model": {"path": str(scorer)}}
+    )
     with serving(scorer) as url:
-        endpoint = ScorerScenario(model=policy, component="reward", block={"url": url, "batch": 5})
+        endpoint = ScorerScenario(
+            model=policy, component="reward", block={"url": url, "batch": 5}
+        )
         asked = scored_by(endpoint, groups, kind=RewardEndpointWorker)
     here = scored_by(model, groups)
     assert asked.keys() == here.keys()
     np.testing.assert_allclose(values(asked), values(here), atol=1e-5)
 
 
-def test_texts_are_scored_in_their_order_whatever_the_packing(policy: Path, scorer: Path) -> None:
+def test_texts_are_scored_in_their_order_whatever_the_packing(
+    policy: Path, scorer: Path
+) -> None:
     texts = ["<turn>user: 1+2<eos>", "a longer question, " * 9, "brown fox", "3"]
     with serving(scorer) as url, serving(scorer, token_budget=1) as one_by_one:
-        found, expected = ask(url, texts), [ask(one_by_one, [text])[0] for text in texts]
+        found, expected = (
+            ask(url, texts),
+            [ask(one_by_one, [text])[0] for text in texts],
+        )
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(set(found)) == 4
 
 
 def client(url: str, **others: Any) -> RewardClient:
-    return RewardClient(RewardConfig(url=url, timeout_s=30.0, retries=0, **others), "reward", threading.Event())
+    return RewardClient(
+        RewardConfig(url=url, timeout_s=30.0, retries=0, **others),
+        "reward",
+        threading.Event(),
+    )
 
 
 def ask(url: str, texts: list[str], **others: Any) -> list[float]:
     return client(url, **others).scores(texts, texts, [None] * len(texts))
 
 
-def test_without_the_token_nothing_is_scored(scorer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_token_nothing_is_scored(
+    scorer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REWARD_KEY", "abc")
     with serving(scorer, api_key="abc") as url:
         with pytest.raises(RewardError, match="401") as caught:
@@ -98,7 +124,9 @@ def test_what_is_no_query_is_refused(scorer: Path) -> None:
         ask(url, [""])
 
 
-def test_a_token_that_is_not_set_is_said_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_that_is_not_set_is_said_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         main(["nowhere", "--api-key-env", "NOT_SET_ANYWHERE"])
     assert "no environment variable NOT_SET_ANYWHERE" in capsys.readouterr().err

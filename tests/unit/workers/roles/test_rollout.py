@@ -23,7 +23,9 @@ from tests.contract.weight_ends import shards_of
 from tests.rollout_stage import Layout, channels_of, context_of, env_block, plan_of
 
 
-def push(channel: LocalChannel, rank: int, version: int, weights: Mapping[str, Tensor]) -> None:
+def push(
+    channel: LocalChannel, rank: int, version: int, weights: Mapping[str, Tensor]
+) -> None:
     sender = WeightSender(channel, deliveries=[Delivery(readers=(rank,))])
     sender.push(version, shards_of(weights))
     sender.close()
@@ -36,24 +38,40 @@ class OneRolloutRank:
     """One rollout worker of a job of 12 environments, FULL but without weights, with the far ends of its channels."""
 
     def __init__(
-        self, layout: Layout, *, rank: int = 0, steps: int = 1, gym: str = "discrete", merge: bool = False
+        self,
+        layout: Layout,
+        *,
+        rank: int = 0,
+        steps: int = 1,
+        gym: str = "discrete",
+        merge: bool = False,
     ) -> None:
-        self.plan, job = plan_of(layout, env_block("Script-v0", action_space=gym), steps)
+        self.plan, job = plan_of(
+            layout, env_block("Script-v0", action_space=gym), steps
+        )
         rollout = dataclasses.replace(job.config.rollout, merge_requests=merge)
-        self.job = dataclasses.replace(job, config=dataclasses.replace(job.config, rollout=rollout))
+        self.job = dataclasses.replace(
+            job, config=dataclasses.replace(job.config, rollout=rollout)
+        )
         self.channels = channels_of(self.plan, capacity_items=1000)
-        self.worker = VectorRolloutWorker(self.job, context_of(self.plan, "rollout", rank, self.channels))
+        self.worker = VectorRolloutWorker(
+            self.job, context_of(self.plan, "rollout", rank, self.channels)
+        )
         self.rank = rank
         self.worker.setup()
         self.worker.move(Residency.FULL)
 
     def load(self, seed: int = 1, version: int = 3) -> None:
         config = self.job.config
-        weights = build_policy(self.job.spaces, config.actor, config.algorithm, seed).state_dict()
+        weights = build_policy(
+            self.job.spaces, config.actor, config.algorithm, seed
+        ).state_dict()
         push(self.channels[WEIGHTS], self.rank, version, weights)
         self.worker.pull_weights(version)
 
-    def ask(self, first: int, stop: int, *, env_rank: int = 0, group: int = 0, step: int = 0) -> None:
+    def ask(
+        self, first: int, stop: int, *, env_rank: int = 0, group: int = 0, step: int = 0
+    ) -> None:
         rows = np.arange(first, stop, dtype=np.float32)
         piece = Observation(
             env_rank=env_rank,
@@ -62,7 +80,9 @@ class OneRolloutRank:
             first_row=first,
             observations=np.stack([rows, rows + step, rows * 0, rows * 0 + 1], axis=1),
         )
-        self.channels[OBSERVATIONS].put_nowait(piece, key=str(self.rank), weight=piece.weight)
+        self.channels[OBSERVATIONS].put_nowait(
+            piece, key=str(self.rank), weight=piece.weight
+        )
 
     def answer(self, env_rank: int = 0, group: int = 0) -> ActionChunk:
         return self.channels[ACTIONS].get_nowait(key=f"{env_rank}/{group}")
@@ -77,17 +97,32 @@ def test_each_observation_is_answered_to_whom_it_came_from() -> None:
     metrics = rank.worker.generate(0)
     for (env_rank, group), first in rows.items():
         chunk = rank.answer(env_rank, group)
-        assert (chunk.stage_group, chunk.step, chunk.first_row, chunk.version) == (group, 0, first, 3)
+        assert (chunk.stage_group, chunk.step, chunk.first_row, chunk.version) == (
+            group,
+            0,
+            first,
+            3,
+        )
         assert (len(chunk.actions), len(chunk.logprobs), len(chunk.values)) == (3, 3, 3)
     assert metrics["rollout/batches"].value == 4
-    assert {n for n in metrics if n.endswith("_s")} == {"rollout/policy_s", "rollout/wait_s", "rollout/put_s"}
+    assert {n for n in metrics if n.endswith("_s")} == {
+        "rollout/policy_s",
+        "rollout/wait_s",
+        "rollout/put_s",
+    }
 
 
 @pytest.mark.parametrize("gym", ["discrete", "box"])
 def test_merged_requests_get_the_answers_they_would_get_alone(gym: str) -> None:
     layout = Layout(env=2, stage_groups=2)
-    alone, merged = (OneRolloutRank(layout, gym=gym, steps=2, merge=merge) for merge in (False, True))
-    requests = [(env_rank, 6 * env_rank + 3 * group, group, step) for step in (0, 1) for group, env_rank in GROUPS]
+    alone, merged = (
+        OneRolloutRank(layout, gym=gym, steps=2, merge=merge) for merge in (False, True)
+    )
+    requests = [
+        (env_rank, 6 * env_rank + 3 * group, group, step)
+        for step in (0, 1)
+        for group, env_rank in GROUPS
+    ]
     for rank in (alone, merged):
         rank.load()
         for env_rank, first, group, step in requests:
@@ -96,7 +131,12 @@ def test_merged_requests_get_the_answers_they_would_get_alone(gym: str) -> None:
     assert merged.worker.generate(5)["rollout/batches"].value == 1
     for env_rank, _, group, _ in requests:
         expected, got = alone.answer(env_rank, group), merged.answer(env_rank, group)
-        assert (got.stage_group, got.step, got.first_row, got.version) == (group, expected.step, expected.first_row, 3)
+        assert (got.stage_group, got.step, got.first_row, got.version) == (
+            group,
+            expected.step,
+            expected.first_row,
+            3,
+        )
         assert np.allclose(got.actions, expected.actions, atol=1e-6)
         assert np.allclose(got.logprobs, expected.logprobs, atol=1e-5)
         assert np.allclose(got.values, expected.values, atol=1e-5)
@@ -109,7 +149,10 @@ def test_a_merged_batch_takes_this_iterations_requests_only() -> None:
         for env_rank in (0, 1):
             rank.ask(env_rank * 6, env_rank * 6 + 6, env_rank=env_rank, step=step)
     rank.worker.generate(0)
-    assert [rank.channels[OBSERVATIONS].get_nowait(key="0").step for _ in range(2)] == [1, 1]
+    assert [rank.channels[OBSERVATIONS].get_nowait(key="0").step for _ in range(2)] == [
+        1,
+        1,
+    ]
     assert rank.channels[OBSERVATIONS].stats().depth_items == 0
 
 
@@ -121,7 +164,10 @@ def test_a_merged_batch_waits_for_nobody() -> None:
         generating = threads.submit(rank.worker.generate, 0)
         for env_rank in (0, 1):
             rank.ask(env_rank * 6, env_rank * 6 + 6, env_rank=env_rank)
-            assert rank.channels[ACTIONS].get(key=f"{env_rank}/0").first_row == env_rank * 6
+            assert (
+                rank.channels[ACTIONS].get(key=f"{env_rank}/0").first_row
+                == env_rank * 6
+            )
         assert generating.result()["rollout/batches"].value == 2
 
 
@@ -173,12 +219,19 @@ def test_the_order_of_asking_does_not_matter() -> None:
 
 
 def test_no_noise_comes_twice() -> None:
-    drawn = [noise(seed).rows(i, t, 0, 6) for seed in (0, 1) for i in (0, 1, 2) for t in (0, 1, 2)]
+    drawn = [
+        noise(seed).rows(i, t, 0, 6)
+        for seed in (0, 1)
+        for i in (0, 1, 2)
+        for t in (0, 1, 2)
+    ]
     values = np.concatenate(drawn).ravel()
     assert len(np.unique(values)) == values.size
 
 
-@pytest.mark.parametrize(("uniform", "mean", "std"), [(False, 0.0, 1.0), (True, 0.5, 12**-0.5)])
+@pytest.mark.parametrize(
+    ("uniform", "mean", "std"), [(False, 0.0, 1.0), (True, 0.5, 12**-0.5)]
+)
 def test_the_distribution(uniform: bool, mean: float, std: float) -> None:
     drawn = noise(rows=20_000, uniform=uniform).rows(1, 1, 0, 20_000)
     assert drawn.mean() == pytest.approx(mean, abs=0.02)

@@ -20,7 +20,14 @@ from rlplace.workers.roles.text_env import Pass
 from tests.text_stage import TextStage
 from tests.tiny_lm import request_of
 from tests.tiny_tokenizer import tiny_tokenizer
-from tests.unit.workers.roles.test_text_env import COUNTING, LONG, Counted, Counting, says, value
+from tests.unit.workers.roles.test_text_env import (
+    COUNTING,
+    LONG,
+    Counted,
+    Counting,
+    says,
+    value,
+)
 
 SHORT, PROMPTS = 3, 8
 
@@ -43,7 +50,9 @@ def learned_of(ranks: list[Tails], iteration: int) -> list[int]:
 
 
 @pytest.mark.parametrize("edges", [(0, 8), (0, 3, 8), tuple(range(9))], ids=str)
-def test_a_cycle_learns_the_prompts_that_it_would_learn_without_short_rounds(edges: tuple[int, ...]) -> None:
+def test_a_cycle_learns_the_prompts_that_it_would_learn_without_short_rounds(
+    edges: tuple[int, ...],
+) -> None:
     ranks = ranks_of(*edges)
     for cycle in range(2):
         learned: list[int] = []
@@ -51,7 +60,11 @@ def test_a_cycle_learns_the_prompts_that_it_would_learn_without_short_rounds(edg
             at_once = sum(len(tails.asked(iteration)) for tails in ranks)
             learned += learned_of(ranks, iteration)
             long = iteration % (SHORT + 1) == SHORT
-            assert at_once == PROMPTS if long else PROMPTS < at_once <= PROMPTS + -(-PROMPTS // SHORT)
+            assert (
+                at_once == PROMPTS
+                if long
+                else PROMPTS < at_once <= PROMPTS + -(-PROMPTS // SHORT)
+            )
         first = cycle * (SHORT + 1) * PROMPTS
         assert sorted(learned) == [*range(first, first + (SHORT + 1) * PROMPTS)]
 
@@ -62,7 +75,11 @@ def test_a_rank_keeps_what_its_own_groups_ask_later_and_no_more(tmp_path: Path) 
         learned_of(ranks, iteration)
     (whole,) = ranks_of(0, 8)
     for tails in ranks:
-        kept = {ahead: number for ahead, number in tails.left.items() if ahead >= last * PROMPTS}
+        kept = {
+            ahead: number
+            for ahead, number in tails.left.items()
+            if ahead >= last * PROMPTS
+        }
         assert tails.left == kept
         tails.write(tmp_path)
     whole.read(tmp_path)
@@ -72,21 +89,36 @@ def test_a_rank_keeps_what_its_own_groups_ask_later_and_no_more(tmp_path: Path) 
         tails.read(tmp_path / "whole")
         (tmp_path / "again").mkdir(exist_ok=True)
         (name,) = tails.write(tmp_path / "again")
-        assert json.loads((tmp_path / "again" / name).read_text()) == json.loads((tmp_path / name).read_text())
+        assert json.loads((tmp_path / "again" / name).read_text()) == json.loads(
+            (tmp_path / name).read_text()
+        )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("then", [0, 1, 2, SHORT, 5])
-def test_a_run_that_goes_on_with_other_rounds_learns_each_prompt_once(then: int, rounds: int, tmp_path: Path) -> None:
-    ranks, others = ranks_of(0, 3, 8), [Tails(then, PROMPTS, range(5)), Tails(then, PROMPTS, range(5, 8))]
-    learned = [number for iteration in range(rounds) for number in learned_of(ranks, iteration)]
+def test_a_run_that_goes_on_with_other_rounds_learns_each_prompt_once(
+    then: int, rounds: int, tmp_path: Path
+) -> None:
+    ranks, others = (
+        ranks_of(0, 3, 8),
+        [Tails(then, PROMPTS, range(5)), Tails(then, PROMPTS, range(5, 8))],
+    )
+    learned = [
+        number for iteration in range(rounds) for number in learned_of(ranks, iteration)
+    ]
     for tails in ranks:
         tails.write(tmp_path)
     for tails in others:
         tails.read(tmp_path)
-    last = 2 * (SHORT + 1)  # from here nothing that the first ones asked ahead is to come
+    last = 2 * (
+        SHORT + 1
+    )  # from here nothing that the first ones asked ahead is to come
     last += -last % (then + 1)  # nor what the others did
-    learned += [number for iteration in range(rounds, last) for number in learned_of(others, iteration)]
+    learned += [
+        number
+        for iteration in range(rounds, last)
+        for number in learned_of(others, iteration)
+    ]
     assert sorted(learned) == [*range(last * PROMPTS)]
 
 
@@ -99,7 +131,9 @@ def test_without_short_rounds_an_iteration_asks_its_own_prompts() -> None:
 def test_what_was_left_goes_on_on_other_numbers_of_ranks(tmp_path: Path) -> None:
     for tails in (ranks := ranks_of(0, 3, 8)):
         for iteration in range(SHORT):
-            tails.leave(iteration, [*tails.asked(iteration).values()][: tails.more(iteration)])
+            tails.leave(
+                iteration, [*tails.asked(iteration).values()][: tails.more(iteration)]
+            )
         tails.write(tmp_path)
     left = sorted(number for tails in ranks for number in tails.left.values())
     assert len(set(left)) == PROMPTS
@@ -107,7 +141,10 @@ def test_what_was_left_goes_on_on_other_numbers_of_ranks(tmp_path: Path) -> None
         others = ranks_of(*edges)
         for tails in others:
             tails.read(tmp_path)
-        assert sorted(number for tails in others for number in tails.asked(SHORT).values()) == left
+        assert (
+            sorted(number for tails in others for number in tails.asked(SHORT).values())
+            == left
+        )
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -128,15 +165,24 @@ def test_a_short_round_sends_the_groups_that_are_whole_and_a_long_one_those_that
     algorithm, learned = LONG | {"short_rounds": 2}, Counter[str]()
     env, folder = COUNTING | {"max_turns": 3}, tiny_tokenizer(tmp_path)
     decode = Tokenizer.load(folder).decode
-    with TextStage(folder, says, env=env, prompts=4, env_ranks=env_ranks, algorithm=algorithm) as stage:
+    with TextStage(
+        folder, says, env=env, prompts=4, env_ranks=env_ranks, algorithm=algorithm
+    ) as stage:
         for iteration in range(6):
             metrics = stage.run(iteration)
             groups = stage.groups()
-            assert sorted({sample.group for group in groups for sample in group}) == [0, 1, 2, 3]
+            assert sorted({sample.group for group in groups for sample in group}) == [
+                0,
+                1,
+                2,
+                3,
+            ]
             assert all(len(group) == 2 for group in groups)
             left = sum(value(m, "env/prompts_left") for m in metrics)
             assert left == (0 if iteration % 3 == 2 else 2)
-            learned.update(decode(group[0].tokens[: group[0].prompt_tokens]) for group in groups)
+            learned.update(
+                decode(group[0].tokens[: group[0].prompt_tokens]) for group in groups
+            )
     assert set(learned.values()) == {1}
     assert len(learned) == 24
 
@@ -156,9 +202,21 @@ class Waiting(Counted):
         return super().reply(answer)
 
 
-def test_a_rank_that_has_left_a_reply_waits_for_the_others_no_longer_than_it_may(tmp_path: Path) -> None:
-    env, algorithm = {"task": f"{__name__}:Slow", "max_turns": 3}, LONG | {"short_rounds": 2}
-    with TextStage(tiny_tokenizer(tmp_path), says, env=env, prompts=4, env_ranks=2, algorithm=algorithm) as stage:
+def test_a_rank_that_has_left_a_reply_waits_for_the_others_no_longer_than_it_may(
+    tmp_path: Path,
+) -> None:
+    env, algorithm = (
+        {"task": f"{__name__}:Slow", "max_turns": 3},
+        LONG | {"short_rounds": 2},
+    )
+    with TextStage(
+        tiny_tokenizer(tmp_path),
+        says,
+        env=env,
+        prompts=4,
+        env_ranks=2,
+        algorithm=algorithm,
+    ) as stage:
         first = stage.env[0]
         answers = first.context.channels[COMPLETIONS]
         answers.spec = dataclasses.replace(answers.spec, timeout_s=0.5)
@@ -167,13 +225,24 @@ def test_a_rank_that_has_left_a_reply_waits_for_the_others_no_longer_than_it_may
         Slow.may_end.set()
 
 
-def test_requests_that_no_engine_has_taken_are_gone_whichever_rank_has_put_them(tmp_path: Path) -> None:
+def test_requests_that_no_engine_has_taken_are_gone_whichever_rank_has_put_them(
+    tmp_path: Path,
+) -> None:
     algorithm = LONG | {"short_rounds": 4}
-    with TextStage(tiny_tokenizer(tmp_path), says, env=COUNTING, prompts=4, env_ranks=2, algorithm=algorithm) as stage:
+    with TextStage(
+        tiny_tokenizer(tmp_path),
+        says,
+        env=COUNTING,
+        prompts=4,
+        env_ranks=2,
+        algorithm=algorithm,
+    ) as stage:
         first, other = stage.env
         assert (first._tails.more(2), other._tails.more(2)) == (0, 1)
         last = Pass(first, first.prompts["train"], 2)
         other.context.channels[REQUESTS].put(request_of(2))
         other.context.channels[COMPLETIONS].put(Done(iteration=2, env_rank=1), key="0")
         last._end()
-        assert stage.channels[REQUESTS].named("a test").get_nowait() == EndOfIteration(iteration=2, drop=True)
+        assert stage.channels[REQUESTS].named("a test").get_nowait() == EndOfIteration(
+            iteration=2, drop=True
+        )

@@ -13,12 +13,19 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.errors import ChannelMisuse, ChannelTimeout, DivergedError, RewardError
 from rlplace.models.packed import Packed
 from rlplace.tokens import Sample, Scores
-from rlplace.workers.training.samples import sizes_of, take_groups, take_returns, take_scores
+from rlplace.workers.training.samples import (
+    sizes_of,
+    take_groups,
+    take_returns,
+    take_scores,
+)
 from tests.lm_ranks import everything, made_up_samples
 
 
 def channel(timeout_s: float = 5.0) -> LocalChannel:
-    return LocalChannel(ChannelSpec(name="samples", capacity_items=16, timeout_s=timeout_s))
+    return LocalChannel(
+        ChannelSpec(name="samples", capacity_items=16, timeout_s=timeout_s)
+    )
 
 
 def test_groups_are_taken_in_any_order() -> None:
@@ -26,7 +33,9 @@ def test_groups_are_taken_in_any_order() -> None:
     for group in reversed(groups):
         samples.put(group[::-1])
     taken = take_groups(samples, 3, "actor rank 0")
-    assert [[(s.group, s.sample) for s in group] for group in taken] == [[(g, s) for s in range(4)] for g in range(3)]
+    assert [[(s.group, s.sample) for s in group] for group in taken] == [
+        [(g, s) for s in range(4)] for g in range(3)
+    ]
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 3)], ids=["twice", "beyond"])
@@ -34,7 +43,9 @@ def test_a_group_of_another_iteration_is_an_error(numbers: tuple[int, int]) -> N
     samples, groups = channel(), made_up_samples(groups=4)
     for number in numbers:
         samples.put(groups[number])
-    with pytest.raises(ChannelMisuse, match="samples are not of this iteration") as caught:
+    with pytest.raises(
+        ChannelMisuse, match="samples are not of this iteration"
+    ) as caught:
         take_groups(samples, 3, "actor rank 0")
     assert caught.value.code == "out-of-step"
 
@@ -46,12 +57,20 @@ def sample(group: int, tokens: list[int], scored_from: int) -> Sample:
         "logprobs": np.where(mask, -1.0, 0.0).astype(np.float32),
         "versions": np.where(mask, 0, -1).astype(np.int32),
     }
-    return dataclasses.replace(one, group=group, tokens=np.array(tokens, np.int32), mask=mask, **other)
+    return dataclasses.replace(
+        one, group=group, tokens=np.array(tokens, np.int32), mask=mask, **other
+    )
 
 
-def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_in_any() -> None:
+def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_in_any() -> (
+    None
+):
     groups = {
-        0: ([[1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3]], [3, 3, 3], 3),  # the last one has no answer
+        0: (
+            [[1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3]],
+            [3, 3, 3],
+            3,
+        ),  # the last one has no answer
         2: ([[1, 2, 3, 4], [1, 9, 3, 4]], [3, 3], 1),  # another prompt
         5: ([[1, 2, 3, 4], [1, 2, 3, 4]], [3, 2], 2),  # one answer begins before
         6: ([[7, 8, 9]], [1], 1),
@@ -63,20 +82,34 @@ def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_
         for tokens, first in zip(texts, firsts, strict=True)
     ]
     sizes = sizes_of(samples, again=0.25)
-    assert sizes.prompts == tuple(shared for texts, _, shared in groups.values() for _ in texts)
-    assert sizes_of(samples, again=None) == SampleSizes(sizes.tokens, groups=sizes.groups)
+    assert sizes.prompts == tuple(
+        shared for texts, _, shared in groups.values() for _ in texts
+    )
+    assert sizes_of(samples, again=None) == SampleSizes(
+        sizes.tokens, groups=sizes.groups
+    )
     everything = range(len(samples))
-    packed = Packed.of([s.tokens for s in samples], [s.mask for s in samples], alike=sizes.alike(everything))
+    packed = Packed.of(
+        [s.tokens for s in samples],
+        [s.mask for s in samples],
+        alike=sizes.alike(everything),
+    )
     apart = Packed.of([s.tokens for s in samples], [s.mask for s in samples])
     assert packed.targets.tolist() == apart.targets.tolist()
     assert packed.tokens[packed.before].tolist() == apart.tokens[apart.before].tolist()
-    assert packed.positions[packed.before].tolist() == apart.positions[apart.before].tolist()
+    assert (
+        packed.positions[packed.before].tolist()
+        == apart.positions[apart.before].tolist()
+    )
 
 
 @pytest.mark.parametrize(
-    ("other", "image", "shared"), [([1, 2, 3, 4], b"a", 3), ([1, 2, 3, 4], b"b", 0), ([1, 9, 3, 4], b"a", 0)]
+    ("other", "image", "shared"),
+    [([1, 2, 3, 4], b"a", 3), ([1, 2, 3, 4], b"b", 0), ([1, 9, 3, 4], b"a", 0)],
 )
-def test_images_are_shared_with_the_whole_prompt_or_not_at_all(other: list[int], image: bytes, shared: int) -> None:
+def test_images_are_shared_with_the_whole_prompt_or_not_at_all(
+    other: list[int], image: bytes, shared: int
+) -> None:
     samples = [
         dataclasses.replace(sample(0, tokens, 3), images=(file,))
         for tokens, file in (([1, 2, 3, 4], b"a"), (other, image))
@@ -92,25 +125,41 @@ SCORERS = ("reference", "reward.math")
 
 def score_of(scorer: str, sample: Sample, **other: object) -> Scores:
     size = 1 if scorer.startswith("reward") else sample.response_tokens
-    facts = {"group": sample.group, "sample": sample.sample, "values": np.full(size, sample.sample, np.float32)}
+    facts = {
+        "group": sample.group,
+        "sample": sample.sample,
+        "values": np.full(size, sample.sample, np.float32),
+    }
     return Scores(**{**facts, **other})
 
 
 def channels() -> dict[str, LocalChannel]:
     return {
-        f"scores.{scorer}": LocalChannel(ChannelSpec(name=f"scores.{scorer}", capacity_items=64)) for scorer in SCORERS
+        f"scores.{scorer}": LocalChannel(
+            ChannelSpec(name=f"scores.{scorer}", capacity_items=64)
+        )
+        for scorer in SCORERS
     }
 
 
-def gathered(made: dict[str, LocalChannel], scorers: tuple[str, ...] = SCORERS) -> dict[str, list[np.ndarray]]:
-    return {s: take_scores(made[f"scores.{s}"], s, everything(), "actor rank 0", timeout_s=0.01) for s in scorers}
+def gathered(
+    made: dict[str, LocalChannel], scorers: tuple[str, ...] = SCORERS
+) -> dict[str, list[np.ndarray]]:
+    return {
+        s: take_scores(
+            made[f"scores.{s}"], s, everything(), "actor rank 0", timeout_s=0.01
+        )
+        for s in scorers
+    }
 
 
 def test_scores_come_in_any_order_and_pieces() -> None:
     made, samples = channels(), everything()
     for scorer in SCORERS:
         for start in (6, 9, 0, 3):
-            made[f"scores.{scorer}"].put(tuple(score_of(scorer, s) for s in reversed(samples[start : start + 3])))
+            made[f"scores.{scorer}"].put(
+                tuple(score_of(scorer, s) for s in reversed(samples[start : start + 3]))
+            )
     found = gathered(made)
     assert list(found) == list(SCORERS)
     for scorer in SCORERS:
@@ -121,7 +170,9 @@ def test_scores_come_in_any_order_and_pieces() -> None:
 def test_missing_scores_are_named() -> None:
     made, samples = channels(), everything()
     made["scores.reference"].put(tuple(score_of("reference", s) for s in samples[:-2]))
-    with pytest.raises(ChannelTimeout, match="for reference to score 2 of 12 samples") as caught:
+    with pytest.raises(
+        ChannelTimeout, match="for reference to score 2 of 12 samples"
+    ) as caught:
         gathered(made)
     assert caught.value.code == "scores-missing"
     assert "no scores of 2/2, 2/3 " in str(caught.value)
@@ -130,7 +181,9 @@ def test_missing_scores_are_named() -> None:
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_score_that_is_not_finite_names_its_component(wrong: float) -> None:
     made, samples = channels(), everything()
-    made["scores.reward.math"].put((score_of("reward.math", samples[5], values=np.array([wrong], np.float32)),))
+    made["scores.reward.math"].put(
+        (score_of("reward.math", samples[5], values=np.array([wrong], np.float32)),)
+    )
     with pytest.raises(RewardError, match=r"reward\.math") as caught:
         gathered(made, ("reward.math",))
     assert caught.value.code == "score-not-finite"
@@ -139,9 +192,18 @@ def test_a_score_that_is_not_finite_names_its_component(wrong: float) -> None:
 @pytest.mark.parametrize(
     ("scores", "what"),
     [
-        (lambda s: (score_of("reference", s), score_of("reference", s)), "reference scored what it was not asked for"),
-        (lambda s: (score_of("reference", s, group=9),), "reference scored what it was not asked for"),
-        (lambda s: (score_of("reference", s, values=np.zeros(99, np.float32)),), "another number of scores"),
+        (
+            lambda s: (score_of("reference", s), score_of("reference", s)),
+            "reference scored what it was not asked for",
+        ),
+        (
+            lambda s: (score_of("reference", s, group=9),),
+            "reference scored what it was not asked for",
+        ),
+        (
+            lambda s: (score_of("reference", s, values=np.zeros(99, np.float32)),),
+            "another number of scores",
+        ),
     ],
     ids=["twice", "unknown", "length"],
 )
@@ -168,21 +230,42 @@ def test_what_is_to_be_skipped_is_nan_in_its_whole_sample() -> None:
     made, samples = channels(), everything()
     for number, sample in enumerate(samples):
         values = np.array([np.inf if number == 5 else 1.0], np.float32)
-        made["scores.reward.math"].put((score_of("reward.math", sample, values=values),))
-    taken = take_scores(made["scores.reward.math"], "reward.math", samples, "actor rank 0", skip=True)
-    assert [number for number, values in enumerate(taken) if np.isnan(values).all()] == [5]
+        made["scores.reward.math"].put(
+            (score_of("reward.math", sample, values=values),)
+        )
+    taken = take_scores(
+        made["scores.reward.math"], "reward.math", samples, "actor rank 0", skip=True
+    )
+    assert [
+        number for number, values in enumerate(taken) if np.isnan(values).all()
+    ] == [5]
     returns = channel()
     for number, sample in enumerate(samples):
         values = np.zeros(sample.response_tokens, np.float32)
         values[-1:] = -np.inf if number == 3 else 0.0
         returns.put((score_of("actor", sample, values=values),))
     taken = take_returns(returns, samples, "critic rank 0", skip=True)
-    assert [number for number, values in enumerate(taken) if len(values) and np.isnan(values).all()] == [3]
+    assert [
+        number
+        for number, values in enumerate(taken)
+        if len(values) and np.isnan(values).all()
+    ] == [3]
 
 
 def test_returns_that_are_not_finite_are_named_with_their_reader() -> None:
     returns, samples = channel(), everything()
-    returns.put((score_of("actor", samples[0], values=np.full(samples[0].response_tokens, np.inf, np.float32)),))
-    with pytest.raises(DivergedError, match=r"critic rank 0: the returns of sample .*(?s:.)*reward_clip") as caught:
+    returns.put(
+        (
+            score_of(
+                "actor",
+                samples[0],
+                values=np.full(samples[0].response_tokens, np.inf, np.float32),
+            ),
+        )
+    )
+    with pytest.raises(
+        DivergedError,
+        match=r"critic rank 0: the returns of sample .*(?s:.)*reward_clip",
+    ) as caught:
         take_returns(returns, samples, "critic rank 0")
     assert caught.value.code == "returns-not-finite"

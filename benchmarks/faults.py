@@ -24,9 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import rlplace.run
+import rlplace.runtime.run
+from rlplace.cli.train import main as train
 from rlplace.placement.language.spec import role_of
-from rlplace.train import main as train
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
 
@@ -55,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--output", default="runs/faults")
     options, overrides = parser.parse_known_args()
-    launched = rlplace.run.launch
+    launched = rlplace.runtime.run.launch
 
     def launch(cluster: Cluster, job: Any) -> Any:
         groups = launched(cluster, job)
@@ -64,7 +64,7 @@ def main() -> None:
         ).start()
         return groups
 
-    rlplace.run.launch = launch
+    rlplace.runtime.run.launch = launch
     words = [
         "--config-name",
         options.config,

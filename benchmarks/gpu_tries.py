@@ -114,7 +114,7 @@ def environment() -> str:
 def _lacks_to_compile() -> str | None:
     if importlib.util.find_spec("hydra") is None:  # the doctor reads configs
         return None
-    from rlplace.doctor import lacks_to_compile
+    from rlplace.cli.doctor import lacks_to_compile
 
     lacking = lacks_to_compile()
     if lacking:

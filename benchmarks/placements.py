@@ -36,8 +36,8 @@ from benchmarks.emulated_work import (
 )
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
-from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import loop_of
+from rlplace.execution.memory_monitor import MemoryMonitor
+from rlplace.execution.overlap import loop_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components

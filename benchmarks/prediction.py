@@ -23,13 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.alone import Alone
+from rlplace.cli.profile import distinct, runs
 from rlplace.config import compose
 from rlplace.errors import RlplaceError
 from rlplace.foresight.measure import Measured, Variant, run, variants
 from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile
-from rlplace.prepare import Prepared, prepare
-from rlplace.profile import distinct, runs
+from rlplace.runtime.prepare import Prepared, prepare
 
 PLACE = "cluster.component_placement."
 PENDULUM = ("--config-name", "hybrid_ppo")  # a simulator of 6 microseconds a step

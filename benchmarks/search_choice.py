@@ -31,6 +31,7 @@ import gymnasium
 import numpy as np
 from torch import Tensor, nn
 
+from rlplace.cli.train import main as train
 from rlplace.config import compose
 from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ProblemsError
@@ -42,8 +43,7 @@ from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.plan import make_plan
-from rlplace.prepare import Prepared, prepare_composed
-from rlplace.train import main as train
+from rlplace.runtime.prepare import Prepared, prepare_composed
 
 _SCALE = "RLPLACE_BENCHMARK_SCALE"
 _STEP_S = 0.012

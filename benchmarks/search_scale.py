@@ -21,7 +21,7 @@ from rlplace.foresight.search import Answer, Search
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
-from rlplace.prepare import prepare_composed
+from rlplace.runtime.prepare import prepare_composed
 
 _PLACE = "cluster.component_placement."
 # Part of a cost's name -> (size, seconds) of laps: a line from a fixed cost on.

@@ -19,7 +19,7 @@ from benchmarks.prediction import prepared
 from rlplace.foresight.measure import Variant, run
 from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile, read_profile
-from rlplace.prepare import Prepared
+from rlplace.runtime.prepare import Prepared
 
 CONFIGS = ("hybrid_ppo", "collocated_ppo", "disaggregated_ppo")
 

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace import stopwatch, train
+from rlplace import stopwatch
+from rlplace.cli import train
 from rlplace.stopwatch import Spans, Stopwatch
 
 WARM_UP = 10

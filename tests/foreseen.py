@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlplace.config import compose
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import PROCESSOR, Curve, Point, Profile
-from rlplace.prepare import Prepared, prepare_composed
+from rlplace.runtime.prepare import Prepared, prepare_composed
 
 PLACE = "cluster.component_placement."
 MS = 0.001

@@ -31,7 +31,7 @@ from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import Footprint
 from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
-from rlplace.run import JobSpec, job_spec
+from rlplace.runtime.run import JobSpec, job_spec
 from rlplace.tokens import Request
 from rlplace.trajectory import Observation, Trajectory
 from rlplace.workers.arguments import (

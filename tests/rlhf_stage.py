@@ -10,7 +10,7 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Residency
-from rlplace.run import worker_of
+from rlplace.runtime.run import worker_of
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,

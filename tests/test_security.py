@@ -22,7 +22,7 @@ from rlplace.config.compose import with_hydra
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import CausalLm, FrozenLm
 from rlplace.models.tokenizer import Message, Tokenizer
-from rlplace.run import make_folder
+from rlplace.runtime.run import make_folder
 from tests.tiny_lm import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent

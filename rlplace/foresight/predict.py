@@ -8,15 +8,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from rlplace.config.schema import Config
+from rlplace.execution.loop import Loop
+from rlplace.execution.memory_monitor import MemoryMonitor
+from rlplace.execution.overlap import loop_of
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.learners import CriticRank, LmActorRank, ScorerRank
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Rank, Site, make_groups
 from rlplace.foresight.simulators import EnvRank, PolicyActorRank, RolloutRank
 from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
-from rlplace.loop import Loop
-from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import loop_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlplace.checkpoints.store import Contents, Store
-from rlplace.export import main
+from rlplace.cli.export import main
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import TRAJECTORIES
 from tests.actor_ranks import Scenario, first_iteration, make_actor

@@ -15,9 +15,9 @@ import threading
 import time
 from typing import Any
 
-import rlplace.run
-from rlplace.loop import Loop
-from rlplace.overlap import Overlap
+import rlplace.runtime.run
+from rlplace.execution.loop import Loop
+from rlplace.execution.overlap import Overlap
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.ray_launch.launcher import RayLauncher
 from rlplace.workers.roles.actor import PolicyActor
@@ -38,7 +38,7 @@ def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) ->
 
 
 def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
-    launched, iterate = rlplace.run.launch, Loop.iteration
+    launched, iterate = rlplace.runtime.run.launch, Loop.iteration
     rolling_out = {kind: kind._rollout for kind in (Loop, Overlap)}
 
     def launch(cluster: Cluster, job: Any) -> Any:
@@ -89,10 +89,10 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
             ).start()
 
     clusters: list[Cluster] = []
-    rlplace.run.launch, Loop.iteration = launch, iteration
+    rlplace.runtime.run.launch, Loop.iteration = launch, iteration
     for kind in rolling_out:
         kind._rollout = rollout
-    from rlplace.train import main as train
+    from rlplace.cli.train import main as train
 
     return train(["--config-name", config, *overrides])
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlplace.train import main
+from rlplace.cli.train import main
 from rlplace.workers.roles.actor import LmActor
 
 

@@ -13,8 +13,8 @@ import pytest
 from rlplace.config import compose
 from rlplace.metrics import Metrics
 from rlplace.placement import Plan
-from rlplace.prepare import prepare_composed
-from rlplace.run import job_spec, run
+from rlplace.runtime.prepare import prepare_composed
+from rlplace.runtime.run import job_spec, run
 from rlplace.workers.roles.actor import LmActor
 from rlplace.workers.roles.rollout import TextRolloutWorker
 from tests.e2e.language import INLINE, tiny

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlplace
-from rlplace.evaluate import main as evaluate
+from rlplace.cli.evaluate import main as evaluate
 from tests.e2e.training import INLINE_LAUNCHER, Finished, placed, train
 
 DICTATION = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlplace import plan, train
+from rlplace.cli import plan, train
 from rlplace.config import compose
 
 CONFIGS = sorted(compose.config_names())

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from rlplace import doctor, prepare
+from rlplace.cli import doctor
 from rlplace.config import compose
+from rlplace.runtime import prepare
 
 
 def test_it_tells_the_same_in_both_formats(

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 import rlplace
 from rlplace.checkpoints.find import folders_of
+from rlplace.cli.evaluate import main
+from rlplace.cli.export import main as export
 from rlplace.errors import ConfigError
-from rlplace.evaluate import main
-from rlplace.export import main as export
 from tests.e2e.language import INLINE as LM_INLINE
 from tests.e2e.language import tiny
 from tests.e2e.training import INLINE, placed, train

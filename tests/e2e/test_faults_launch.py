@@ -18,7 +18,7 @@ import pytest
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, FaultsConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
-from rlplace.faults import Fault, History, Recovery
+from rlplace.execution.faults import Fault, History, Recovery
 from rlplace.placement.language.slots import FlexiblePlacementStrategy
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.schedule import Residency

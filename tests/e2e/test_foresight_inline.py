@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rlplace.cli.plan import main as plan
+from rlplace.cli.train import main as train
 from rlplace.foresight.profile import read_profile
-from rlplace.plan import main as plan
-from rlplace.train import main as train
 from tests.e2e.language import INLINE, tiny
 
 JOB = (

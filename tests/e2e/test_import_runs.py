@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import plan
+from rlplace.cli import plan
 from tests.e2e.training import INLINE_LAUNCHER, train
 from tests.tiny_lm import tiny_model, tiny_reward_model
 

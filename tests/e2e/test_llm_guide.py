@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplace import train
+from rlplace.cli import train
 from rlplace.config.read import read_config
 from rlplace.config.schema import AlgorithmName
 from rlplace.envs.registry import TASKS

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlplace import train as command
+from rlplace.cli import train as command
 from rlplace.models.checkpoint import Checkpoint
 from tests.e2e.language import INLINE, seeing, tiny
 from tests.e2e.training import train

@@ -15,8 +15,8 @@ from rlplace.metrics import Metrics
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.view import view_plan
-from rlplace.prepare import prepare_composed
-from rlplace.run import job_spec, run
+from rlplace.runtime.prepare import prepare_composed
+from rlplace.runtime.run import job_spec, run
 from rlplace.workers.roles.env import VectorEnvWorker
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from rlplace.workers.worker import MoveReport

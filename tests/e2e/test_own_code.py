@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 
-from rlplace.train import main
+from rlplace.cli.train import main
 from tests.e2e.training import INLINE, ROOT, placed, train
 from tests.pages import blocks
 

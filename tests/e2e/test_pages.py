@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlplace import train
+from rlplace.cli import train
 from rlplace.codes import codes
 from tests.pages import PAGES, ROOT, blocks, read_page, shell, words_of
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplace import plan
+from rlplace.cli import plan
 from rlplace.commands import WRONG
 from tests.pages import ROOT, blocks, says
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rlplace.cli.plan import main as plan
+from rlplace.cli.profile import distinct, main, runs
 from rlplace.config import compose
 from rlplace.foresight.measure import Variant, run, variants
 from rlplace.foresight.profile import read_profile
-from rlplace.plan import main as plan
-from rlplace.profile import distinct, main, runs
 
 JOB = (
     "--config-name",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.train import main
+from rlplace.cli.train import main
 from tests.e2e.training import INLINE_LAUNCHER, SMALL, placed, train
 from tests.proxy import ADDRESS, answering
 

@@ -12,8 +12,8 @@ import pytest
 from rlplace.config import compose
 from rlplace.placement import Plan
 from rlplace.placement.schedule import Residency
-from rlplace.prepare import prepare_composed
-from rlplace.run import job_spec, launch
+from rlplace.runtime.prepare import prepare_composed
+from rlplace.runtime.run import job_spec, launch
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import wait_all
 from tests.e2e.training import SMALL, placed

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rlplace
-from rlplace.evaluate import main as evaluate
-from rlplace.export import main as export
+from rlplace.cli.evaluate import main as evaluate
+from rlplace.cli.export import main as export
 from tests.e2e.training import INLINE_LAUNCHER, Finished, placed, train
 
 LEARNED = ("actor/policy_loss", "actor/value_loss", "actor/entropy", "actor/approx_kl")

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-from rlplace import export
-from rlplace.resume import _safe, _shapes
-from rlplace.train import main
+from rlplace.cli import export
+from rlplace.cli.train import main
+from rlplace.runtime.resume import _safe, _shapes
 from tests.e2e.training import (
     INLINE,
     SMALL,

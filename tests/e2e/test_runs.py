@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rlplace import evaluate
 from rlplace.checkpoints.store import LOCK, lock
+from rlplace.cli import evaluate
+from rlplace.cli.runs import folders, main, read, render
 from rlplace.report.record import CONFIG
 from rlplace.report.typed import SCREEN, commands
-from rlplace.runs import folders, main, read, render
 from rlplace.workers.roles.rollout import VectorRolloutWorker
 from tests.e2e.training import INLINE, Finished, placed, train
 from tests.gyms import Script

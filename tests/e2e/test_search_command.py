@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rlplace.cli.plan import main as plan
+from rlplace.cli.profile import main as measure
+from rlplace.cli.search import main as search
 from rlplace.config import compose
 from rlplace.foresight.profile import Profile
-from rlplace.plan import main as plan
-from rlplace.profile import main as measure
-from rlplace.search import main as search
 from tests.foresight_profiles import random_text_profile, usual_profile
 
 JOB = ("--config-name", "hybrid_ppo")

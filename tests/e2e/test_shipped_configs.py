@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rlplace import plan, train
+from rlplace.cli import plan, train
 from rlplace.config import compose
 from rlplace.config.validate import config_schema
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from safetensors import safe_open
 
+from rlplace.cli.train import main
 from rlplace.config.read import read_config
 from rlplace.report import live
-from rlplace.train import main
 from tests.e2e.training import INLINE, ROOT, Finished, placed, train
 from tests.iterations import read_trace
 from tests.screen import Screen

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import plan
+from rlplace.cli import plan
 from tests.pages import ROOT, read_page, shell, typed_in
 from tests.tiny_lm import tiny_model
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplace.train import main
+from rlplace.cli.train import main
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0

@@ -28,7 +28,7 @@ from rlplace.config.schema import Config
 from rlplace.config.yaml_text import line_sources
 from rlplace.errors import ConfigError, PlacementError, Problem, Source
 from rlplace.foresight.show import foreseen
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 
 ROWS = yaml.safe_load(
     (Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from rlplace.codes import codes
 from rlplace.config.compose import Composed, config_names, with_hydra
 from rlplace.errors import ClusterError, ProblemsError
 from rlplace.placement.show.text import render_text
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 
 ITEMS = int(os.environ.get("RLPLACE_STRESS_ITEMS", "100"))
 LONGEST_S = 2.0  # of this process, for one item

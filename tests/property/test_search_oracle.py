@@ -25,7 +25,7 @@ from rlplace.foresight.space import Space
 from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, make_plan
-from rlplace.prepare import Prepared, prepare_composed
+from rlplace.runtime.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import random_profile, random_text_profile
 
 PROFILES = 10  # of each job

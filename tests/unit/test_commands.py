@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from rlplace.__main__ import main as everything
+from rlplace.cli.train import main
 from rlplace.commands import typed
 from rlplace.config import compose
 from rlplace.imports.command import import_words
 from rlplace.imports.tiny import shrink
-from rlplace.prepare import missing_libraries
-from rlplace.train import main
+from rlplace.runtime.prepare import missing_libraries
 from tests.absent import needs
 
 ROOT = Path(__file__).parents[2]

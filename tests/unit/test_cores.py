@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlplace
-from rlplace import doctor
+from rlplace.cli import doctor
 from rlplace.cores import usable_cores
 from rlplace.foresight import observe
 from rlplace.stopwatch import Stopwatch

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import doctor
+from rlplace.cli import doctor
+from rlplace.cli.doctor import Library, Verdict, examine, libraries, machine, render
 from rlplace.comm.shared_memory import folder
 from rlplace.config import compose
-from rlplace.doctor import Library, Verdict, examine, libraries, machine, render
 from rlplace.errors import ClusterError
 from rlplace.extras import version_of
-from rlplace.prepare import prepare_composed
+from rlplace.runtime.prepare import prepare_composed
 from tests.absent import needs
 
 

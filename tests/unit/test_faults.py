@@ -11,7 +11,7 @@ import pytest
 
 from rlplace.config.schema import CommConfig, FaultsConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError, WorkerTimeout
-from rlplace.faults import History, Recovery
+from rlplace.execution.faults import History, Recovery
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster as Machines

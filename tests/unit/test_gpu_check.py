@@ -18,7 +18,7 @@ from benchmarks.gpu_runs import RUNS, inline_words, one_gpu, turns_words, vllm_w
 from benchmarks.gpu_tries import TRIES
 from benchmarks.random_models import random_model
 from rlplace.config.compose import with_hydra
-from rlplace.prepare import prepare_composed
+from rlplace.runtime.prepare import prepare_composed
 
 
 def check(name: str, program: str, deadline_s: float = 60.0) -> Check:

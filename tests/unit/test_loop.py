@@ -10,9 +10,9 @@ import pytest
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
-from rlplace.faults import Fault, Recovery, StateLost
-from rlplace.loop import Loop
-from rlplace.memory_monitor import MemoryMonitor
+from rlplace.execution.faults import Fault, Recovery, StateLost
+from rlplace.execution.loop import Loop
+from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metric
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot

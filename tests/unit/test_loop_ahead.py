@@ -10,9 +10,9 @@ import pytest
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerTimeout
-from rlplace.loop import Loop
-from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import Generation, Overlap, loop_of
+from rlplace.execution.loop import Loop
+from rlplace.execution.memory_monitor import MemoryMonitor
+from rlplace.execution.overlap import Generation, Overlap, loop_of
 from rlplace.placement import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components

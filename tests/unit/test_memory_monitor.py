@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
-from rlplace.memory_monitor import MemoryMonitor
+from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.placement.schedule import Residency
 from rlplace.workers.worker import MoveReport
 from tests.unit.placement.memory_cases import GIB, colocated_8b

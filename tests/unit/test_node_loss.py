@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplace import node_loss
 from rlplace.checkpoints.checkpoint import CONFIG, RUN
 from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import Contents, Store
+from rlplace.cli.train import _run
 from rlplace.errors import ClusterError, NodeLost, Problem, WorkerError
-from rlplace.faults import Fault, History
-from rlplace.prepare import Prepared, prepare
+from rlplace.execution.faults import Fault, History
 from rlplace.report.summary import SIMULATED, Progress
 from rlplace.report.typed import Typed
-from rlplace.resume import resumed
-from rlplace.run import JobSpec, job_spec
-from rlplace.run import run as train
+from rlplace.runtime import node_loss
+from rlplace.runtime.prepare import Prepared, prepare
+from rlplace.runtime.resume import resumed
+from rlplace.runtime.run import JobSpec, job_spec
+from rlplace.runtime.run import run as train
 from rlplace.signals import Signals
-from rlplace.train import _run
 
 FOLDER = Path("runs/job/now")
 MACHINES = {
@@ -129,8 +129,8 @@ def test_a_loss_while_workers_are_started_again_is_another_loss(
             component="actor", rank=1, node=1, method="start", what="died with its node"
         )
 
-    monkeypatch.setattr("rlplace.run.Cluster", Machines)
-    monkeypatch.setattr("rlplace.run.launch", launch)
+    monkeypatch.setattr("rlplace.runtime.run.Cluster", Machines)
+    monkeypatch.setattr("rlplace.runtime.run.launch", launch)
     before, history, checkpoint = (
         job(),
         History(),
@@ -169,7 +169,7 @@ def test_a_loss_is_told_once_where_the_new_workers_find_another(
         if (error := ends.pop(0)) is not None:
             raise error
 
-    monkeypatch.setattr("rlplace.run.run", ended)
+    monkeypatch.setattr("rlplace.runtime.run.run", ended)
     monkeypatch.setattr(node_loss, "await_machines", lambda *_: None)
     found = types.SimpleNamespace(text="resumes", checkpoint=None)
     monkeypatch.setattr(node_loss, "resumed", lambda job: found)

@@ -18,7 +18,7 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan, make_plan
-from rlplace.prepare import check_env, check_launch, check_plan, model_problems
+from rlplace.runtime.prepare import check_env, check_launch, check_plan, model_problems
 from rlplace.workers.engines.contract import engine_args_problems
 from rlplace.workers.roles.checks import sight_problems
 

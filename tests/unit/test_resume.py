@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rlplace import resume
 from rlplace.config.compose import with_hydra
-from rlplace.prepare import prepare_composed
+from rlplace.runtime import resume
+from rlplace.runtime.prepare import prepare_composed
 
 
 def test_a_run_is_offered_by_its_newest_checkpoint_and_one_that_cannot_be_read_is_not(

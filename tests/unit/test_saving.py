@@ -13,10 +13,10 @@ import pytest
 
 from rlplace.checkpoints import report_written
 from rlplace.checkpoints.checkpoint import read
-from rlplace.loop import Loop
-from rlplace.prepare import prepare
+from rlplace.execution.loop import Loop
 from rlplace.report.summary import SIMULATED, Progress
-from rlplace.saving import Saving
+from rlplace.runtime.prepare import prepare
+from rlplace.runtime.saving import Saving
 
 RANKS = {"actor": 2, "env": 1}
 LATE_S = 0.3  # more than is waited for a checkpoint that nobody writes
@@ -84,7 +84,7 @@ def test_a_run_goes_on_with_what_it_made_or_was_resumed_from(tmp_path: Path) -> 
 def test_a_checkpoint_that_living_ranks_write_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: list[str]
 ) -> None:
-    monkeypatch.setattr("rlplace.saving._DEAD_S", 0.01)
+    monkeypatch.setattr("rlplace.runtime.saving._DEAD_S", 0.01)
     monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.01)
     save, progress = saving(tmp_path, Workers(write_late))
     progress.iterations = 1
@@ -103,7 +103,7 @@ def test_a_checkpoint_whose_writers_are_lost_is_given_up(
     before: tuple[str, ...],
 ) -> None:
     """`before`: what was lost and replaced earlier, while it was written."""
-    monkeypatch.setattr("rlplace.saving._DEAD_S", 0.01)
+    monkeypatch.setattr("rlplace.runtime.saving._DEAD_S", 0.01)
     workers = Workers(lambda part: None)
     save, progress = saving(tmp_path, workers)
     progress.iterations = 1
@@ -117,7 +117,7 @@ def test_the_one_before_is_not_waited_for_where_its_writer_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank of env is lost in the evaluation that follows the last iteration."""
-    monkeypatch.setattr("rlplace.saving._DEAD_S", 0.01)
+    monkeypatch.setattr("rlplace.runtime.saving._DEAD_S", 0.01)
     monkeypatch.setattr("rlplace.checkpoints.store._GIVE_UP_S", 0.01)
     folders: list[Path] = []
     workers = Workers(lambda part: write(part) if folders else folders.append(part))

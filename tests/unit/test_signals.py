@@ -271,7 +271,7 @@ def test_no_alarm_is_left_behind(signals: Signals) -> None:
 
 IN_TORCH = """
     import sys, threading, torch
-    from rlplace.train import program
+    from rlplace.cli.train import program
 
     def learn():
         weights = torch.randn(300, 300, requires_grad=True)

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlplace.config.compose import CONFIG_DIR, Composed, override, with_hydra
 from rlplace.errors import ConfigError, Problem
-from rlplace.prepare import prepare_composed
+from rlplace.runtime.prepare import prepare_composed
 from tests.absent import needs
 
 SHIPPED = (CONFIG_DIR / "hybrid_ppo.yaml").read_text(encoding="utf-8")

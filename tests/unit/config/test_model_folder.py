@@ -12,7 +12,7 @@ from rlplace.config import compose, model_folder
 from rlplace.config.model_folder import no_folder
 from rlplace.config.read import read_config, with_folder
 from rlplace.errors import ConfigError
-from rlplace.prepare import _weights_problems, prepare_composed
+from rlplace.runtime.prepare import _weights_problems, prepare_composed
 
 
 @pytest.fixture

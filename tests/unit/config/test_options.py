@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import profile, runs, search
+from rlplace.cli import profile, runs, search
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.read import read_config
@@ -108,7 +108,7 @@ def test_a_wrong_option_is_refused_with_its_fix_before_anything_is_done(
 def test_what_is_proposed_is_taken(
     fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rlplace.train import main
+    from rlplace.cli.train import main
 
     name = [] if "--config-name" in fix else ["hybrid_ppo"]
     assert (
@@ -128,7 +128,7 @@ def test_what_is_proposed_is_taken(
 def test_a_file_that_is_no_whole_config_is_told_what_to_begin_with(
     text: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rlplace.train import main
+    from rlplace.cli.train import main
 
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert main([str(tmp_path / "mine.yaml"), "dry_run=true"]) == 2
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_whole_config_is_told_what_to_begin_with(
 def test_a_dash_that_is_no_hyphen_is_corrected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from rlplace.train import main
+    from rlplace.cli.train import main
 
     assert (
         main(["hybrid_ppo", "cluster.component_placement.env=0\u20133", "dry_run=true"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplace import plan, train
+from rlplace.cli import plan, train
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.paths import readable, with_homes

@@ -9,8 +9,8 @@ import pytest
 from rlplace.config import compose
 from rlplace.foresight.observe import Observations, quantiles, subjects
 from rlplace.foresight.profile import Profile
-from rlplace.prepare import Prepared, prepare_composed
 from rlplace.report.calls import IterationCalls, RankCall
+from rlplace.runtime.prepare import Prepared, prepare_composed
 from rlplace.stopwatch import CallRecord, Part, Spans
 
 WARM = 2

@@ -10,7 +10,7 @@ from rlplace.foresight.known import NOTHING_MEASURED, find_profile, foreign
 from rlplace.foresight.profile import ACCELERATOR, ASSUMED, Profile, read_profile
 from rlplace.foresight.published import published, published_profile
 from rlplace.placement.machines.products import products
-from rlplace.prepare import Prepared, prepare_composed
+from rlplace.runtime.prepare import Prepared, prepare_composed
 
 GRPO_8B = (
     "disaggregated_grpo_llm",

@@ -17,7 +17,7 @@ from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.plan import make_plan
-from rlplace.prepare import Prepared, prepare_composed
+from rlplace.runtime.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import usual_profile
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlplace.imports.command import run_import
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 
 FLAGS = "--actor_num_gpus_per_node 8 --vllm_num_engines 8 --colocate_all_models --vllm_enable_sleep --pretrin x"
 

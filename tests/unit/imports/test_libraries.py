@@ -16,7 +16,7 @@ from rlplace.imports import (
     settings_of,
 )
 from rlplace.placement import HybridComponentPlacement
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 
 
 def bring(library: str, text: str, per_node: int = 0) -> Imported:

@@ -8,7 +8,7 @@ from typing import Any
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.view import PlanView, view_plan
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 
 ON = {"enable_offload": True}
 H100 = {"accelerators": 8, "product": "H100", "memory": "80GiB", "host_memory": "2TiB"}

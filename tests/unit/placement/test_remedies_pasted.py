@@ -10,7 +10,7 @@ import yaml
 
 from rlplace.config.compose import with_hydra
 from rlplace.placement.memory.solve import Knob, solve
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 
 SMALL = "cluster.nodes=[{accelerators: 8, memory: %s, host_memory: 2TiB}]"
 JOBS = {  # command line -> whether its remedies are enough

@@ -18,7 +18,7 @@ from rlplace.placement.show.html import render_html
 from rlplace.placement.show.text import render_diff, render_text
 from rlplace.placement.show.view import render_json
 from rlplace.placement.transfers import transfers
-from rlplace.prepare import prepare
+from rlplace.runtime.prepare import prepare
 from tests.unit.placement.reports import (
     APART,
     H100,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace import train
+from rlplace.cli import train
 from rlplace.workers.launch import gpu_sharing
 from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
 from rlplace.workers.launch.machines import Gpu

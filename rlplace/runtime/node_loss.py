@@ -23,10 +23,10 @@ from rlplace.errors import (
     ProblemsError,
     RlplaceError,
 )
-from rlplace.faults import History
+from rlplace.execution.faults import History
 from rlplace.placement.language.without_nodes import AGAIN, placed_again, without_nodes
-from rlplace.prepare import Prepared, check_launch, prepare
-from rlplace.resume import Resumed, resumed
+from rlplace.runtime.prepare import Prepared, check_launch, prepare
+from rlplace.runtime.resume import Resumed, resumed
 from rlplace.workers.launch.machines import await_machines
 
 

@@ -19,9 +19,9 @@ from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
 from rlplace.config.schema import Config
 from rlplace.errors import OutputError, RlplaceError
+from rlplace.execution.faults import Recovery, StateLost
+from rlplace.execution.loop import Loop
 from rlplace.extras import versions_of
-from rlplace.faults import Recovery, StateLost
-from rlplace.loop import Loop
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.plan import Plan

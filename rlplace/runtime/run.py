@@ -32,17 +32,17 @@ from rlplace.errors import (
     RlplaceError,
     WorkerError,
 )
+from rlplace.execution.faults import Fault, History, Recovery, StateLost, faults_of
+from rlplace.execution.loop import Loop
+from rlplace.execution.memory_monitor import MemoryMonitor
+from rlplace.execution.overlap import loop_of
 from rlplace.extras import versions_of
-from rlplace.faults import Fault, History, Recovery, StateLost, faults_of
 from rlplace.foresight.known import FILE as PROFILE
 from rlplace.foresight.known import find_profile
 from rlplace.foresight.observe import Observations, machine, versions
 from rlplace.foresight.predict import can_predict, predict
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.show import compare_seconds
-from rlplace.loop import Loop
-from rlplace.memory_monitor import MemoryMonitor
-from rlplace.overlap import loop_of
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.flow import DeviceDelivery
@@ -80,7 +80,7 @@ from rlplace.report.timeline import render_timeline
 from rlplace.report.trace import render_trace
 from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
-from rlplace.saving import Saving
+from rlplace.runtime.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.trained import where
 from rlplace.workers.arguments import SimulatorArguments, WorkerArguments

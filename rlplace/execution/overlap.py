@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplace.errors import WorkerError
-from rlplace.loop import Loop
+from rlplace.execution.loop import Loop
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Move, Schedule
 from rlplace.report.utilisation import overhead

@@ -39,8 +39,8 @@ from typing import Any
 
 from rlplace.config.schema import RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
-from rlplace.faults import Fault, Recovery, StateLost, fault_metrics
-from rlplace.memory_monitor import MemoryMonitor
+from rlplace.execution.faults import Fault, Recovery, StateLost, fault_metrics
+from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, notes_of, reduce_metrics
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage

@@ -27,7 +27,7 @@ from rlplace.errors import ConfigError, Problem, ProblemsError, source_of
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
 from rlplace.placement.show.view import PlanView
-from rlplace.prepare import Prepared, prepare
+from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.units import clipped
 
 # Patterns of keys, the first list that has a key counts; a key in none changes the numbers of what follows.

@@ -1,0 +1,360 @@
+"""`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: the plan of a config, without Ray, torch or a GPU.
+
+Exit codes: 0 the plan holds and nothing is known not to fit, 2 wrong usage, config or placement, 3 it does not fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rlplace.codes import codes
+from rlplace.commands import answered, typed
+from rlplace.config import compose
+from rlplace.config.options import OptionParser
+from rlplace.config.paths import names_file
+from rlplace.config.read import word_meant
+from rlplace.config.validate import config_schema
+from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.placement.memory.ledger import Measurements
+from rlplace.placement.memory.records import read_measurements
+from rlplace.placement.memory.solve import Knob, render_solution, solve
+from rlplace.placement.show.explain import (
+    explain_accelerator,
+    explain_component,
+    explain_pair,
+)
+from rlplace.placement.show.html import render_html
+from rlplace.placement.show.svg import render_svg
+from rlplace.placement.show.text import diff_record, render_diff, render_text
+from rlplace.placement.show.view import render_json
+from rlplace.runtime.prepare import Prepared, planned_only, prepare_composed
+
+FITS = 0
+DOES_NOT_FIT = 3
+USAGE = Path(__file__).with_name("plan_usage.txt")
+
+FORMATS = ("text", "json", "svg", "html", "timeline")
+_COMMANDS = ("explain", "solve", "schema", "import")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One command line: the options of `plan`, and the words for Hydra."""
+
+    words: list[str]
+    form: str
+    diff: str | None
+    measured: Measurements
+    simulator: bool  # build one to count the policy's weights
+
+    def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
+        """Prepare one job for every config that the words name."""
+        composed = compose.with_hydra(self.words if words is None else words)
+        return [
+            prepare_composed(c, self.measured, simulator=self.simulator)
+            for c in composed
+        ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what one command line asks for; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return answered(lambda: _answer(words))
+
+
+def _answer(words: list[str]) -> int:
+    if ("--help" in words or "-h" in words) and words[0] != "import":
+        found = {
+            "configs": compose.config_names(),
+            "clusters": compose.group_names(compose.CLUSTER),
+        }
+        texts = {
+            kind: compose.listed(names, indent="    ") for kind, names in found.items()
+        }
+        print(
+            USAGE.read_text(encoding="utf-8").format(program=typed("plan"), **texts),
+            end="",
+        )
+        return FITS
+    match words:
+        case ["schema"]:
+            print(json.dumps(config_schema(), indent=1))
+            return FITS
+        case ["import", *rest]:
+            from rlplace.imports.command import run_import
+
+            return run_import(rest)
+        case ["explain", one, rank, other, another, *rest] if (
+            rank.isdecimal() and another.isdecimal()
+        ):
+            return _explain_pair([(one, int(rank)), (other, int(another))], rest)
+        case ["explain", topic, *rest]:
+            return _explain(topic, rest)
+        case ["explain"]:
+            raise _wrong(
+                "unknown-topic",
+                "explain",
+                "what?",
+                None,
+                "a component, an accelerator or an error code",
+            )
+        case ["solve", *rest]:
+            return _solve(rest)
+        case [word, *rest] if "=" not in word and (near := _misspelt_command(word)):
+            what = "no such config or command" + suggestion(near)
+            why = "the first word is a config or one of these: "
+            raise _wrong(
+                "bad-option",
+                "plan",
+                what,
+                word,
+                why + ", ".join(_COMMANDS),
+                shlex.join([near, *rest]),
+            )
+        case _:
+            return _plan(_request(words))
+
+
+def _misspelt_command(word: str) -> str | None:
+    """Return the command that a word misspells which names no config and is near to none."""
+    names = compose.config_names()
+    is_config = (
+        word in names
+        or Path(word).suffix
+        or Path(f"{word}.yaml").is_file()
+        or did_you_mean(word, names)
+    )
+    if is_config:
+        return None
+    return did_you_mean(word, _COMMANDS)
+
+
+def _request(words: Sequence[str]) -> Request:
+    """Take the options of `plan` out of the words. Raises ConfigError."""
+    parser = OptionParser(typed("plan"), word_of=word_meant, add_help=False)
+    for option in ("--diff", "--measured"):
+        parser.add_argument(option, nargs="?", const="")
+    parser.add_argument("--format", nargs="?", const="", default="text")
+    parser.add_argument("--simulator", action="store_true")
+    options, rest = parser.parse_known_args(words)
+    parser.refuse_unknown(rest, compose.FLAGS)
+    form = options.format
+    diff = options.diff
+    measured = options.measured
+    if form not in FORMATS:
+        why = "one of " + ", ".join(FORMATS)
+        fix = f"--format {did_you_mean(form, FORMATS) or 'text'}"
+        raise _wrong("bad-option", "--format", "no such format", form, why, fix)
+    if diff == "":
+        why = "another config, or overrides of this one"
+        raise _wrong(
+            "bad-option", "--diff", "with what?", None, why, "--diff disaggregated_ppo"
+        )
+    if diff and form not in ("text", "json"):
+        what = "two plans are compared as text or json"
+        raise _wrong(
+            "bad-option",
+            "--format",
+            what,
+            form,
+            "--diff has no picture",
+            "--format text",
+        )
+    numbers = {} if measured is None else _measurements(measured)
+    return Request(
+        words=rest, form=form, diff=diff, measured=numbers, simulator=options.simulator
+    )
+
+
+def _measurements(file: str) -> Measurements:
+    """Read what an earlier run measured, its `memory.json`. Raises ConfigError."""
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        fix = "--measured <folder of a run>/memory.json"
+        raise _wrong(
+            "not-measurements", "--measured", "cannot be read", file, why, fix
+        ) from error
+    return read_measurements(record, key=file)
+
+
+def _plan(request: Request) -> int:
+    jobs = request.jobs()
+    if request.diff is None:
+        for job in jobs:
+            _show(job, request.form)
+            if job.not_run:
+                print(
+                    planned_only(job.not_run),
+                    file=sys.stdout if request.form == "text" else sys.stderr,
+                )
+        return _verdict(jobs)
+    others = request.jobs(_other_words(request.words, request.diff))
+    if len(jobs) != 1 or len(others) != 1:
+        what = "compares one config with one other"
+        why = "a sweep names several"
+        raise _wrong("bad-option", "--diff", what, request.diff, why)
+    left = jobs[0].view
+    right = others[0].view
+    if left.name == right.name:
+        right = dataclasses.replace(right, name=request.diff)
+    print(
+        json.dumps(diff_record(left, right), indent=1)
+        if request.form == "json"
+        else render_diff(left, right)
+    )
+    return _verdict([jobs[0], others[0]])
+
+
+def _show(job: Prepared, form: str) -> None:
+    """Print a plan, with its seconds where the config names a profile; a timeline is of the last without one."""
+    view = job.view
+    seconds = job.config.profile is not None
+    if seconds or form == "timeline":  # loads numpy, which no other plan needs
+        from rlplace.foresight import show
+
+        tell = functools.partial(print, file=sys.stderr)
+        predicted = functools.partial(
+            show.foreseen, job.config, job.plan, job.case, job.words, tell
+        )
+    match form:
+        case "svg":
+            print(render_svg(view))
+        case "timeline":
+            print(show.draw_prediction(predicted(), job.plan, view.name))
+        case "html":
+            print(
+                render_html(
+                    view,
+                    show.prediction_parts(predicted(), job.plan, view.name)
+                    if seconds
+                    else (),
+                )
+            )
+        case "json":
+            record = (
+                {"prediction": show.prediction_record(predicted())} if seconds else {}
+            )
+            print(json.dumps(render_json(view) | record, indent=1))
+        case _:
+            print(
+                render_text(view)
+                + (f"\n\n{show.render_prediction(predicted())}" if seconds else "")
+            )
+
+
+def _other_words(words: Sequence[str], other: str) -> list[str]:
+    """Overrides come on top of this command line; another config takes over nothing but folders and cluster."""
+    if "=" in other and not names_file(other):
+        return [*words, *shlex.split(other)]
+    kept = [
+        f"--config-dir={folder}"
+        for folder in compose.CommandLine.of(words).folders[:-1]
+    ]
+    kept.append(f"--config-name={other}")
+    return [*kept, *(word for word in words if word.startswith("cluster="))]
+
+
+def _verdict(jobs: Sequence[Prepared]) -> int:
+    """Print on stderr what does not fit."""
+    if short := [job.shortages for job in jobs if job.shortages]:
+        print("\n".join(short), file=sys.stderr)
+    if any(job.refused for job in jobs):
+        return DOES_NOT_FIT
+    return FITS
+
+
+def _explain(topic: str, words: Sequence[str]) -> int:
+    if topic in codes():
+        print(codes()[topic].render())
+        return FITS
+    request = _request(words)
+    if "-" in topic and compose.CommandLine.of(request.words).name is None:
+        raise _no_topic(
+            topic,
+            "no such error code",
+            f"there are {len(codes())} error codes",
+            codes(),
+        )
+    for job in request.jobs():
+        components = job.plan.placement.components
+        count = job.plan.placement.topology.num_accelerators
+        if topic in components:
+            print(explain_component(job.view, topic))
+        elif topic.isdecimal() and int(topic) < count:
+            print(explain_accelerator(job.view, int(topic)))
+        else:
+            why = f"components are {', '.join(components)}; accelerators 0-{count - 1}"
+            raise _no_topic(
+                topic, "nothing here is called so", why, [*components, *codes()]
+            )
+    return FITS
+
+
+def _explain_pair(ranks: Sequence[tuple[str, int]], words: Sequence[str]) -> int:
+    for job in _request(words).jobs():
+        placement = job.plan.placement
+        for component, rank in ranks:
+            if component not in placement.components:
+                why = "components are " + ", ".join(placement.components)
+                raise _no_topic(
+                    component, "no such component", why, placement.components
+                )
+            count = placement.world_size(component)
+            if rank >= count:
+                what = f"{component} has no such rank"
+                why = f"its ranks are 0-{count - 1}"
+                raise _wrong(
+                    "unknown-topic", "explain", what, f"{component} {rank}", why
+                )
+        print(explain_pair(job.plan, *ranks))
+    return FITS
+
+
+def _solve(words: Sequence[str]) -> int:
+    named = [w for w in words[:2] if not w.startswith("-") and "=" not in w]
+    knobs = {knob.value: knob for knob in Knob}
+    if not named or named[0] not in knobs:
+        got = named[0] if named else None
+        near = did_you_mean(got or "", knobs) or next(iter(knobs))
+        why = "sizes to solve for are " + ", ".join(knobs)
+        raise _wrong(
+            "bad-option",
+            "solve",
+            "no such size" if got else "for what?",
+            got,
+            why,
+            f"solve {near}",
+        )
+    if (
+        len(named) > 1 and compose.CommandLine.of(named[1:]).file.is_file()
+    ):  # the config, and no component
+        del named[1]
+    knob = knobs[named[0]]
+    component = named[1] if len(named) > 1 else None
+    code = FITS
+    for job in _request(words[len(named) :]).jobs():
+        solution = solve(job.case, knob, component)
+        print(render_solution(job.case, knob, component, solution))
+        code = code if solution is not None else DOES_NOT_FIT
+    return code
+
+
+def _no_topic(topic: str, what: str, why: str, known: Iterable[str]) -> ConfigError:
+    near = did_you_mean(topic, known)
+    return _wrong(
+        "unknown-topic", "explain", what, topic, why, near and f"explain {near}"
+    )
+
+
+def _wrong(
+    code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None
+) -> ConfigError:
+    return ConfigError.of(code, key, what, got, why, fix or "see --help")

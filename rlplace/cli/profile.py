@@ -1,0 +1,197 @@
+"""`python -m rlplace.profile --config-name hybrid_ppo [key=value ...]`: measure what the work of a job takes.
+
+Exit codes: 0 measured, 1 it cannot be written, 2 wrong usage, config or placement, or no run could be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rlplace.commands import DONE, answered, typed
+from rlplace.config import compose
+from rlplace.config.options import OptionParser
+from rlplace.config.read import word_meant
+from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
+from rlplace.foresight.costs import fit_error, gathered
+from rlplace.foresight.known import FILE
+from rlplace.foresight.measure import Variant, run, variants
+from rlplace.foresight.profile import Curve, Profile
+from rlplace.runtime.prepare import Prepared, prepare
+
+LEAST_ITERATIONS = 3  # two of them are left out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure as one command line says; return the exit code."""
+    return answered(lambda: _measure(sys.argv[1:] if argv is None else argv))
+
+
+def _measure(argv: Sequence[str]) -> int:
+    about = "Runs a job for a few iterations under several placements; the profile says what each part of it takes."
+    parser = OptionParser(typed("profile"), word_of=word_meant, description=about)
+    parser.add_argument(
+        "--out", help="the file to write; a folder beside the job's runs otherwise"
+    )
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        default=8,
+        help="of each run; the first two are left out (8)",
+    )
+    parser.add_argument(
+        "--config-name", metavar="NAME", help="the config, as for train"
+    )
+    parser.epilog = "key=value: overrides of the config. The profile is used by plan, train and search: profile=FILE"
+    options, words = parser.parse_known_args(argv)
+    parser.refuse_unknown(words, compose.FLAGS)
+    for word in words:
+        if word.lstrip("+").partition("=")[0] == "profile":
+            what = "is what this command writes"
+            why = "plan, train and search predict from it: profile=FILE"
+            raise _wrong(
+                "profile", what, word, why, f"--out {word.partition('=')[2] or FILE}"
+            )
+    if options.iterations < LEAST_ITERATIONS:
+        why = "the first two iterations load libraries and fill caches"
+        raise _wrong(
+            "--iterations",
+            "too few to measure",
+            str(options.iterations),
+            why,
+            f"--iterations {LEAST_ITERATIONS}",
+        )
+    named = [f"--config-name={options.config_name}"] if options.config_name else []
+    jobs = compose.with_hydra([*named, *words])
+    if len(jobs) != 1:
+        raise _wrong(
+            "--multirun",
+            "one job is measured at a time",
+            str(len(jobs)),
+            "a sweep names several",
+            "one config",
+        )
+    (composed,) = jobs
+    job = prepare(composed.mapping, name=composed.name, sources=composed.sources)
+    accelerators = job.plan.placement.topology.num_accelerators
+    valid = [v for v in distinct(variants(composed.mapping, accelerators)) if runs(v)]
+    if not valid:
+        what = "there is nothing to run"
+        why = job.shortages or "no placement that is tried is a plan that runs here"
+        fix = f"python -m rlplace.train --config-name {composed.name} says what is wrong with the config as it is"
+        raise ConfigError.of("profile-run-failed", "profile", what, None, why, fix)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(job.config.runner.output_dir) / composed.name / f"profile_{stamp}"
+    file = folder / FILE if options.out is None else Path(options.out)
+    written = (
+        ("runner.output_dir", "a folder")
+        if options.out is None
+        else ("--out", "a file")
+    )
+    _write(file, "", *written)  # what cannot be written is told before anything runs
+    profile = _run_all(valid, options.iterations)
+    _write(file, json.dumps(profile.record(), indent=1) + "\n", *written)
+    print("\n" + table(profile))
+    print(
+        f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}"
+    )
+    return DONE
+
+
+def distinct(found: Iterable[Variant]) -> list[Variant]:
+    """Return each placement once, under the first of its names."""
+    seen: dict[str, Variant] = {}
+    for variant in found:
+        key = json.dumps(
+            [variant.mapping["cluster"], variant.mapping.get("rollout")],
+            sort_keys=True,
+            default=str,
+        )
+        seen.setdefault(key, variant)
+    return list(seen.values())
+
+
+def runs(variant: Variant) -> bool:
+    """Return whether a placement is a plan that fits; the config as it is has been checked."""
+    try:
+        job: Prepared = prepare(variant.mapping, name=variant.name)
+    except (ProblemsError, ClusterError):
+        return False
+    learns = job.plan.placement.world_size("actor")
+    alone = (
+        job.config.cluster.launcher == "inline" and learns > 1
+    )  # threads cannot join a process group
+    return not (job.refused or job.not_run or alone)
+
+
+def _write(file: Path, text: str, key: str, place: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(file, error, key, place) from error
+
+
+def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
+    """Measure what can be run; raise the first failure where nothing can."""
+    profile: Profile | None = None
+    failed: ConfigError | None = None
+    for number, variant in enumerate(found, 1):
+        print(f"{number} of {len(found)}  {variant.name}: ", end="", flush=True)
+        began = time.perf_counter()
+        try:
+            measured = run(variant, iterations)
+        except ConfigError as error:
+            print("failed, left out", flush=True)
+            print(error, file=sys.stderr)
+            failed = failed or error
+            continue
+        seconds = measured.seconds["iteration"]["measured"]
+        print(
+            f"{seconds:.3g} s an iteration, {time.perf_counter() - began:.0f} s in all",
+            flush=True,
+        )
+        profile = (
+            measured.profile if profile is None else profile.merged(measured.profile)
+        )
+    if profile is None:
+        assert failed is not None, "there is something to run"
+        raise failed
+    return profile
+
+
+def table(profile: Profile) -> str:
+    """Write what a lap of each part takes, at the sizes that were measured, and how far a line is from these."""
+    rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
+    for name, curve in sorted(profile.costs.items()):
+        rows.append((name, *_row(curve)))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _row(curve: Curve) -> tuple[str, str, str, str]:
+    points = gathered(curve.points)
+    ends = [points[0], points[-1]] if len(points) > 1 else list(points)
+    sizes = (
+        " - ".join(f"{point.size:.4g}" for point in ends) if points[-1].size else "-"
+    )
+    more = f" ({len(points)})" if len(points) > 2 else ""
+    seconds = " - ".join(f"{point.cpu_s * 1e3:.3g}" for point in ends) + " ms"
+    varies = max(point.spread for point in points)
+    off = fit_error(points)
+    return (
+        sizes + more,
+        seconds,
+        f"{varies:.0%}",
+        f"{off:.0%}" if len(points) > 2 else "-",
+    )
+
+
+def _wrong(key: str, what: str, got: str, why: str, fix: str) -> ConfigError:
+    return ConfigError.of("bad-option", key, what, got, why, fix)

@@ -1,0 +1,66 @@
+"""`python -m rlplace.report RUN [--diff OTHER] [--out FILE] [--open]`: the page of a run, or of two side by side.
+
+Exit codes: 0 written, 1 it cannot be written or opened, 2 wrong usage or no run with iterations.
+"""
+
+from __future__ import annotations
+
+import errno
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplace.checkpoints import write_whole
+from rlplace.commands import DONE, answered, typed
+from rlplace.config.options import OptionParser
+from rlplace.errors import OutputError
+from rlplace.report.page import render_comparison, render_report
+from rlplace.report.record import read_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write what one command line asks for and print where; return the exit code."""
+    about = "Writes a run, or two of them side by side, as one HTML page."
+    parser = OptionParser(typed("report"), description=about)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument(
+        "--diff", metavar="OTHER", type=Path, help="the folder of a run to compare with"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="RUN/report.html, or RUN/diff.html"
+    )
+    parser.add_argument(
+        "--open", action="store_true", help="in the browser of this machine"
+    )
+
+    def command() -> int:
+        options = parser.parse_args(argv)
+        run = read_run(options.run)
+        other = None if options.diff is None else read_run(options.diff, "--diff")
+        text = render_report(run) if other is None else render_comparison(run, other)
+        out = options.out or run.folder / (
+            "report.html" if other is None else "diff.html"
+        )
+        try:
+            if (
+                out.exists() and not out.is_file()
+            ):  # as a folder, or a device that a file would take the place of
+                raise OSError(errno.EINVAL, "it is no file")
+            write_whole(out, text)
+        except OSError as error:
+            raise OutputError.of(out, error, "--out", "a file") from error
+        print(out)
+        if options.open and not webbrowser.open(out.resolve().as_uri()):
+            why = "Python's webbrowser finds none: neither a desktop nor the variable BROWSER"
+            fix = f"copy {out} to a machine with one        (it needs no other file)"
+            raise OutputError.about(
+                "no-browser",
+                "--open",
+                "no browser was opened",
+                got=str(out),
+                why=why,
+                fix=fix,
+            )
+        return DONE
+
+    return answered(command)

@@ -1,0 +1,224 @@
+"""`python -m rlplace.runs [FOLDER]`: one line per run, the oldest first.
+
+Exit codes: 0 listed, 2 wrong usage or no run there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplace.checkpoints.store import LOCK, in_use
+from rlplace.commands import DONE, answered, typed
+from rlplace.config.options import OptionParser
+from rlplace.errors import ConfigError
+from rlplace.report.record import CONFIG, SUMMARY
+from rlplace.report.sinks import METRICS_FILE
+from rlplace.report.typed import commands
+
+FORMATS = ("text", "json")
+_SCORES = (
+    "env/mean_return",
+    "actor/reward",
+)  # of an iteration: the last 100 episodes, or its answers
+_DEEPEST = 3  # <output_dir>/<config>/<date>, and of sweeps in a folder of their own below runs/
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its folder shows it."""
+
+    folder: str
+    config: str
+    state: str  # running, finished, stopped by a signal, failed, or not started: it ended before it trained
+    iterations: int
+    best: float | None  # return or reward; None while there is none
+    last: float | None
+    seconds: float  # of all its commands; while it runs, of its iterations
+    overrides: tuple[
+        str, ...
+    ]  # words of the command line that began it, where they are known
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List what one command line names; return the exit code."""
+    parser = OptionParser(typed("runs"), description="Lists runs, the oldest first.")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="of runs (runs)"
+    )
+    parser.add_argument(
+        "--format",
+        default=FORMATS[0],
+        choices=FORMATS,
+        help="text (the default) or json",
+    )
+
+    def command() -> int:
+        options = parser.parse_args(argv)
+        why = f"a run has {CONFIG} and {LOCK}"
+        try:
+            found = [
+                read(folder)
+                for folder in sorted(
+                    folders(Path(options.folder)), key=lambda f: (f.name, f)
+                )
+            ]
+        except OSError as error:
+            found = []
+            why = f"it cannot be read: {error.strerror}"
+        if not found:
+            what = "there is no run in this folder"
+            fix = "python -m rlplace.runs <runner.output_dir of a config>"
+            raise ConfigError.of("not-a-run", "FOLDER", what, options.folder, why, fix)
+        shown = [dataclasses.asdict(run) for run in found]
+        print(
+            json.dumps(shown, indent=1) if options.format == "json" else render(found)
+        )
+        return DONE
+
+    return answered(command)
+
+
+def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
+    """Yield the folders of runs, `place` itself or up to `depth` below it. Raises OSError for an unreadable `place`."""
+    try:
+        is_run = (place / CONFIG).is_file() and (place / LOCK).is_file()
+        below = [*place.iterdir()] if depth and not is_run and place.is_dir() else []
+    except OSError:
+        if depth == _DEEPEST:
+            raise
+        return
+    if is_run:
+        yield place
+    for inside in below:
+        if not inside.is_symlink():  # what it leads to is listed where it is
+            yield from folders(inside, depth - 1)
+
+
+def read(folder: Path) -> Run:
+    """Read what a run has written so far; what is damaged or missing counts as nothing."""
+    lines = list(_lines(folder / METRICS_FILE))
+    summary = _mapping(_text(folder / SUMMARY))
+    over = (folder / SUMMARY).is_file() and _written(folder / SUMMARY) >= _written(
+        folder / LOCK
+    )  # not resumed since
+    scores = [
+        line[name]
+        for line in lines
+        for name in _SCORES
+        if isinstance(line.get(name), int | float)
+    ]
+    scores = [score for score in scores if math.isfinite(score)]
+    seconds = (
+        _number(summary, "wall_s")
+        if over
+        else sum(_number(line, "time/iteration_s") for line in lines)
+    )
+    return Run(
+        folder=str(folder),
+        config=folder.absolute().parent.name,
+        state="running"
+        if in_use(folder)
+        else _ended(summary)
+        if over
+        else "failed"
+        if lines
+        else "not started",
+        iterations=int(
+            _number(lines[-1], "iteration") if lines else _number(summary, "iterations")
+        ),
+        best=max(scores, default=None),
+        last=scores[-1] if scores else None,
+        seconds=seconds,
+        overrides=tuple(
+            word
+            for command in commands(folder)[:1]
+            for word in command.get("overrides", ())
+        ),
+    )
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    """Return the state; versions that did not write it named the policy of a run that finished."""
+    return str(
+        summary.get("state") or ("finished" if summary.get("policy") else "failed")
+    )
+
+
+def _number(record: Mapping[str, Any], key: str) -> float:
+    """Return a finite number of a record; 0 for all else."""
+    value = record.get(key)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return 0.0
+
+
+def _written(file: Path) -> int:
+    return file.stat().st_mtime_ns
+
+
+def _text(file: Path) -> str:
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
+    return (line for line in map(_mapping, _text(file).splitlines()) if line)
+
+
+def _mapping(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:  # being written, or cut
+        return {}
+    if isinstance(found, dict):
+        return found
+    return {}
+
+
+def render(found: Sequence[Run]) -> str:
+    """Write runs as a table. Overrides are shown that not all runs of the same config have."""
+
+    def number(value: float | None) -> str:
+        if value is None:
+            return "-"
+        if abs(value) >= 10:
+            return f"{value:,.1f}"
+        return f"{value:.3f}"
+
+    rows = [
+        (
+            "folder",
+            "config",
+            "state",
+            "iterations",
+            "best",
+            "last",
+            "seconds",
+            "overrides",
+        )
+    ]
+    for run in found:
+        alike = [set(other.overrides) for other in found if other.config == run.config]
+        own = shlex.join(
+            word for word in run.overrides if any(word not in other for other in alike)
+        )
+        score = (number(run.best), number(run.last), f"{run.seconds:,.0f}")
+        rows.append(
+            (run.folder, run.config, run.state, f"{run.iterations:,}", *score, own)
+        )
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            f"{c:<{w}}" if at < 3 or at > 6 else f"{c:>{w}}"
+            for at, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

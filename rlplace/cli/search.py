@@ -1,0 +1,492 @@
+"""`python -m rlplace.search --config-name hybrid_ppo`: the placement whose iterations take least.
+
+Exit codes: 0 a plan was found, 1 it cannot be written, 2 wrong usage, config, placement or profile, 3 no plan holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlplace.commands import DONE, answered, typed
+from rlplace.config import compose
+from rlplace.config.keys import PLACEMENT
+from rlplace.config.options import OptionParser
+from rlplace.config.read import value_at, word_meant
+from rlplace.config.yaml_text import with_values
+from rlplace.errors import (
+    ConfigError,
+    OutputError,
+    PlacementError,
+    did_you_mean,
+    suggestion,
+)
+from rlplace.foresight.answer import (
+    Result,
+    pareto,
+    render_json,
+    render_svg,
+    render_text,
+    turns,
+)
+from rlplace.foresight.known import LAST, foreign, measuring
+from rlplace.foresight.probe import Probe, probe
+from rlplace.foresight.search import OBJECTIVES, Answer, Found, Search, merged
+from rlplace.foresight.show import foreseen
+from rlplace.foresight.space import Space
+from rlplace.foresight.varied import changed_learning, varied
+from rlplace.runtime.prepare import Prepared, planned_only, prepare_composed
+from rlplace.units import show_bytes
+
+NOTHING_HOLDS = 3
+USAGE = Path(__file__).with_name("search_usage.txt")
+FORMATS = ("text", "json", "svg")
+_WORDS = (
+    "objective",
+    "fix",
+    "accelerators",
+    "vary",
+    "seconds",
+)  # that are no keys of a config
+_SECONDS = 60.0
+_NEAREST = (
+    16  # numbers of accelerators that are tried where those asked for have no plan
+)
+_SPECIAL = ("move_", "direct_")  # costs that some plans need and others do not
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One command line."""
+
+    words: list[str]  # for Hydra
+    form: str
+    apply: Path | None
+    objective: str
+    fixed: tuple[str, ...]
+    accelerators: tuple[int, ...]
+    varied: tuple[str, ...]  # keys of the config
+    seconds: float
+    probe: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what one command line asks for; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+
+    def command() -> int:
+        if not {"--help", "-h"}.isdisjoint(words):
+            configs = compose.listed(compose.config_names(), indent="    ")
+            print(
+                USAGE.read_text(encoding="utf-8").format(
+                    program=typed("search"), configs=configs
+                ),
+                end="",
+            )
+            return DONE
+        try:
+            return _search(_request(words))
+        except PlacementError as error:
+            if "empty-space" not in error.codes:
+                raise
+            print(error, file=sys.stderr)
+            return NOTHING_HOLDS
+
+    return answered(command)
+
+
+def _request(words: Sequence[str]) -> Request:
+    """Take the options of a search out of the words. Raises ConfigError."""
+    parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
+    parser.add_argument("--format", nargs="?", const="", default="text")
+    parser.add_argument("--apply", nargs="?", const="")
+    parser.add_argument("--probe", nargs="?", const="", default="0")
+    options, rest = parser.parse_known_args(words)
+    if options.format not in FORMATS:
+        why = "one of " + ", ".join(FORMATS)
+        fix = f"--format {did_you_mean(options.format, FORMATS) or 'text'}"
+        raise _wrong("--format", "no such format", options.format, why, fix)
+    if options.apply == "":
+        raise _wrong(
+            "--apply",
+            "to which file?",
+            None,
+            "the config with the changed lines is written there",
+            "--apply best.yaml",
+        )
+    own: dict[str, str] = {}
+    for word, after in itertools.pairwise([*rest, ""]):
+        name, _, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in _WORDS:
+            why = "it is a word of its own, without dashes"
+            value = value or after
+            if name == "objective" and value not in OBJECTIVES:
+                value = did_you_mean(value, OBJECTIVES) or OBJECTIVES[0]
+            raise _wrong(
+                word, "no such option", word, why, f"{name}={value or '<a value>'}"
+            )
+        if "=" in word and name not in _WORDS and (near := did_you_mean(name, _WORDS)):
+            why = "beside keys of the config, it takes " + ", ".join(_WORDS)
+            raise _wrong(
+                name, "no such word" + suggestion(near), word, why, f"{near}={value}"
+            )
+        if "=" in word and name in _WORDS:
+            if name in own:
+                raise _wrong(
+                    name,
+                    "stands twice",
+                    word,
+                    f"the other is {name}={own[name]}",
+                    f"leave out {word}",
+                )
+            own[name] = value
+    parser.refuse_unknown(rest, compose.FLAGS)
+    objective = own.get("objective", OBJECTIVES[0])
+    if objective not in OBJECTIVES:
+        near = did_you_mean(objective, OBJECTIVES)
+        what = "no such objective" + suggestion(near)
+        raise _wrong(
+            "objective",
+            what,
+            objective,
+            "one of " + ", ".join(OBJECTIVES),
+            f"objective={near or OBJECTIVES[0]}",
+        )
+    return Request(
+        words=[word for word in rest if word.partition("=")[0] not in _WORDS],
+        form=options.format,
+        apply=None if options.apply is None else Path(options.apply),
+        objective=objective,
+        fixed=_listed(own, "fix", "components that stay as they are", "actor"),
+        accelerators=tuple(
+            _whole(
+                text,
+                "accelerators",
+                "how many accelerators a plan uses",
+                f"accelerators={_counts(own)}",
+            )
+            for text in _listed(
+                own, "accelerators", "how many accelerators a plan uses", "1"
+            )
+        ),
+        varied=_listed(
+            own,
+            "vary",
+            "keys of the config that may have other values",
+            "actor.token_budget",
+        ),
+        seconds=_positive(own.get("seconds", str(_SECONDS))),
+        probe=_whole(
+            options.probe, "--probe", "how many of the best plans are run", "--probe 4"
+        ),
+    )
+
+
+def _listed(
+    own: Mapping[str, str], key: str, why: str, example: str
+) -> tuple[str, ...]:
+    """Return what a word names, with commas between; nothing where it is not there. Raises ConfigError."""
+    if key not in own:
+        return ()
+    names = [name for part in own[key].split(",") if (name := part.strip())]
+    if not names:
+        raise _wrong(key, "names nothing", f"{key}={own[key]}", why, f"{key}={example}")
+    once = list(dict.fromkeys(names))
+    if len(once) < len(names):
+        raise _wrong(
+            key, "names one twice", f"{key}={own[key]}", why, f"{key}={','.join(once)}"
+        )
+    return tuple(names)
+
+
+def _whole(text: str, key: str, why: str, fix: str) -> int:
+    if not (text.isascii() and text.strip().isdigit()):
+        raise _wrong(key, "is no whole number", text, why, fix)
+    return int(text)
+
+
+def _counts(own: Mapping[str, str]) -> str:
+    """Return the numbers of accelerators that are meant."""
+    return ",".join(re.findall(r"(?<![\d.])[1-9][0-9]*", own["accelerators"])) or "1"
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < math.inf:
+        raise _wrong(
+            "seconds",
+            "is no finite time above 0",
+            text,
+            "a search ends then with what it has",
+            "seconds=60",
+        )
+    return value
+
+
+def _search(request: Request) -> int:
+    jobs = compose.with_hydra(request.words)
+    if len(jobs) != 1:
+        raise _wrong(
+            "--multirun",
+            "several configs",
+            None,
+            "a search is of one config",
+            "name one, without a sweep",
+        )
+    job = prepare_composed(jobs[0])
+    if job.not_run:
+        print(planned_only(job.not_run), file=sys.stderr)
+    if request.apply is not None:
+        _check_writable(request.apply)  # before the search
+    result = _found(request, job)
+    if request.apply is not None:
+        _apply(request, job, result)
+    match request.form:
+        case "json":
+            print(json.dumps(render_json(result), indent=1))
+        case "svg":
+            print(render_svg(result))
+        case _:
+            print(render_text(result))
+    return DONE
+
+
+def _found(request: Request, job: Prepared) -> Result:
+    """Search, and find out what is told beside the best plan."""
+    config = job.config
+    fixed = request.fixed
+    accelerators = request.accelerators
+    space, *others = varied(
+        config,
+        job.plan,
+        request.varied,
+        fixed=fixed,
+        accelerators=accelerators,
+        tell=_progress,
+    )
+    costs = foreseen(config, job.plan, job.case, job.words, _progress).costs
+    profile = costs.profile
+    if lacking := [
+        name for name in costs.missing if not any(part in name for part in _SPECIAL)
+    ]:
+        what = f"the profile lacks {', '.join(lacking)}"
+        why = "each iteration of every plan needs it"
+        raise ConfigError.of(
+            "profile-lacks",
+            "profile",
+            what,
+            config.profile or LAST,
+            why,
+            measuring(job.words),
+        )
+    began = time.monotonic()
+
+    def over(share: float = 1.0) -> bool:
+        return time.monotonic() - began > request.seconds * share
+
+    def searched() -> tuple[dict[Space, Search], Answer]:
+        """Search all spaces, each for as long as the others, and what one has left goes to the next."""
+        searches = {one: Search(one, profile) for one in (space, *others)}
+        answers = list[Answer]()
+        for number, search in enumerate(searches.values(), 1):
+            share = 0.8 * number / len(searches)
+            rivals = merged(answers).found if answers else ()
+            answers.append(
+                search.run(
+                    objective=request.objective,
+                    rivals=rivals,
+                    over=functools.partial(over, share),
+                )
+            )
+        return searches, merged(answers)
+
+    searches, answer = searched()
+    probed: Sequence[Probe] = ()
+    if request.probe and answer.best is not None:
+        probed, profile = probe(
+            job.mapping, answer.found[: request.probe], profile, _progress
+        )
+        began = time.monotonic()
+        searches, answer = searched()
+    best = answer.best
+    if best is None:
+        raise _nothing(request, job, searches[space], answer)
+    seconds, space, search = time.monotonic() - began, best.space, searches[best.space]
+    plans = [*answer.all_found]
+    for count in sorted(
+        {size.accelerators for s in space.sizes(space.now).values() for size in s}
+    ):
+        if count < best.used and not space.counts and not over(0.9):
+            plans += search.run(most=count, keep=1, over=lambda: over(0.9)).all_found
+    found = []
+    if len(answer.found) > 1 and not over(0.9):
+
+        def value(plan: Found, seconds: float) -> float:
+            if request.objective == "accelerator_seconds":
+                return seconds * plan.used
+            return seconds
+
+        found = list(turns(search, best, answer.found[1:], value, over))
+    return Result(
+        name=job.view.name,
+        search=search,
+        answer=answer,
+        front=pareto(plans),
+        turns=found,
+        seconds=seconds,
+        notes=(*foreign(profile), *changed_learning(best)),
+        probed=probed,
+    )
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _nothing(
+    request: Request, job: Prepared, search: Search, answer: Answer
+) -> PlacementError:
+    """Explain what empties the space, and the nearest relaxation."""
+    counts = answer.counts
+    reasons = list[str]()
+    if counts["refused by memory"]:
+        lacks = f"the nearest lacks {show_bytes(answer.lacks_bytes)} on an accelerator"
+        reasons.append(
+            f"{counts['refused by memory']} plans do not fit in memory; {lacks}"
+        )
+    reasons += [
+        f"{number} are refused: {code}"
+        for code, number in sorted(answer.refused.items())
+    ]
+    if answer.lacking:
+        reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")
+    fix: str | None = None
+    if answer.nearest is not None:
+        nearest, layout = answer.nearest
+        fix = _planning(request.words, nearest.changes(layout))
+    elif answer.lacking:
+        fix = measuring(
+            job.words
+        )  # under placements that share accelerators, and others
+    elif request.accelerators:  # as else the plan of the config holds
+        fix = shlex.join(
+            ["python", "-m", "rlplace.search", *request.words]
+        )  # nothing fixed, any accelerators
+        reasons.append(
+            f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators"
+        )
+        asked = max(request.accelerators)
+        near = sorted(
+            range(1, job.plan.topology.num_accelerators + 1),
+            key=lambda n: (abs(n - asked), n),
+        )[:_NEAREST]
+        spaces = (
+            Space(job.config, job.plan, fixed=request.fixed, accelerators=[n])
+            for n in near
+        )
+        held = (Search(space, search.profile).run(keep=1).best for space in spaces)
+        fix = next((f"accelerators={best.used}" for best in held if best), fix)
+    return PlacementError.of(
+        "empty-space",
+        "search",
+        "no plan holds",
+        None,
+        "\n".join(reasons) or "none is left",
+        fix,
+    )
+
+
+def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
+    """Write the command that plans the config with these changes; None where a line goes, which no word can say."""
+    if None in changes.values():
+        return None
+    plan = shlex.join(["python", "-m", "rlplace.plan", *words])
+    return " ".join(
+        [plan, *(compose.override(key, value) for key, value in changes.items())]
+    )
+
+
+def _check_writable(file: Path) -> None:
+    """Raise OutputError where the folder of a file can neither be made nor be written to."""
+    try:
+        there = next(folder for folder in file.absolute().parents if folder.exists())
+    except OSError as error:
+        raise OutputError.of(file, error, "--apply", "a file") from error
+    code = 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
+    if code := code if there.is_dir() else errno.ENOTDIR:
+        raise OutputError.of(
+            file, OSError(code, os.strerror(code)), "--apply", "a file"
+        )
+
+
+def _apply(request: Request, job: Prepared, result: Result) -> None:
+    """Write the config's own text with the changed lines, read it back, and say how to train with it."""
+    assert request.apply is not None
+    line = compose.CommandLine.of(request.words)
+    file = request.apply.with_suffix(".yaml")
+    changes = result.best.changes
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(with_values(line.text, changes), encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(file, error, "--apply", "a file") from error
+    kept = [
+        word
+        for word in line.overrides
+        if not _overruled(word.partition("=")[0], changes)
+    ]
+    words = ["--config-dir", str(file.parent), "--config-name", file.stem, *kept]
+    (composed,) = compose.with_hydra(words)
+    applied = prepare_composed(composed)
+    if applied.plan.placement.canonical() != result.best.plan.placement.canonical():
+        why = "the file takes lines from others that it names in defaults, which do not mix with the new ones"
+        raise _wrong(
+            "--apply",
+            "the written config has another placement",
+            str(file),
+            why,
+            "apply the lines by hand",
+        )
+    others = {
+        key: value for key, value in changes.items() if not key.startswith(PLACEMENT)
+    }
+    if key := next(
+        (
+            key
+            for key, value in others.items()
+            if value_at(applied.mapping, key) != value
+        ),
+        None,
+    ):
+        why = f"{key} is {value_at(applied.mapping, key)} in a file that it names in defaults behind _self_"
+        fix = f"put _self_ last in its defaults, or write {key}: {others[key]} there"
+        raise _wrong(
+            "--apply", "the written config has another value", str(file), why, fix
+        )
+    run = shlex.join([word for word in words if not word.startswith("profile=")])
+    print(f"wrote {file}: python -m rlplace.train {run}", file=sys.stderr)
+
+
+def _overruled(key: str, changes: Sequence[str] | dict[str, object]) -> bool:
+    name = key.lstrip("+~")  # that Hydra has before a key
+    return any(name == changed or name.startswith(f"{changed}.") for changed in changes)
+
+
+def _wrong(
+    key: str, what: str, got: str | None, why: str, fix: str | None = None
+) -> ConfigError:
+    return ConfigError.of("bad-option", key, what, got, why, fix or "see --help")

@@ -1,0 +1,307 @@
+"""`python -m rlplace.train --config-name hybrid_ppo [key=value ...]`: config, plan, launch, loop.
+
+Exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 it does not fit in memory, 128 + number of the
+signal that stopped it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rlplace.checkpoints.checkpoint import Checkpoint
+from rlplace.checkpoints.find import ANEW, AUTO, find
+from rlplace.commands import begin, typed
+from rlplace.config import compose
+from rlplace.config.paths import unquoted
+from rlplace.errors import (
+    ClusterError,
+    ConfigError,
+    NodeLost,
+    Problem,
+    ProblemsError,
+    RlplaceError,
+)
+from rlplace.placement.flow import DeviceDelivery
+from rlplace.placement.language.slots import component_of
+from rlplace.placement.show.text import render_short, render_text, table
+from rlplace.report.typed import Typed, as_typed
+from rlplace.runtime.prepare import (
+    Prepared,
+    check_run,
+    planned_only,
+    prepare,
+    prepare_composed,
+    refused_dry,
+)
+from rlplace.runtime.resume import resumed
+from rlplace.signals import Signals, Stopped
+from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
+from rlplace.workers.launch.machines import visible_gpus
+
+USAGE = Path(__file__).with_name("train_usage.txt")
+
+DONE = 0
+FAILED = 1
+WRONG = 2
+DOES_NOT_FIT = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in argv or "-h" in argv:
+        line = compose.CommandLine.of(argv)
+        configs = compose.listed(compose.config_names(), indent="    ")
+        usage = USAGE.read_text(encoding="utf-8").format(
+            program=typed("train"), configs=configs
+        )
+        _show(usage.rstrip())
+        if line.text:
+            _show(f"\n{line.file.name}:\n\n{line.text}")
+        return DONE
+    with Typed(as_typed(typed("train"), argv)) as command:
+        return _main(argv, command)
+
+
+def _main(argv: Sequence[str], command: Typed) -> int:
+    signals = Signals()
+    signals.listen()
+    try:
+        with signals.explaining():
+            jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
+            ended: list[tuple[compose.Composed, Path]] = []
+            try:
+                return max(
+                    (_job(composed, signals, command, ended) for composed in jobs),
+                    default=DONE,
+                )
+            finally:
+                if len(jobs) > 1 and ended:
+                    _show(f"\n{_table(ended)}")
+    except (ProblemsError, ClusterError) as error:
+        print(
+            _counted(
+                error.problems if isinstance(error, ProblemsError) else [error.problem]
+            ),
+            file=sys.stderr,
+        )
+        return WRONG
+    except RlplaceError as error:
+        print(error, *_notes(error), sep="\n", file=sys.stderr)
+        return FAILED
+    except Stopped as stopped:
+        print(f"stopped by {stopped}", *_notes(stopped), sep="\n", file=sys.stderr)
+        return stopped.exit_code
+    except SystemExit as done:  # of argparse
+        if isinstance(done.code, int):
+            return done.code
+        return FAILED
+
+
+def _notes(error: BaseException) -> Sequence[str]:
+    """Return what `run` has added to an error: where the policy is."""
+    return getattr(error, "__notes__", ())
+
+
+def _config_of_the_run(argv: Sequence[str]) -> list[str]:
+    """Name the config of the checkpoint that `resume=<folder>` names, where the command line names no config."""
+    words = [
+        unquoted(word.removeprefix("resume="))
+        for word in argv
+        if word.startswith("resume=")
+    ]
+    resume = words[-1] if words else AUTO  # the last one counts
+    if resume in (AUTO, "null") or compose.CommandLine.of(argv).name is not None:
+        return []
+    try:
+        found = find(resume, Path())
+    except ConfigError as error:
+        anew = f"{ANEW} --config-name <name>"
+        raise ConfigError(
+            [
+                dataclasses.replace(p, fix=p.fix and p.fix.replace(ANEW, anew))
+                for p in error.problems
+            ]
+        ) from error
+    assert found is not None, "a checkpoint that is named is found, or it is an error"
+    return ["--config-dir", str(found.folder), "--config-name", "config"]
+
+
+def _job(
+    composed: compose.Composed,
+    signals: Signals,
+    command: Typed,
+    ended: list[tuple[compose.Composed, Path]],
+) -> int:
+    """Run what was composed, and add its folder to those that `ended`."""
+    command.job(composed.words)
+    job = _reached(prepare_composed(composed))
+    if composed.goal is not None:
+        gone = f"{compose.GOAL}: {composed.goal:g} of {composed.name} is a goal of another environment, and was dropped"
+        _show(f"{gone}; one for this: {compose.GOAL}=<a return>\n")
+    lacking = check_run(job)
+    if wrong := refused_dry(lacking) if job.config.dry_run else lacking:
+        raise ConfigError(wrong)
+    if job.config.dry_run or job.refused:
+        _show(render_text(job.view) + _seconds(job))
+    else:
+        _show(
+            f"{render_short(job.view)}{_seconds(job)}\nthe whole plan: plan.txt in the run's folder, or dry_run=true"
+        )
+    if lacking:
+        _show(planned_only(lacking))
+    if job.refused:
+        print(_counted(job.view.shortages), file=sys.stderr)
+        return DOES_NOT_FIT
+    if job.shortages:
+        print(job.shortages, file=sys.stderr)
+    found = resumed(job)
+    if job.config.resume is not None:
+        _show(
+            "\nno checkpoint of this job yet: it starts anew"
+            if found is None
+            else f"\n{found.text}"
+        )
+    if job.config.dry_run:
+        _show("\ndry run: the plan holds, nothing was started")
+        return DONE
+    ended.append(
+        (
+            composed,
+            _run(job, None if found is None else found.checkpoint, signals, command),
+        )
+    )
+    return DONE
+
+
+def _reached(job: Prepared) -> Prepared:
+    """Return the job with weights that go through the host where memory of this machine's GPUs cannot be shared.
+
+    A dry run tries nothing.
+    """
+    past_host = any(
+        isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
+    )
+    if (
+        job.config.actor.sync.through_host != "auto"
+        or not past_host
+        or not visible_gpus()
+    ):
+        return job
+    why = known_obstacle() if job.config.dry_run else obstacle()
+    if why is None:
+        return job
+    _show(
+        f"actor.sync.through_host: true, since processes of this machine cannot share a GPU's memory: {why}\n"
+    )
+    actor = job.mapping["actor"]
+    sync = {**(actor.get("sync") or {}), "through_host": True}
+    mapping = {**job.mapping, "actor": {**actor, "sync": sync}}
+    return prepare(mapping, name=job.view.name, sources=job.sources, words=job.words)
+
+
+def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
+    """Write a row for each run of a sweep: what it ended with, its folder, and the words that it differs by."""
+    given = [
+        [w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")]
+        for composed, _ in ended
+    ]
+    own = [
+        " ".join(word for word in words if any(word not in others for others in given))
+        for words in given
+    ]
+    rows = [("result", "folder", "overrides")]
+    for (_, folder), words in zip(ended, own, strict=True):
+        result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))[
+            "return_last"
+        ]
+        rows.append(("-" if result is None else f"{result:,.3f}", str(folder), words))
+    return "\n".join(table(rows))
+
+
+def _seconds(job: Prepared) -> str:
+    """Return the chapter of a plan about its seconds, where a profile says what work takes."""
+    if job.config.profile is None:
+        return ""
+    from rlplace.foresight.show import foreseen, render_prediction
+
+    return (
+        f"\n\n{render_prediction(foreseen(job.config, job.plan, job.case, job.words))}"
+    )
+
+
+def _run(
+    job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed
+) -> Path:
+    """Run a job; return its folder. Goes on from its newest checkpoint as `faults.on_node_loss` says."""
+    from rlplace.execution.faults import History
+    from rlplace.runtime.node_loss import go_on
+    from rlplace.runtime.run import job_spec, run
+
+    spec = job_spec(job.config, job.plan)
+    history = History()
+    lost: NodeLost | None = None
+    while True:
+        since: RlplaceError | None = None
+        try:
+            return run(
+                spec,
+                job.view,
+                resolved=job.mapping,
+                signals=signals,
+                resumed=checkpoint,
+                history=history,
+                command=command,
+            )
+        except NodeLost as error:
+            signals.check()
+            lost = error
+        except (ProblemsError, ClusterError) as refused:
+            if lost is None:
+                raise
+            gone = (
+                isinstance(refused, ClusterError)
+                and refused.code == "cluster-too-small"
+            )  # another one, meanwhile
+            if not (gone and job.config.faults.on_node_loss == "wait"):
+                raise lost.noted(f"the run could not go on: {refused}") from refused
+            since = refused
+        job, found = go_on(job, lost, history, tell=_show, since=since)
+        checkpoint = found.checkpoint
+        spec = dataclasses.replace(
+            job_spec(job.config, job.plan), progress=spec.progress
+        )
+
+
+def _show(text: str) -> None:
+    print(text, flush=True)
+
+
+def _counted(problems: Sequence[Problem]) -> str:
+    texts = "\n".join(problem.render() for problem in problems)
+    return f"{texts}\n\n{len(problems)} problem{'s' if len(problems) > 1 else ''}; nothing was started"
+
+
+def program() -> NoReturn:
+    """Run the command line of this process and end it."""
+    begin()  # a run goes on when nothing of what it shows can be written
+    codes = [FAILED]
+    atexit.register(_leave, codes)  # before others are, so that it runs after them
+    codes.append(main())
+    sys.exit(codes[-1])
+
+
+def _leave(codes: Sequence[int]) -> None:
+    """Spare inline workers that are still at work their end by the interpreter: inside torch it aborts the process."""
+    if any(component_of(thread.name) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[-1])

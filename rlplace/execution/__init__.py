@@ -1,0 +1,1 @@
+"""Execute a schedule with launched groups: iterations, faults, generation ahead, measured memory."""

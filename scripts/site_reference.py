@@ -26,7 +26,7 @@ JOBS = {"mlp": "simulators", "causal_lm": "language models"}
 # The names that the guides use, by their modules, with what they are for.
 API: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "rlplace": ("load a trained policy and let it act", None),  # all that it offers
-    "rlplace.prepare": (
+    "rlplace.runtime.prepare": (
         "read, check and plan a whole config; nothing is started",
         ("prepare", "prepare_composed", "Prepared"),
     ),
@@ -386,12 +386,26 @@ def _public(
             yield from _public(inner, node.module, [alias.name for alias in node.names])
 
 
+def _field_line(field: ast.AnnAssign, lines: Sequence[str]) -> str:
+    """Return a field of a class as one line, with the comment behind it."""
+    last = lines[(field.end_lineno or field.lineno) - 1]
+    if field.end_lineno == field.lineno:
+        return last
+    line = f"    {ast.unparse(field.target)}: {ast.unparse(field.annotation)}"
+    if field.value is not None:
+        line += f" = {ast.unparse(field.value)}"
+    comment = last.partition("  # ")[2]
+    if comment:
+        line += f"  # {comment}"
+    return line
+
+
 def _described(node: ast.ClassDef | ast.FunctionDef, source: str, heading: str) -> str:
     lines = source.splitlines()
     if isinstance(node, ast.ClassDef):
         fields = [
-            lines[f.lineno - 1] for f in node.body if isinstance(f, ast.AnnAssign)
-        ]  # with their comments
+            _field_line(f, lines) for f in node.body if isinstance(f, ast.AnnAssign)
+        ]
         shown = (
             re.sub(r" = (dataclasses\.)?field\(.*?\)(?=  #|$)", " = ...", line)
             for line in fields

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from rlplace.comm.channel import ChannelSpec
 from rlplace.config.read import read_config
+from rlplace.contract.planning import make_plan
 from rlplace.envs.registry import describe
 from rlplace.metrics import reduce_metrics
 from rlplace.models.policy_networks import build_policy
-from rlplace.placement import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments
 from rlplace.workers.engines.torch import Decision

@@ -38,6 +38,7 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import AcceleratorConfig, ClusterConfig, RunnerConfig
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
+from rlplace.jobs.language_model import iteration
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan, plan_components
@@ -240,6 +241,7 @@ def measure(
             groups,
             memory,
             RunnerConfig(stage_timeout_s=120.0, total_iterations=iterations),
+            iteration.work(layout.needs),
         )
         best: dict[str, Mapping[str, float]] = {}
         pictures: dict[str, str] = {}

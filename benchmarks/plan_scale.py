@@ -31,7 +31,8 @@ def plan_shared(count: int) -> None:
 
 def make_ppo(count: int, placement: dict[str, object]) -> None:
     from rlplace.config.read import read_config
-    from rlplace.placement import Topology, make_plan
+    from rlplace.contract.planning import make_plan
+    from rlplace.placement import Topology
 
     config = read_config(
         {
@@ -51,7 +52,8 @@ def make_ppo(count: int, placement: dict[str, object]) -> None:
 def plan_rlhf(count: int) -> None:
     """Ten components, with the routes of samples to all of them."""
     from rlplace.config.read import read_config
-    from rlplace.placement import Topology, make_plan
+    from rlplace.contract.planning import make_plan
+    from rlplace.placement import Topology
 
     half = count // 2
     eighth = count // 8

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from rlplace.cli.train import main as train
 from rlplace.config import compose
 from rlplace.config.yaml_text import to_yaml
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
 from rlplace.foresight.measure import variants
 from rlplace.foresight.predict import predict
@@ -41,8 +42,6 @@ from rlplace.foresight.probe import changed
 from rlplace.foresight.profile import Profile, read_profile
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
-from rlplace.placement.memory.case import memory_case
-from rlplace.placement.plan import make_plan
 from rlplace.runtime.prepare import Prepared, prepare_composed
 
 _SCALE = "RLPLACE_BENCHMARK_SCALE"

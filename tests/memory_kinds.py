@@ -24,12 +24,11 @@ from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.host_sync import WeightSender
 from rlplace.comm.weights.shards import Shard, row_blocks
 from rlplace.config.read import read_config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.envs.contract import ContinuousActions, Spaces
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import Footprint
-from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.runtime.run import JobSpec, job_spec
 from rlplace.tokens import Request

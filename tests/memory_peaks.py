@@ -27,10 +27,10 @@ from rlplace.comm.channel import Channel
 from rlplace.comm.ends import LocalChannel
 from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.config.read import read_config
+from rlplace.contract.planning import make_plan
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.demands import Footprint, HostPart
 from rlplace.placement.memory.model import read_model
-from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.runtime.run import JobSpec, job_spec
 from rlplace.tokens import Sample, Scores

@@ -10,11 +10,12 @@ from typing import Any
 from rlplace.comm.channel import ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
+from rlplace.contract.planning import make_plan
 from rlplace.envs.registry import describe
 from rlplace.metrics import Metrics
 from rlplace.models.policy_networks import build_policy
 from rlplace.placement.machines.topology import Topology
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.trajectory import Trajectory
 from rlplace.workers.arguments import TRAJECTORIES, SimulatorArguments

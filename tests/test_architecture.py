@@ -37,13 +37,15 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "tokens",
         "trajectory",
     ),
-    ("algo", "imports", "placement", "trained"),
+    ("algo", "placement", "trained"),
     ("comm",),
     ("envs", "models", "workers"),
     ("report",),
-    ("execution",),
+    ("contract",),
+    ("execution", "imports"),
     ("foresight",),
     ("runtime",),
+    ("jobs",),
     ("cli",),
     (
         "__main__",
@@ -58,7 +60,6 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ),
 )
 PEERS = {  # and from these rooms of its own floor
-    "imports": {"placement"},
     "models": {"envs"},
     "stopwatch": {"metrics"},
     "tried": {"extras"},

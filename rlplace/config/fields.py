@@ -8,6 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
+JobName = Literal["simulator", "language_model"]
 ModelKind = Literal["mlp", "causal_lm"]  # what the actor trains
 Dtype = Literal["fp32", "bf16", "fp16"]
 Field = tuple["dataclasses.Field[Any]", object]  # with its type

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from rlplace.config.engines import TextRolloutConfig as TextRolloutConfig
 from rlplace.config.fields import Dtype as Dtype
-from rlplace.config.fields import ModelKind, block, knob, lm_knob, mlp_knob
+from rlplace.config.fields import JobName, ModelKind, block, knob, lm_knob, mlp_knob
 from rlplace.config.machines import AcceleratorConfig as AcceleratorConfig
 from rlplace.config.machines import AcceleratorRunConfig as AcceleratorRunConfig
 from rlplace.config.machines import ClusterConfig as ClusterConfig
@@ -784,6 +784,13 @@ class Config:
         if isinstance(self.actor.model, PolicyConfig):
             return "mlp"
         return "causal_lm"
+
+    @property
+    def job(self) -> JobName:
+        """Return the name of the job that the blocks are of."""
+        if isinstance(self.actor.model, PolicyConfig):
+            return "simulator"
+        return "language_model"
 
     @property
     def simulator_env(self) -> SimulatorEnvConfig:

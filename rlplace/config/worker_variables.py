@@ -13,7 +13,8 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from rlplace.config.schema import Config
 from rlplace.config.yaml_text import show
@@ -39,7 +40,7 @@ _OF_WORKERS = re.compile(
 )
 
 
-def wrong_variables(config: Config) -> list[Problem]:
+def wrong_variables(config: Any) -> list[Problem]:
     """Report names and values that no variable can have, and secrets, without showing them."""
     problems = list(_wrong(config))
     if any(
@@ -105,7 +106,7 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(_SECRET.search(name)) and not is_path
 
 
-def missing_variables(config: Config) -> Iterator[Problem]:
+def missing_variables(config: Any) -> Iterator[Problem]:
     """Report variables that are to be taken from this process, and are not there."""
     for name, value in config.cluster.env_vars.items():
         if value is None and name not in os.environ:
@@ -126,28 +127,18 @@ def _or_written(name: str) -> str:
     return f"; or write the value: {name}: ..."
 
 
-def variables_of(config: Config) -> dict[str, str]:
-    """Return what the workers are given by name: `cluster.env_vars`, and the keys that `api_key_env` names."""
-    given = dict(config.cluster.env_vars)
-    if config.kind == "causal_lm":
-        rewards = [
-            config.reward_of(component)
-            for component in config.placed
-            if component.startswith("reward")
-        ]
-        given |= {
-            name: None
-            for block in rewards
-            if (name := block.api_key_env) and name not in given
-        }
-    taken = {
-        name: os.environ.get(name) if value is None else show(value)
-        for name, value in given.items()
-    }
-    return {name: value for name, value in taken.items() if value is not None}
+def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
+    """Return what the workers are given by name: `cluster.env_vars`, and variables of this process by their `names`."""
+    given = dict.fromkeys(names) | dict(config.cluster.env_vars)
+    taken: dict[str, str] = {}
+    for name, value in given.items():
+        text = os.environ.get(name) if value is None else show(value)
+        if text is not None:
+            taken[name] = text
+    return taken
 
 
-def not_given(config: Config) -> str | None:
+def not_given(config: Any) -> str | None:
     """Name variables of this process that workers may need and do not get; None if they get all."""
     given = config.cluster.env_vars
     joined = config.cluster.ray.address is not None

@@ -28,7 +28,6 @@ from rlplace.errors import (
     WorkerTimeout,
 )
 from rlplace.placement.language.slots import Slot, owner_of
-from rlplace.placement.language.spec import role_of
 from rlplace.workers.launch.cluster import Cluster, Lost
 from rlplace.workers.launch.group import (
     GIVE_UP_S,
@@ -37,7 +36,6 @@ from rlplace.workers.launch.group import (
     gave_up,
 )
 
-REPLACED = ("env", "rollout", "reference", "reward")  # roles
 _HOUR_S = 3600.0
 _TRIES = 3  # failures in one place, of which the last are while ranks start there again
 # Another try would end alike: settings that are wrong or too large, a policy that has diverged.
@@ -135,14 +133,16 @@ class Recovery:
         *,
         tell: Callable[[str], None],
         patience_s: float,
+        replaceable: Collection[str],
         kept: Collection[str] = (),
         joined: Collection[str] = (),
         without_state: Callable[[Collection[str]], Collection[str]] = lambda lost: (),
     ) -> None:
         """`tell` is given a line for each fault; `patience_s`: for a call of what trains to end.
 
-        `kept`: what cannot be replaced without going back, beside what trains. `joined`: of these, what starts again
-        together. `without_state`: returns the components whose state no checkpoint has, given those with lost ranks.
+        `replaceable`: components whose ranks have no state. `kept`: of these, what is replaced by going back only.
+        `joined`: of these, what starts again together. `without_state`: returns the components whose state is in no
+        checkpoint, given those with lost ranks.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults = history.faults
@@ -152,9 +152,7 @@ class Recovery:
         self._groups = groups
         self._most = config.restarts
         self._tell = tell
-        self._replaced = {
-            name for name in groups if role_of(name) in REPLACED and name not in kept
-        }
+        self._replaced = set(replaceable) - set(kept)
         self._joined = set(joined)
         self._without_state = without_state
         self._going_back = list[
@@ -165,7 +163,7 @@ class Recovery:
             None  # of the last fault: iteration, error and where; texts may differ
         )
         for name, group in groups.items():
-            if role_of(name) in REPLACED:
+            if name in replaceable:
                 group.outlast = "give up"
                 group.grace_s = GIVE_UP_S
             else:

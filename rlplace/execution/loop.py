@@ -38,11 +38,11 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.schema import RunnerConfig
+from rlplace.contract.stages import ITERATION, VERSION, Call, Step, Work
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, Recovery, StateLost, fault_metrics
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, notes_of, reduce_metrics
-from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.calls import CallLog
 from rlplace.report.utilisation import Usage, overhead
@@ -65,10 +65,11 @@ class Loop:
         groups: Mapping[str, WorkerGroup],
         memory: MemoryMonitor,
         runner: RunnerConfig,
+        work: Work,
         first: int = 0,
         clock: Clock = CLOCK,
     ) -> None:
-        """`first`: number of the iteration to begin with."""
+        """`work`: the calls of an iteration. `first`: number of the iteration to begin with."""
         self.clock = clock
         self.version = first  # each iteration makes the next
         self.notes: Mapping[str, Sequence[str]] = {}  # of the last iteration, by metric
@@ -103,29 +104,11 @@ class Loop:
         self._updating = (
             False  # some of what learns has begun with an update that not all have made
         )
-        self._bodies: Mapping[str, Callable[[str, int], list[Metrics]]] = {
-            "sync": self._sync,
-            "refresh": self._refresh,
-            "rollout": self._rollout,
-            "evaluate": self._evaluate,
-            "infer": self._infer,
-            "compute_advantages": self._compute_advantages,
-            "learn": self._learn,
-        }
-        # The components that score samples while others generate them.
-        self._early = tuple(
-            c
-            for c in schedule.active["rollout"]
-            if role_of(c) in ("reference", "reward")
-        )
-        self._accumulates = "actor" in schedule.active["rollout"]
-        bases = {
-            base_stage(stage): stage for stage in schedule.stages
-        }  # the last turn of each
-        self._scored = bases.get(
-            "infer", "rollout" if self._early else None
-        )  # after which all scores are there
-        self._learned = bases["learn"]
+        self._work = work
+        self._steps = work.of(schedule)
+        # The last turn of what trains: behind it there is a new policy version.
+        turns = [s for s in schedule.stages if base_stage(s) in work.trains]
+        self._learned = turns[-1]
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
@@ -133,16 +116,11 @@ class Loop:
         With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version,
         WorkerTimeout when a stage exceeds its deadline, and StateLost where `go_back` is due.
         """
-        bodies: dict[str, Sequence[str]] = {
-            stage: (stage,) for stage in self._schedule.stages
-        }
-        if "reference" in self._schedule.active["sync"]:
-            bodies["sync"] = ("sync", "refresh")
+        steps = dict(self._steps)
         if evaluate:
-            bodies["rollout"] = ("evaluate", "rollout")
-        if self._scored is not None:
-            bodies[self._scored] = (*bodies[self._scored], "compute_advantages")
-        numbers = self._through_faults(bodies, index)
+            step, stage = self._evaluation()
+            steps[stage] = (step, *steps[stage])
+        numbers = self._through_faults(steps, index)
         numbers |= _added(numbers, self._meanwhile) | reduce_metrics(
             self._dropped.values()
         )
@@ -159,10 +137,19 @@ class Loop:
 
     def evaluate(self, index: int) -> dict[str, float]:
         """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
-        asked = {"sync": ("sync",), "rollout": ("evaluate",)}
-        return self._through_faults(
-            {stage: asked.get(stage, ()) for stage in self._schedule.stages}, index
-        )
+        evaluation, stage = self._evaluation()
+        steps: dict[str, Sequence[Step]] = {}
+        for each in self._schedule.stages:
+            sending = [step for step in self._steps[each] if step.sends_weights]
+            steps[each] = sending[:1]
+        steps[stage] = (evaluation,)
+        return self._through_faults(steps, index)
+
+    def _evaluation(self) -> tuple[Step, str]:
+        """Return the step that answers held-out data, and its stage."""
+        step = self._work.evaluation
+        assert step is not None, "only a job that has one is evaluated"
+        return step, self._work.evaluated_in
 
     def save(self, folders: Mapping[str, Path]) -> None:
         """Write the models of these components to their folders, after the last iteration. Raises as `iteration`."""
@@ -183,7 +170,7 @@ class Loop:
         self._outlasting(save, self.version)
 
     def _through_faults(
-        self, works: Mapping[str, Sequence[str]], index: int
+        self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
         """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
         self._updating = False
@@ -317,7 +304,7 @@ class Loop:
                 if ranks
             ]
             try:
-                with self._in(self._at or "sync"):
+                with self._in(self._at or self._schedule.stages[0]):
                     self._wait(asked)
             finally:
                 for call in (call for pending in asked for call in pending.calls):
@@ -337,7 +324,7 @@ class Loop:
         """
 
         def load() -> dict[str, float]:
-            with self._in("sync"):
+            with self._in(self._schedule.stages[0]):
                 taken = [
                     self._groups[c].load_state(str(folder / c)) for c in components
                 ]
@@ -357,7 +344,7 @@ class Loop:
         return not lost and not any(group.at_work or group.closed for group in groups)
 
     def _through(
-        self, works: Mapping[str, Sequence[str]], index: int
+        self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
         reports: list[Metrics] = []
@@ -365,35 +352,34 @@ class Loop:
         began = self.clock.now()
         self.began_s = time.monotonic()
         self.log.begin(index)
-        for stage, bodies in works.items():
+        for stage, steps in works.items():
             with self._in(stage):
+                # Everything that leaves has left before anything comes.
                 self.doing = (f"moves into {stage}", time.monotonic())
                 entered = self.clock.now()
                 self._moving_s = 0.0
                 self._enter(stage)
                 moves_s = self.clock.now() - entered
                 at_work = 0.0
-                for body in bodies:
-                    if (
-                        body == bodies[-1] and base_stage(stage) != "sync"
-                    ):  # a receiver may still read a sender's copy
+                sends = any(step.sends_weights for step in steps)
+                for step in steps:
+                    # What leaves next does so behind the last step; not a sender, whose copy may still be read.
+                    if step is steps[-1] and not sends:
                         self._leaving = self._releases_after(stage)
-                    self.doing, began_s = (
-                        (body.replace("_", " "), time.monotonic()),
-                        self.clock.now(),
-                    )
+                    name = step.name or stage
+                    self.doing = (name.replace("_", " "), time.monotonic())
+                    began_s = self.clock.now()
                     self._hold()
-                    reports += self._bodies[base_stage(body)](body, index)
+                    reports += self._do(stage, step, index)
+                    # Moves asked for in the same message are not the work of the stage.
                     moving_s = self._moving_s
                     self._moving_s = 0.0
                     seconds = max(0.0, self.clock.now() - began_s - moving_s)
-                    moves_s = moves_s + moving_s
-                    at_work = at_work + seconds
-                    for name in {
-                        body,
-                        base_stage(body),
-                    }:  # a sub-stage counts for itself and for its stage
-                        key = f"time/{name.replace(' ', '_')}_s"
+                    moves_s += moving_s
+                    at_work += seconds
+                    # A sub-stage counts for itself and for its stage.
+                    for counted in {name, base_stage(name)}:
+                        key = f"time/{counted.replace(' ', '_')}_s"
                         numbers[key] = numbers.get(key, 0.0) + seconds
                 self._wait(())
                 numbers["time/moves_s"] += moves_s
@@ -460,76 +446,35 @@ class Loop:
         }
         return asked
 
-    def _sync(self, stage: str, index: int) -> list[Metrics]:
-        groups = self._groups
-        return self._gather(
-            [
-                groups["actor"].push_weights(self.version),
-                groups["rollout"].pull_weights(self.version),
-            ]
-        )
-
-    def _refresh(self, stage: str, index: int) -> list[Metrics]:
-        """Send the actor's weights to a reference that is refreshed; both skip iterations that are not due."""
-        return self._gather(
-            [
-                self._groups[c].refresh(index, self.version)
-                for c in ("actor", "reference")
-            ]
-        )
-
-    def _rollout(self, stage: str, index: int) -> list[Metrics]:
-        generating = [
-            self._groups["env"].run(index),
-            self._groups["rollout"].generate(index),
-        ]
-        if self._accumulates:
-            generating.append(self._groups["actor"].accumulate(index, self.version))
-        return self._gather([*generating, *self._score(index)])
-
-    def _score(self, index: int) -> list[Pending]:
-        """Start the components that score samples while others generate them."""
-        return [self._groups[c].infer(index, self.version) for c in self._early]
-
-    def _evaluate(self, stage: str, index: int) -> list[Metrics]:
-        # The seconds of generating held-out answers are not metrics of the iteration.
-        return self._work(
-            [
-                self._groups["env"].evaluate(index),
-                self._groups["rollout"].generate(index),
-            ]
-        )[0]
-
-    def _infer(self, stage: str, index: int) -> list[Metrics]:
-        return self._gather(
-            [
-                self._groups[c].infer(index, self.version)
-                for c in self._schedule.active[stage]
-            ]
-        )
-
-    def _compute_advantages(self, stage: str, index: int) -> list[Metrics]:
-        # On the host: no accelerator is in use.
-        (metrics,) = self._wait([self._groups["actor"].compute_advantages(index)])
-        return metrics
-
-    def _learn(self, stage: str, index: int) -> list[Metrics]:
-        self._updating = True
-        learned = self._gather(
-            [
-                self._groups[c].learn(index, self.version)
-                for c in self._schedule.active[stage]
-            ]
-        )
-        if stage == self._learned:
-            self.version = self.version + 1
+    def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
+        """Make the calls of a step and wait for all of them. Return the metrics of every rank."""
+        if base_stage(stage) in self._work.trains:
+            self._updating = True
+        pending = [self._asked(call, index) for call in step.calls]
+        if step.on_host:
+            results = self._wait(pending)
+        else:
+            results = self._worked(pending)
+        if stage == self._learned and step is self._steps[stage][-1]:
+            self.version += 1
             self._updating = False
-        return learned
+        counted: list[Metrics] = []
+        for call, ranks in zip(step.calls, results, strict=True):
+            if step.metrics_of is None or call.component in step.metrics_of:
+                counted += ranks
+        return counted
+
+    def _asked(self, call: Call, index: int) -> Pending:
+        """Start one call on all ranks of its component."""
+        values = {ITERATION: index, VERSION: self.version}
+        method = getattr(self._groups[call.component], call.method)
+        pending: Pending = method(*(values[name] for name in call.arguments))
+        return pending
 
     def _gather(self, pending: Sequence[Pending]) -> list[Metrics]:
-        return [rank for group in self._work(pending) for rank in group]
+        return [rank for group in self._worked(pending) for rank in group]
 
-    def _work(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
+    def _worked(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
         """Wait for calls that compute and account the busy time of their accelerators."""
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):

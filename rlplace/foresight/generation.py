@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan
 from rlplace.errors import ProblemsError
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Size
@@ -24,7 +25,7 @@ from rlplace.foresight.ranks import make_groups
 from rlplace.foresight.space import Space
 from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
 from rlplace.foresight.world import Channel, Event, World
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import SAMPLES, samples_for
 

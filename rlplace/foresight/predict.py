@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from rlplace.config.schema import Config
+from rlplace.contract.registry import job_of
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
@@ -85,9 +86,11 @@ def open_loop(
     runner = dataclasses.replace(
         config.runner, total_iterations=iterations, stage_timeout_s=math.inf
     )
-    return site, loop_of(plan.schedule)(
-        plan.schedule, groups, MemoryMonitor(case), runner, clock=site.clock
+    work = job_of(config).work(config, plan.needs)
+    loop = loop_of(plan.schedule)(
+        plan.schedule, groups, MemoryMonitor(case), runner, work, clock=site.clock
     )
+    return site, loop
 
 
 def predict(

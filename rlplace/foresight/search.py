@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
 from rlplace.foresight.alike import Alike, seconds_of
 from rlplace.foresight.bounds import Bounds
@@ -29,9 +30,8 @@ from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import COLD, Profile
 from rlplace.foresight.space import Cells, Layout, Space
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Schedule
 
 OBJECTIVES = ("seconds", "accelerator_seconds")

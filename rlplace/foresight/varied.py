@@ -10,13 +10,14 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, ProblemsError, did_you_mean, suggestion
 from rlplace.foresight.generation import PAIR
 from rlplace.foresight.loads import Size
 from rlplace.foresight.search import Found
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.memory.case import replaced
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 
 STALENESS = "algorithm.max_staleness"
 _AHEAD = (0, 1, 2)

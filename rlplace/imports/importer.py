@@ -22,12 +22,12 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.config.read import read_config, try_config
 from rlplace.config.schema import ClusterConfig, Config
 from rlplace.config.yaml_text import quote
+from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, PlacementError, Problem, did_you_mean
 from rlplace.imports.rules import Rule, Rules, shape_of
 from rlplace.imports.settings import Setting
 from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)

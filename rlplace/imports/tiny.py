@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.read import read_config
+from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError
 from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.rules import shipped_model
@@ -20,7 +21,6 @@ from rlplace.imports.settings import read_mapping
 from rlplace.placement import Topology
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Ranges
-from rlplace.placement.plan import make_plan
 
 _SIZES = Path(__file__).with_name("rules") / "tiny.yaml"
 _MODELS = ("actor", "critic", "reference", "reward", "rollout")

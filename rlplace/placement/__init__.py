@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         PackedPlacementStrategy,
     )
     from rlplace.placement.machines.topology import Topology
-    from rlplace.placement.plan import Plan, make_plan, plan_components
+    from rlplace.placement.plan import Plan, plan_components
 
 __all__ = [
     "ComponentPlacementStrategy",
@@ -25,7 +25,6 @@ __all__ = [
     "PackedPlacementStrategy",
     "Plan",
     "Topology",
-    "make_plan",
     "plan_components",
 ]
 

@@ -180,7 +180,7 @@ def _simulator_channels(
         inside = _inside(
             sources, targets, placement.locations(source), placement.locations(target)
         )
-        yield _channel(
+        yield channel_plan(
             placement, name, source, target, waiting, why, inside=inside, groups=groups
         )
     yield _weights(placement)
@@ -216,7 +216,7 @@ def _text_channels(
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"
     ends = f"the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}"
-    yield _channel(
+    yield channel_plan(
         placement,
         "requests",
         "env",
@@ -227,7 +227,7 @@ def _text_channels(
     answered = (
         "every answer of an env rank's prompts, and rank 0 hears when each rank is done"
     )
-    yield _channel(placement, "completions", "rollout", "env", answers, answered)
+    yield channel_plan(placement, "completions", "rollout", "env", answers, answered)
     ahead = (
         f", and those of {algorithm.max_staleness} more"
         if algorithm.max_staleness
@@ -235,7 +235,7 @@ def _text_channels(
     )
     kept = "all groups of an iteration wait there for learn"
     groups = prompts * (1 + algorithm.max_staleness)
-    yield _channel(placement, "samples", "env", "actor", groups, kept + ahead)
+    yield channel_plan(placement, "samples", "env", "actor", groups, kept + ahead)
     yield _weights(placement)
 
 
@@ -246,7 +246,7 @@ def _scorer_channels(
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
-        yield _channel(
+        yield channel_plan(
             placement,
             f"samples.{scorer}",
             "env",
@@ -254,7 +254,7 @@ def _scorer_channels(
             groups,
             "all groups of an iteration",
         )
-        yield _channel(
+        yield channel_plan(
             placement,
             f"scores.{scorer}",
             scorer,
@@ -263,7 +263,7 @@ def _scorer_channels(
             "a score of each sample, at most",
         )
     if "critic" in placement.components:
-        yield _channel(
+        yield channel_plan(
             placement, "returns", "actor", "critic", groups, "those of all groups"
         )
     if config.reference.refresh_every and "reference" in placement.components:
@@ -277,7 +277,7 @@ def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def _channel(
+def channel_plan(
     placement: HybridComponentPlacement,
     name: str,
     source: str,
@@ -319,7 +319,7 @@ def _weights(
     """The channel of weights that cannot be written where they are read."""
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
-    return _channel(
+    return channel_plan(
         placement, name, "actor", target, each, why, depth=WEIGHT_MESSAGES_PER_TARGET
     )
 

@@ -37,24 +37,34 @@ PARTNERS = {
 }  # role -> the role whose ranks hold the rows that it scores
 
 
-def check_job(
+def check_simulator_job(
     config: Config, placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Check a job against its placement, as far as its components are placed. `active`: its needs in sub-stages."""
+    """Check a job on simulators against its placement, as far as its components are placed.
+
+    `active`: its needs in sub-stages.
+    """
     yield from _check_joined(config, placement)
     yield from _check_inline(config, placement)
-    if config.kind == "mlp":
-        yield from _check_rows(config, placement)
-        yield from _check_sequences(config)
-        yield from _check_sync(config, placement, active)
-        return
+    yield from _check_rows(config, placement)
+    yield from _check_sequences(config)
+    yield from _check_sync(config, placement, active)
+
+
+def check_text_job(
+    config: Config, placement: HybridComponentPlacement, active: Needs
+) -> Iterator[Problem]:
+    """Check a job on language models, as `check_simulator_job` one on simulators."""
+    yield from _check_joined(config, placement)
+    yield from _check_inline(config, placement)
     if not config.runs:
         yield from check_batches(config, placement)
         yield from check_partners(placement)
     for check in (_check_critic, _check_reference, _check_rewards):
         yield from check(config, placed_names(config.cluster.component_placement))
     yield from _check_reward_places(config, placement)
-    if config.runs:  # neither batches nor ranks need divide: an engine takes samples while it has room
+    # Neither batches nor ranks need divide in a run: an engine takes samples while it has room.
+    if config.runs:
         yield from _check_prompts(config, placement)
         yield from _check_overlap(config, placement, active)
         yield from _check_accumulation(config, placement, active)
@@ -693,26 +703,36 @@ def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
             yield _placed(placement.spec(partner), "uneven-partners", what, why, fix)
 
 
-def find_waste(
-    config: Config | None, placement: HybridComponentPlacement, active: Needs
-) -> Iterator[Problem]:
-    """Report what leaves accelerators idle or waiting: the warnings of a plan. `config`: of a job, not of a cluster."""
+def find_waste(placement: HybridComponentPlacement) -> Iterator[Problem]:
+    """Report accelerators that no component uses, and copies that are wider than a node: warnings of any plan."""
     yield from _find_idle(placement)
     yield from _find_wide_copies(placement)
-    if config is not None and config.kind == "mlp":
-        yield from _find_uneven(config, placement)
-        return
+
+
+def find_waste_of_simulators(
+    config: Config, placement: HybridComponentPlacement
+) -> Iterator[Problem]:
+    """Report what leaves accelerators of a job on simulators idle or waiting."""
+    yield from find_waste(placement)
+    yield from _find_uneven(config, placement)
+
+
+def find_waste_of_roles(
+    placement: HybridComponentPlacement, active: Needs
+) -> Iterator[Problem]:
+    """Report what leaves accelerators of language-model roles idle or waiting."""
+    yield from find_waste(placement)
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) != COLLOCATED:
-            mine, theirs = (len(placement.accelerators(c)) for c in (partner, leader))
+            mine = len(placement.accelerators(partner))
+            theirs = len(placement.accelerators(leader))
             shared = len(placement.shared(partner, leader))
             what = f"{partner} is on {mine} accelerators, {leader} on {theirs}, {shared} of them shared"
             why = "libraries that colocate the two ask for the same number; here it works, and some wait"
             fix = f"{partner}: {{same_as: {leader}}}"
             yield _placed(placement.spec(partner), "unequal-partners", what, why, fix)
-    if {"actor", "rollout"} <= {*placement.components} and placement.shared(
-        "actor", "rollout"
-    ):
+    both = {"actor", "rollout"} <= {*placement.components}
+    if both and placement.shared("actor", "rollout"):
         yield from _find_idle_beside_engines(placement, active)
 
 

@@ -20,9 +20,9 @@ import yaml
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find, verify, whole_ones
 from rlplace.config.compose import override
-from rlplace.config.read import read_config
-from rlplace.config.schema import Config
 from rlplace.config.yaml_text import show
+from rlplace.contract.reading import read_job
+from rlplace.contract.registry import job_of
 from rlplace.errors import ConfigError, Problem, ProblemsError, source_of
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
@@ -142,7 +142,7 @@ def resumed(job: Prepared) -> Resumed | None:
     if config.resume != AUTO:  # which has compared them
         verify(checkpoint)
     mapping = yaml.safe_load(checkpoint.text(CONFIG))
-    differences = _differences(read_config(mapping), read_config(job.mapping))
+    differences = _differences(read_job(mapping), read_job(job.mapping))
     task = [key for key in _TASK if key in differences]
     if config.resume == AUTO and task:
         raise ConfigError(
@@ -156,7 +156,7 @@ def resumed(job: Prepared) -> Resumed | None:
     )
 
 
-def _differences(before: Config, now: Config) -> Differences:
+def _differences(before: Any, now: Any) -> Differences:
     old = dict(_flat(before))
     new = dict(_flat(now))
     keys = (
@@ -244,10 +244,10 @@ def _other_task(
             continue
         seen.add(checkpoint.run)
         try:
-            then = read_config(yaml.safe_load(checkpoint.text(CONFIG)))
+            then = read_job(yaml.safe_load(checkpoint.text(CONFIG)))
         except ConfigError:  # of another version
             continue
-        differences = _differences(then, read_config(job.mapping))
+        differences = _differences(then, read_job(job.mapping))
         if not (
             any(_other_experiment(job, differences)) or any(_over(job, checkpoint))
         ):
@@ -299,11 +299,7 @@ def _text(
                 else "        changes the numbers of what follows"
             )
             lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")
-    if (
-        job.config.actor.optimizer.schedule != "constant"
-        and "runner.total_iterations" in differences
-    ):
-        lines.append("    the learning rate falls over the new number of iterations")
+    lines += job_of(job.config).resume_notes(job.config, differences)
     if any(key.startswith("cluster.") for key in differences):
         lines += _placements(job, mapping)
     return "\n".join(lines)
@@ -318,31 +314,25 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
     view: PlanView = dataclasses.replace(job.view, name="now")
     return [
         render_diff(old.view, view),
-        *_cut_anew(old.plan, job.plan, simulated=job.config.kind == "mlp"),
+        *_cut_anew(old.plan, job.plan, job_of(job.config).divided()),
     ]
 
 
-def _cut_anew(old: Plan, new: Plan, *, simulated: bool) -> list[str]:
-    dealt = (
-        {"actor": "samples", "env": "simulators"} if simulated else {"env": "prompts"}
-    )  # what is not is sharded
+def _cut_anew(old: Plan, new: Plan, divided: Mapping[str, str]) -> list[str]:
+    """Say what other numbers of ranks change. `divided`: component -> what its ranks have between them."""
     lines = []
-    for component in ("actor", "critic", "reference", "env"):
-        if (
-            component in old.placement.components
-            and component in new.placement.components
-        ):
-            before = old.placement.world_size(component)
-            now = new.placement.world_size(component)
-            if before != now:
-                what = (
-                    f"{dealt[component]} are dealt to"
-                    if component in dealt
-                    else "state is sharded over"
-                )
-                lines.append(
-                    f"    {component}: its {what} {now} rank{'s' * (now > 1)} instead of {before}"
-                )
+    for component, what in divided.items():
+        if component not in old.placement.components:
+            continue
+        if component not in new.placement.components:
+            continue
+        before = old.placement.world_size(component)
+        now = new.placement.world_size(component)
+        if before != now:
+            ranks = "rank" if now == 1 else "ranks"
+            lines.append(
+                f"    {component}: its {what} {now} {ranks} instead of {before}"
+            )
     if lines:
         lines.append(
             "    sums over ranks are added in another order: numbers agree to rounding, not to the bit"

@@ -21,9 +21,10 @@ from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
-from rlplace.config.schema import Config
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
-from rlplace.envs.registry import spaces_of_job
+from rlplace.contract.job import Job
+from rlplace.contract.registry import job_of
+from rlplace.contract.stages import Work
 from rlplace.errors import (
     ConfigError,
     NodeLost,
@@ -38,20 +39,13 @@ from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
 from rlplace.extras import versions_of
 from rlplace.foresight.known import FILE as PROFILE
-from rlplace.foresight.known import find_profile
-from rlplace.foresight.observe import Observations, machine, versions
-from rlplace.foresight.predict import can_predict, predict
-from rlplace.foresight.profile import Profile
-from rlplace.foresight.show import compare_seconds
+from rlplace.foresight.observe import machine, versions
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.flow import DeviceDelivery
-from rlplace.placement.language.spec import role_of
-from rlplace.placement.memory.case import memory_case, read_again, with_share
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import record_measurements
 from rlplace.placement.plan import Plan
-from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
@@ -60,15 +54,10 @@ from rlplace.report.live import Display
 from rlplace.report.page import render_report
 from rlplace.report.record import read_run
 from rlplace.report.sinks import (
-    RUN_CONSOLE,
-    SCORED_CONSOLE,
-    TEXT_CONSOLE,
     Console,
     open_sinks,
 )
 from rlplace.report.summary import (
-    SIMULATED,
-    TEXT,
     Progress,
     compare_memory,
     fitted,
@@ -83,7 +72,6 @@ from rlplace.report.typed import Typed
 from rlplace.runtime.saving import Saving
 from rlplace.signals import Signals, Stopped
 from rlplace.trained import where
-from rlplace.workers.arguments import SimulatorArguments, WorkerArguments
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
@@ -91,106 +79,45 @@ from rlplace.workers.worker import Worker
 
 LOGS = "logs"  # of what workers print, in the run's folder
 ERROR = "error.txt"  # what ended the run, where that is an error
-_FORESEEN = 512  # most ranks whose iterations are predicted at the end of a run: that takes seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything that `run` needs of a job; `job_spec` makes it."""
 
-    config: Config
+    job: Job
+    config: Any  # of the job's own type
     plan: Plan
     workers: Mapping[str, type[Worker]]  # by component
-    arguments: WorkerArguments  # the `config` of every worker
+    arguments: Mapping[str, Any]  # the `config` of the workers, by component
+    work: Work  # the calls of an iteration
     case: MemoryCase
-    given: Profile | None  # to predict from, instead of the run's own
+    performance: Any | None  # the performance model; None: the job has none
+    given: Any | None  # the profile to predict from, instead of the run's own
     progress: Progress
 
 
-def job_spec(config: Config, plan: Plan) -> JobSpec:
-    """Choose workers, arguments and measures of a job by the kind of its model. The clock of the run starts here."""
-    simulated = config.kind == "mlp"
-    placement = plan.placement
-    progress = Progress(
-        measures=SIMULATED if simulated else TEXT, began=time.perf_counter()
-    )
-    if not simulated and config.cluster.launcher == "inline":
-        import rlplace.models.causal_lm  # noqa: F401  now: threads that import transformers at once find half of it
-
-    spaces = spaces_of_job(config) if simulated else None
-    case = memory_case(plan, config, spaces)
-    ranks = {
-        component: placement.world_size(component) for component in placement.components
-    }
-    ledger = case.ledger()
-    working = {
-        component: ledger.working(component) for component in placement.components
-    }
-    if spaces is None:
-        arguments = WorkerArguments(
-            config=with_share(config, case),
-            ranks=ranks,
-            deliveries=plan.deliveries,
-            working=working,
-            parallel={c: placement.spec(c).parallel for c in placement.components},
-            read_again=read_again(config),
-            copies_checkpoints=case.copies_checkpoints,
-        )
-    else:
-        arguments = SimulatorArguments(
-            config=config,
-            ranks=ranks,
-            deliveries=plan.deliveries,
-            working=working,
-            copies_checkpoints=case.copies_checkpoints,
-            spaces=spaces,
-            routes=plan.row_routes,
-        )
-    workers = {
-        component: worker_of(config, component) for component in placement.components
-    }
-    given = find_profile(config, plan, case)
+def job_spec(config: Any, plan: Plan) -> JobSpec:
+    """Ask the job of a config for workers, arguments and measures. The clock of the run starts here."""
+    job = job_of(config)
+    progress = Progress(measures=job.measures(config), began=time.perf_counter())
+    case = job.memory(config, plan, build=True)
+    workers = job.workers(config, plan)
+    performance = job.performance(config, plan, case)
     return JobSpec(
+        job=job,
         config=config,
         plan=plan,
-        workers=workers,
-        arguments=arguments,
+        workers={
+            component: workers[component] for component in plan.placement.components
+        },
+        arguments=job.arguments(config, plan, case),
+        work=job.work(config, plan.needs),
         case=case,
-        given=given,
+        performance=performance,
+        given=None if performance is None else performance.given_profile(),
         progress=progress,
     )
-
-
-def worker_of(config: Config, component: str) -> type[Worker]:
-    """Return the worker class of a component: by role and kind of model, of a reward by how it scores."""
-    from rlplace.workers.roles.actor import Critic, LmActor, PolicyActor
-    from rlplace.workers.roles.env import VectorEnvWorker
-    from rlplace.workers.roles.reward import RewardEndpointWorker, RewardFunctionWorker
-    from rlplace.workers.roles.rollout import TextRolloutWorker, VectorRolloutWorker
-    from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
-    from rlplace.workers.roles.text_env import TextEnvWorker
-
-    role = role_of(component)
-    if role == "reward":
-        rewards = {
-            "model": RewardModelWorker,
-            "function": RewardFunctionWorker,
-            "url": RewardEndpointWorker,
-        }
-        return rewards[config.reward_of(component).kind]
-    if config.kind == "mlp":
-        return {
-            "actor": PolicyActor,
-            "env": VectorEnvWorker,
-            "rollout": VectorRolloutWorker,
-        }[role]
-    workers = {
-        "actor": LmActor,
-        "env": TextEnvWorker,
-        "rollout": TextRolloutWorker,
-        "critic": Critic,
-    }
-    return (workers | {"reference": ReferenceWorker})[role]
 
 
 def run(
@@ -230,7 +157,7 @@ def run(
             _keep(command, folder, job)
         (folder / ERROR).unlink(missing_ok=True)
         try:
-            with _exported(job.config):
+            with _exported(job):
                 _run(
                     job,
                     folder,
@@ -256,12 +183,16 @@ def run(
     return folder
 
 
-def _exported(config: Config) -> contextlib.AbstractContextManager[None]:
+def _exported(job: JobSpec) -> contextlib.AbstractContextManager[None]:
     """Set the variables of workers in this process, whose threads or children they may be."""
-    if (said := not_given(config)) is not None:
+    if (said := not_given(job.config)) is not None:
         _tell(said)
+    config = job.config
     inline = config.cluster.launcher == "inline"
-    return exported(({THREADS: "1"} if inline else {}) | variables_of(config))
+    return exported(
+        ({THREADS: "1"} if inline else {})
+        | variables_of(config, job.job.variables(config))
+    )
 
 
 def _can_go_on(folder: Path) -> bool:
@@ -330,7 +261,12 @@ def _run(
         ):
             groups = launch(cluster, job)
             loop = loop_of(schedule)(
-                schedule, groups, _monitor(job), runner, first=progress.iterations
+                schedule,
+                groups,
+                _monitor(job),
+                runner,
+                job.work,
+                first=progress.iterations,
             )
             loop.started(cluster.start_s)
             saving = Saving(job.config, job.plan, loop, folder, texts, progress)
@@ -354,9 +290,11 @@ def _run(
             for name, channel in group.channels.items()
         }
         display.watch(loop, channels, progress.iterations)
-        policies = dict[str, Path]()
+        policies: Mapping[str, Path] | None = None  # once they are saved
         state = _not_ended(progress)
-        observed = Observations(job.config, job.plan)
+        observed = None
+        if job.performance is not None:
+            observed = job.performance.observations()
         patience_s = (
             job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         )
@@ -371,14 +309,15 @@ def _run(
                 named,
             ):
                 try:
-                    while not policies:
+                    while policies is None:
                         try:
                             _train(
                                 job, loop, curves, callbacks, saving, signals, observed
                             )
                             saving.last()
-                            loop.save(_policies(job, folder))
-                            policies = _policies(job, folder)
+                            saved = _policies(job, folder)
+                            loop.save(saved)
+                            policies = saved
                         except StateLost:
                             curves = sinks(_went_back(loop, saving))
                 except (RlplaceError, Stopped):
@@ -398,7 +337,7 @@ def _run(
             _report(
                 job,
                 folder,
-                ended | {"policy": str(policies["actor"]) if policies else None},
+                ended | {"policy": _policy(policies)},
                 loop,
                 observed,
             )
@@ -469,7 +408,7 @@ def _cluster(job: JobSpec, display: Display, folder: Path) -> Cluster:
         tell=display.starting,
         workers=job.workers.values(),
         output=folder / LOGS,
-        variables=variables_of(job.config),
+        variables=variables_of(job.config, job.job.variables(job.config)),
     )
 
 
@@ -478,14 +417,7 @@ def _tell(line: object) -> None:
 
 
 def _console(job: JobSpec) -> Console:
-    scored = (
-        SCORED_CONSOLE
-        if "infer" in map(base_stage, job.plan.schedule.stages)
-        else TEXT_CONSOLE
-    )
-    if job.config.kind == "mlp":
-        return RUN_CONSOLE
-    return scored
+    return job.job.console(job.config, job.plan)
 
 
 @contextlib.contextmanager
@@ -609,19 +541,12 @@ def recovery_of(
     plan = job.plan
     if not (config.faults.restarts and cluster.restarts_workers):
         return None
-    kept = {
-        c
-        for c in groups
-        if role_of(c) == "reference" and config.reference.refresh_every
-    }  # it has no other copy
-    if plan.schedule.needs.ahead:
-        kept = set(groups)  # some iteration is always being learned
+    kept = set(job.job.replaced_by_going_back(config, plan))
+    # No rank can leave a transfer between devices, or join it later.
     joined = set[str]()
-    if any(isinstance(delivery, DeviceDelivery) for delivery in plan.deliveries):
-        joined = {
-            "actor",
-            "rollout",
-        }  # no rank can leave a transfer between devices, or join it later
+    for delivery in plan.deliveries:
+        if isinstance(delivery, DeviceDelivery):
+            joined |= {"actor", "rollout"}
     return Recovery(
         cluster,
         groups,
@@ -629,23 +554,23 @@ def recovery_of(
         history,
         tell=_tell,
         patience_s=config.runner.stage_timeout_s,
+        replaceable=job.job.replaceable(config, plan),
         kept=kept | joined,
         joined=joined,
         without_state=saving.without_state,
     )
 
 
-def _policies(job: JobSpec, folder: Path) -> dict[str, Path]:
+def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
     """Return where the models of a run are saved, by component."""
-    saved = {
-        "actor": folder
-        / ("policy.safetensors" if job.config.kind == "mlp" else "policy")
-    }
-    return saved | (
-        {"critic": folder / "critic"}
-        if "critic" in job.plan.placement.components
-        else {}
-    )
+    return job.job.saved_models(job.config, job.plan, folder)
+
+
+def _policy(policies: Mapping[str, Path] | None) -> str | None:
+    """Return where the trained policy is: the actor's, else the first model that the job has saved."""
+    if not policies:
+        return None
+    return str(policies.get("actor") or next(iter(policies.values())))
 
 
 def _report(
@@ -653,7 +578,7 @@ def _report(
     folder: Path,
     ended: dict[str, Any],
     loop: Loop,
-    observed: Observations,
+    observed: Any | None,
 ) -> None:
     """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
     usage = loop.usage
@@ -668,24 +593,17 @@ def _report(
         folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n"
     )
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-    measured = observed.measured()
-    if measured:
+    measured = {} if observed is None else observed.measured()
+    if observed is not None and measured:
         profile = observed.profile()
         write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
-        ranks = sum(map(placement.world_size, placement.components))
-        if (
-            ended["policy"] is not None
-            and can_predict(job.config)
-            and ranks <= _FORESEEN
-        ):
-            prediction = predict(job.config, job.plan, job.case, job.given or profile)
-            ended["predicted"] = {
-                "from": "a profile that was given"
-                if job.given
-                else "this run's own profile"
-            }
-            ended["predicted"]["seconds"] = compare_seconds(prediction, measured)
-            write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
+        assert job.performance is not None, "it has made the observations"
+        if ended["policy"] is not None:
+            predicted = job.performance.compared(profile, job.given, measured)
+            if predicted is not None:
+                ended["predicted"] = predicted
+                text = json.dumps(ended, indent=1) + "\n"
+                write_whole(folder / "summary.json", text)
     print(summary_text(ended), flush=True)
     for page in pages(folder):
         _tell(f"curves     {page}")
@@ -711,32 +629,23 @@ def _train(
     callbacks: Callbacks,
     saving: Saving,
     signals: Signals,
-    observed: Observations,
+    observed: Any | None,
 ) -> None:
     """Run iterations until the last one, the goal or a signal, with evaluations on held-out prompts in between."""
-    config, progress, runner = job.config, job.progress, job.config.runner
-    simulated = config.kind == "mlp"
-    eval_every = 0 if simulated else runner.eval_every
+    config = job.config
+    progress = job.progress
+    runner = config.runner
+    eval_every = job.job.evaluates_every(config)
     while progress.iterations < runner.total_iterations:
         if signals.asked or progress.reached(runner.stop_at_return):
             break
         at = progress.iterations
-        numbers = loop.iteration(at, evaluate=bool(eval_every) and at % eval_every == 0)
-        if "time/evaluate_s" not in numbers:  # it is as if it had not been
+        evaluates = eval_every > 0 and at % eval_every == 0
+        numbers = loop.iteration(at, evaluate=evaluates)
+        # An iteration with an evaluation is not what others are like.
+        if observed is not None and "time/evaluate_s" not in numbers:
             observed.add(loop.log.iterations[-1], numbers)
-        if simulated:
-            decisions = (
-                config.simulator_env.total_num_envs * config.algorithm.rollout_steps
-            )
-            steps = decisions * config.torch_rollout.action_chunk
-            progress.add(numbers, steps)
-            numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-            if (
-                progress.mean_return is not None and "env/return" in numbers
-            ):  # a new one
-                numbers["env/mean_return"] = progress.mean_return
-        else:
-            progress.add(numbers, int(numbers.get("rollout/answers", 0)))
+        job.job.count(config, progress, numbers)
         progress.add_skipped(numbers, loop.notes, iteration=at)
         samples = [json.loads(note) for note in loop.notes.get("actor/samples", ())]
         for sink in sinks:
@@ -783,7 +692,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
             if component in (c.source, c.target)
         }
         builders[component] = (
-            job.workers[component].create_group(job.arguments),
+            job.workers[component].create_group(job.arguments[component]),
             placed,
             own,
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlplace.checkpoints.checkpoint import RUN, Checkpoint
 from rlplace.checkpoints.store import Contents, Saver, Store
-from rlplace.config.schema import Config
+from rlplace.contract.registry import job_of
 from rlplace.errors import OutputError, RlplaceError
 from rlplace.execution.faults import Recovery, StateLost
 from rlplace.execution.loop import Loop
@@ -46,7 +46,7 @@ class Saving:
 
     def __init__(
         self,
-        config: Config,
+        config: Any,
         plan: Plan,
         loop: Loop,
         folder: Path,
@@ -58,8 +58,9 @@ class Saving:
         self._loop = loop
         self._folder = folder
         self._texts = texts
-        self._simulated = config.kind == "mlp"
-        self._ranks = {c: plan.placement.world_size(c) for c in stateful(config, plan)}
+        self._job = job_of(config)
+        stateful = self._job.stateful(config, plan)
+        self._ranks = {c: plan.placement.world_size(c) for c in stateful}
         self._store = Store(
             folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best
         )
@@ -76,21 +77,14 @@ class Saving:
         """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
         self._saved = checkpoint.iteration
         self._newest = checkpoint
-        kept = tuple(c for c in self._ranks if c != "env" or c in checkpoint.ranks)
-        numbers = self._loop.load_state(
-            checkpoint.folder, kept, set(self._ranks) - set(kept)
+        optional = self._job.optional_state()
+        kept = tuple(
+            c for c in self._ranks if c not in optional or c in checkpoint.ranks
         )
-        if not self._simulated:
-            return self._go_on_ahead(checkpoint, int(numbers.get("env/groups_kept", 0)))
-        if "env" not in kept:
-            return "; all episodes begin anew"
-        lost, cut = (
-            int(numbers.get(f"env/{name}", 0))
-            for name in ("steps_lost", "episodes_cut")
-        )
-        if cut:
-            return f"; {cut} episodes begin anew, {lost} steps of them are lost"
-        return ""
+        anew = set(self._ranks) - set(kept)
+        numbers = self._loop.load_state(checkpoint.folder, kept, anew)
+        ahead = self._go_on_ahead(checkpoint, int(numbers.get("env/groups_kept", 0)))
+        return ahead + self._job.loaded_text(numbers, kept)
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
         """Tell the loop of `kept` groups that were generated ahead; say what becomes of them."""
@@ -240,17 +234,3 @@ class Saving:
             self._newest = saved.checkpoint
         if saved is not None and saved.error is not None:
             print(saved.error, file=sys.stderr)
-
-
-def stateful(config: Config, plan: Plan) -> tuple[str, ...]:
-    """Return the components whose state outlasts an iteration."""
-    kept = {"actor", "critic"}
-    if (
-        config.kind == "mlp"
-        or config.algorithm.max_staleness
-        or config.algorithm.short_rounds
-    ):
-        kept.add("env")
-    if config.kind != "mlp" and config.reference.refresh_every:
-        kept.add("reference")
-    return tuple(c for c in plan.placement.components if role_of(c) in kept)

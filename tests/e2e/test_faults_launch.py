@@ -342,7 +342,13 @@ def test_ranks_that_cannot_start_again_move_to_accelerators_that_are_free(
         )
         before = [seen for _, seen, _ in groups["env"].process().wait()]
         recovery = Recovery(
-            cluster, groups, FaultsConfig(), history, tell=print, patience_s=1.0
+            cluster,
+            groups,
+            FaultsConfig(),
+            history,
+            tell=print,
+            patience_s=1.0,
+            replaceable=("env", "rollout"),
         )
         fault = fail(1)
         assert fault.moved == (

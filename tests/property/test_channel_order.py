@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rlplace.config.compose import config_names, with_hydra
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
-from rlplace.placement import Plan, Topology, make_plan
+from rlplace.contract.planning import make_plan
+from rlplace.placement import Plan, Topology
 from rlplace.placement.channels import scorers_of
 from rlplace.placement.schedule import Schedule, base_stage
 from rlplace.workers.launch.machines import declared_topology

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
 from rlplace.config.yaml_text import quote, to_yaml
+from rlplace.contract.planning import make_plan
 from rlplace.errors import PlacementError
-from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
+from rlplace.placement import HybridComponentPlacement, Plan, Topology
 from rlplace.placement.flow import DeviceDelivery, Transport, deliver
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import SIMULATOR_NEEDS, Residency

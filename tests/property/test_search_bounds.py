@@ -11,6 +11,7 @@ import pytest
 
 from rlplace.config import compose
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
 from rlplace.foresight.alike import Alike, seconds_of
 from rlplace.foresight.bounds import Bounds
@@ -19,8 +20,7 @@ from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import predict
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
-from rlplace.placement.memory.case import memory_case
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 from rlplace.runtime.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import random_profile, random_text_profile
 

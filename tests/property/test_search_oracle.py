@@ -17,14 +17,14 @@ import pytest
 from rlplace.config import compose
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
 from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import OBJECTIVES, Search
 from rlplace.foresight.space import Space
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 from rlplace.runtime.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import random_profile, random_text_profile
 

@@ -133,6 +133,7 @@ def recovery(
         history,
         tell=said.append,
         patience_s=1.0,
+        replaceable=("env", "rollout"),
         without_state=without_state,
     )
     return made, cluster

@@ -13,6 +13,7 @@ from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, Recovery, StateLost
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor
+from rlplace.jobs.language_model.iteration import work
 from rlplace.metrics import Metric
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
@@ -86,7 +87,11 @@ def loop(**apart: str) -> tuple[Loop, list[str]]:
         demands={},
     )
     return Loop(
-        layout.schedule, groups, MemoryMonitor(case), RunnerConfig(stage_timeout_s=1.0)
+        layout.schedule,
+        groups,
+        MemoryMonitor(case),
+        RunnerConfig(stage_timeout_s=1.0),
+        work(layout.needs),
     ), log
 
 

@@ -13,6 +13,7 @@ from rlplace.errors import WorkerTimeout
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import Generation, Overlap, loop_of
+from rlplace.jobs.language_model.iteration import work
 from rlplace.placement import Topology
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import plan_components
@@ -132,7 +133,9 @@ def looping(
         MemoryCase(placement=layout.placement, needs=needs, offload=offload, demands={})
     )
     runner = RunnerConfig(stage_timeout_s=timeout_s, total_iterations=3)
-    return loop_of(layout.schedule)(layout.schedule, groups, memory, runner), log
+    return loop_of(layout.schedule)(
+        layout.schedule, groups, memory, runner, work(needs)
+    ), log
 
 
 def told(log: list[str]) -> list[str]:

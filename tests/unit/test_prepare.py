@@ -14,11 +14,13 @@ import pytest
 
 from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import AlgorithmConfig, Config
+from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, Problem, Source
+from rlplace.jobs.language_model.checks import model_problems
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement import Topology
-from rlplace.placement.plan import Plan, make_plan
-from rlplace.runtime.prepare import check_env, check_launch, check_plan, model_problems
+from rlplace.placement.plan import Plan
+from rlplace.runtime.prepare import check_env, check_launch, check_plan
 from rlplace.workers.engines.contract import engine_args_problems
 from rlplace.workers.roles.checks import sight_problems
 

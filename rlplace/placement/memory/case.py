@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace.config.model_folder import text_keys
@@ -94,33 +94,63 @@ _SAVED = (TrainingDemand, ScoringDemand, PolicyTrainingDemand)
 _WITH_MODEL = (TrainingDemand, ScoringDemand, EngineDemand)
 
 
-def memory_case(
+# Plans and counts a job with another config.
+Replan = Callable[[Config, "Topology"], tuple["Plan", MemoryCase]]
+
+
+def simulator_case(
     plan: Plan,
     config: Config,
+    replan: Replan,
     spaces: PolicySpaces | None = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """The plan with the demands of its components; `ledger()` of it is what a run holds.
+    """Return the plan of a job on simulators with the demands of its components; `ledger()` is what a run holds.
 
-    `spaces` are the simulator's shapes: without them a policy's weights cannot be counted, and the ledger notes it.
-    Raises ConfigError for a model that cannot be read, unless its component is `measured`, PlacementError for
-    `gpu_memory_utilization: auto` where no memory is known.
+    `spaces`: shapes of the simulator. Without them the weights of the policy cannot be counted, and the ledger notes
+    it. `replan`: plans the job with another config, to try remedies.
     """
-    components = plan.placement.components
     policy = PolicyShape(weights=(), buffer_bytes=0)
-    if spaces is not None and config.kind == "mlp":
+    notes = [_NO_SPACES]
+    if spaces is not None:
         normalize = config.algorithm.normalize_observations
         policy = policy_shape(
             config.actor.policy, spaces, normalize_observations=normalize
         )
+        notes = []
+    demands = {
+        component: demand
+        for component in plan.placement.components
+        if (demand := _simulator_demand(config, component, plan, policy)) is not None
+    }
+    shared: SharedMemory = {}
+    if _shares_memory(plan, config):
+        items = {}
+        if spaces is not None:
+            items = simulator_items(plan, spaces, config.algorithm.rollout_steps)
+        shared = count_shared(plan, items, policy.weights_bytes)
+    case = _case(plan, config, demands, notes, shared, {}, replan, measured)
+    return _without_copies(case)
+
+
+def text_case(
+    plan: Plan,
+    config: Config,
+    replan: Replan,
+    measured: Measurements | None = None,
+) -> MemoryCase:
+    """Return the plan of a job on language models with the demands of its components.
+
+    Raises ConfigError for a model that cannot be read, unless its component is `measured`, PlacementError for
+    `gpu_memory_utilization: auto` where no memory is known.
+    """
     demands: dict[str, Demand] = {}
     notes: list[str] = []
-    problems: dict[
-        str, Problem
-    ] = {}  # by key: several components may have the same model
-    for component in components:
+    # By key: several components may have the same model.
+    problems: dict[str, Problem] = {}
+    for component in plan.placement.components:
         try:
-            demand = _demand(config, component, plan, policy)
+            demand = _text_demand(config, component, plan)
         except ConfigError as error:
             if measured and measured.get(component):
                 notes.append(f"{component}: {_ONLY_MEASURED}")
@@ -131,35 +161,44 @@ def memory_case(
             demands[component] = demand
     if problems:
         raise ConfigError(list(problems.values()))
-    if config.kind == "mlp":
-        notes += [_NO_SPACES] if spaces is None else []
-    elif config.model is None and not demands:
+    if config.model is None and not demands:
         notes.append(_NO_MODEL)
-    models = [
-        demand.model for demand in demands.values() if isinstance(demand, _WITH_MODEL)
-    ]
+    models = [d.model for d in demands.values() if isinstance(d, _WITH_MODEL)]
     notes += dict.fromkeys(note for model in models for note in model.notes)
-    case = MemoryCase(
+    shared: SharedMemory = {}
+    if _shares_memory(plan, config):
+        shared = _text_shared(plan, config, demands.get("actor"))
+    batches = _batches(config, plan)
+    case = _case(plan, config, demands, notes, shared, batches, replan, measured)
+    case = _without_copies(case)
+    if config.text_rollout.gpu_memory_utilization == "auto":
+        return fill_share(case)
+    return case
+
+
+def _case(
+    plan: Plan,
+    config: Config,
+    demands: Mapping[str, Demand],
+    notes: Sequence[str],
+    shared: SharedMemory,
+    batches: Mapping[str, int],
+    replan: Replan,
+    measured: Measurements | None,
+) -> MemoryCase:
+    return MemoryCase(
         placement=plan.placement,
         needs=plan.needs,
         offload=plan.offload,
-        blocks={c: config.key_of(c) for c in components},
+        blocks={c: config.key_of(c) for c in plan.placement.components},
         demands=demands,
         measured=measured or {},
         notes=tuple(notes),
-        shared=_shared(plan, config, policy, spaces, demands.get("actor")),
-        batches=_batches(config, plan),
+        shared=shared,
+        batches=batches,
         reserve=config.memory.reserve,
-        job=lambda lines: _with_lines(config, plan.topology, lines, spaces, measured),
+        job=lambda lines: _with_lines(config, plan.topology, lines, replan),
     )
-    case = _without_copies(case)
-    automatic = (
-        config.kind == "causal_lm"
-        and config.text_rollout.gpu_memory_utilization == "auto"
-    )
-    if automatic:
-        return fill_share(case)
-    return case
 
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
@@ -181,7 +220,7 @@ def _without_copies(case: MemoryCase) -> MemoryCase:
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
     """Return the sequences of one optimizer step of each copy, where micro-batches have to divide them."""
     algorithm = config.algorithm
-    if config.kind == "mlp" or config.runs or algorithm.prompts is None:
+    if config.runs or algorithm.prompts is None:
         return {}
     step = algorithm.train_batch or algorithm.prompts * algorithm.samples_per_prompt
     learning = [c for c in ("actor", "critic") if c in plan.placement.components]
@@ -192,17 +231,13 @@ def _with_lines(
     config: Config,
     topology: Topology,
     lines: Mapping[str, object],
-    spaces: PolicySpaces | None,
-    measured: Measurements | None,
+    replan: Replan,
 ) -> MemoryCase | None:
     """Plan a job anew with other values at these key paths; None where a check refuses it."""
-    from rlplace.placement.plan import make_plan  # which needs the models of this room
-
     for path, value in lines.items():
         config = replaced(config, path.split("."), value)
     try:
-        plan = make_plan(config, topology)
-        case = memory_case(plan, config, spaces, measured)
+        plan, case = replan(config, topology)
     except ProblemsError:
         return None
     heads = text_keys(config.model or {}).get("num_attention_heads")
@@ -234,15 +269,43 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
     )
 
 
-def _demand(
+def _simulator_demand(
     config: Config, component: str, plan: Plan, policy: PolicyShape
 ) -> Demand | None:
-    """What a component asks of memory; None if its model is not known. `policy`: of a job with simulators."""
-    length = config.algorithm.longest
-    packed = config.runs
+    """Return what a component of a job on simulators asks of memory."""
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
             return SimulatorDemand(accelerator_bytes=env.accelerator_memory)
+        case TorchRolloutConfig() as rollout:
+            sync = DeviceSync.receiving(plan.deliveries)
+            rows = _answered(plan, rollout) if policy.weights else 0
+            return PolicyRolloutDemand(
+                policy=policy,
+                workspace_bytes=rollout.workspace_memory,
+                sync=sync,
+                rows=rows,
+            )
+        case TrainedConfig() as trained:
+            samples = minibatch = 0
+            if policy.weights:
+                samples, minibatch = _learned(plan, config.algorithm)
+            return PolicyTrainingDemand(
+                policy=policy,
+                sync=DeviceSync.sending(plan.deliveries),
+                compute=trained.compute,
+                samples=samples,
+                minibatch=minibatch,
+                copied=True,
+            )
+        case _:
+            return None
+
+
+def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
+    """Return what a component of a job on language models asks of memory; None if its model is not known."""
+    length = config.algorithm.longest
+    packed = config.runs
+    match config.block_of(component):
         case AgentConfig() as simulator:  # a text task as well
             ahead = config.algorithm.max_staleness
             ranks = plan.placement.world_size(component)
@@ -258,15 +321,6 @@ def _demand(
             )
         case RewardConfig(kind="function" | "url"):
             return SimulatorDemand()
-        case TorchRolloutConfig() as rollout:
-            sync = DeviceSync.receiving(plan.deliveries)
-            rows = _answered(plan, rollout) if policy.weights else 0
-            return PolicyRolloutDemand(
-                policy=policy,
-                workspace_bytes=rollout.workspace_memory,
-                sync=sync,
-                rows=rows,
-            )
         case TextRolloutConfig() as engine if (
             model := model_of(config, None, component)
         ) is not None:
@@ -296,18 +350,6 @@ def _demand(
                 ),
                 answers=-(-answers // plan.placement.world_size(component)) or None,
                 cut=(config.runner.eval_top_p or 1.0) < 1,
-            )
-        case TrainedConfig() as trained if config.kind == "mlp":
-            samples, minibatch = (
-                _learned(plan, config.algorithm) if policy.weights else (0, 0)
-            )
-            return PolicyTrainingDemand(
-                policy=policy,
-                sync=DeviceSync.sending(plan.deliveries),
-                compute=trained.compute,
-                samples=samples,
-                minibatch=minibatch,
-                copied=True,
             )
         case TrainedConfig() as trained if (
             model := model_of(config, trained.language_model, component)
@@ -451,22 +493,13 @@ def read_again(config: Config) -> dict[str, float]:
     return found
 
 
-def _shared(
-    plan: Plan,
-    config: Config,
-    policy: PolicyShape,
-    spaces: PolicySpaces | None,
-    trained: Demand | None,
-) -> SharedMemory:
-    if (
-        not plan.channels or config.cluster.launcher == "inline"
-    ):  # threads of one process need none
-        return {}
-    if config.kind == "mlp":
-        items = {}
-        if spaces is not None:
-            items = simulator_items(plan, spaces, config.algorithm.rollout_steps)
-        return count_shared(plan, items, policy.weights_bytes)
+def _shares_memory(plan: Plan, config: Config) -> bool:
+    """Return whether workers are processes with channels; threads of one process need no shared memory."""
+    return bool(plan.channels) and config.cluster.launcher != "inline"
+
+
+def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMemory:
+    """Return what channels and weights of a job on language models take. `trained`: demand of the actor."""
     actor = config.actor
     weights = 0
     if isinstance(

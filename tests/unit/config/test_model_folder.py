@@ -12,7 +12,8 @@ from rlplace.config import compose, model_folder
 from rlplace.config.model_folder import no_folder
 from rlplace.config.read import read_config, with_folder
 from rlplace.errors import ConfigError
-from rlplace.runtime.prepare import _weights_problems, prepare_composed
+from rlplace.jobs.language_model.checks import _weights_problems
+from rlplace.runtime.prepare import prepare_composed
 
 
 @pytest.fixture

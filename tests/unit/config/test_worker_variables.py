@@ -17,6 +17,7 @@ from rlplace.config.worker_variables import (
     variables_of,
     wrong_variables,
 )
+from rlplace.contract.registry import job_of
 
 
 def config(variables: dict[str, Any], **cluster: Any) -> Config:
@@ -109,7 +110,8 @@ def test_keys_of_reward_endpoints_are_given_without_being_named(
             },
         }
     )
-    assert variables_of(text) == {"REWARD_KEY": "hidden"}
+    named = job_of(text).variables(text)
+    assert variables_of(text, named) == {"REWARD_KEY": "hidden"}
 
 
 def test_what_does_not_reach_workers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlplace.config import compose
+from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError
 from rlplace.foresight import answer as answers
 from rlplace.foresight.bounds import Bounds
@@ -16,7 +17,6 @@ from rlplace.foresight.loads import Mode, Size
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.search import Search
 from rlplace.foresight.space import Layout, Space
-from rlplace.placement.plan import make_plan
 from rlplace.runtime.prepare import Prepared, prepare_composed
 from tests.foresight_profiles import usual_profile
 

@@ -14,8 +14,8 @@ from rlplace.config.schema import (
     TextRolloutConfig,
     TrainedConfig,
 )
-from rlplace.placement import HybridComponentPlacement, Plan, Topology, make_plan
-from rlplace.placement.memory.case import memory_case
+from rlplace.contract.planning import make_plan, memory_case
+from rlplace.placement import HybridComponentPlacement, Plan, Topology
 from rlplace.placement.memory.demands import (
     Demand,
     EngineDemand,

@@ -8,9 +8,9 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig
+from rlplace.contract.planning import make_plan
 from rlplace.placement import Topology, plan_components
 from rlplace.placement.counts import explain_counts
-from rlplace.placement.plan import make_plan
 
 FORTY_EIGHT = Topology.uniform(6, 8)
 THIRDS = {

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from rlplace.contract.planning import memory_case
 from rlplace.errors import PlacementError
-from rlplace.placement.memory.case import memory_case, with_share
+from rlplace.placement.memory.case import with_share
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.solve import (
     SPARE,

@@ -9,8 +9,9 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig, NodeConfig
+from rlplace.contract.planning import make_plan
 from rlplace.errors import PlacementError
-from rlplace.placement import Plan, Topology, make_plan, plan_components
+from rlplace.placement import Plan, Topology, plan_components
 from rlplace.placement.flow import Transport
 from rlplace.placement.machines.topology import declare_topology
 from rlplace.placement.schedule import Needs, Residency, text_needs

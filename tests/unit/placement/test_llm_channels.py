@@ -8,10 +8,9 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan, Topology
-from rlplace.placement.memory.case import memory_case
-from rlplace.placement.plan import make_plan
 from rlplace.placement.show.explain import explain_pair
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import render_json

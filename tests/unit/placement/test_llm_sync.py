@@ -9,12 +9,12 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.placement import Topology
 from rlplace.placement.flow import BUCKET_BYTES, Delivery, DeviceDelivery
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import HostPart, Part
 from rlplace.placement.memory.ledger import MemoryLedger
-from rlplace.placement.plan import Plan, make_plan
+from rlplace.placement.plan import Plan
 from tests.unit.placement.reports import LLAMA_8B
 
 HYBRID = {

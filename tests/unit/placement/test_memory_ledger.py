@@ -8,10 +8,10 @@ import json
 import pytest
 
 from rlplace.config.schema import FrozenConfig
+from rlplace.contract.planning import memory_case
 from rlplace.errors import ConfigError
 from rlplace.placement import HybridComponentPlacement, Topology
 from rlplace.placement.machines.topology import Node, Run
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import (
     Demand,
     HostPart,

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from rlplace.config.read import read_config
-from rlplace.placement import Topology, make_plan
+from rlplace.contract.planning import make_plan, memory_case
+from rlplace.placement import Topology
 from rlplace.placement.memory.bound import too_small
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.ledger import MemoryCase, reserved
 from rlplace.placement.memory.solve import find_remedies, find_shortages
 from rlplace.placement.schedule import text_needs

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rlplace.contract.planning import memory_case
 from rlplace.errors import PlacementError
 from rlplace.placement import Plan
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import HostPart, Part
 from rlplace.placement.schedule import Residency, Schedule, schedule_of, text_needs
 from rlplace.placement.show.svg import render_svg

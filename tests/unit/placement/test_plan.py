@@ -8,8 +8,9 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan
 from rlplace.errors import PlacementError, Source
-from rlplace.placement import Plan, Topology, make_plan
+from rlplace.placement import Plan, Topology
 from rlplace.placement.flow import Transport
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text

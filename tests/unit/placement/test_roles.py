@@ -9,14 +9,13 @@ import pytest
 
 from rlplace.config.read import read_config
 from rlplace.config.schema import Config
+from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import PlacementError, Source
 from rlplace.placement import Plan, Topology
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import HostPart, Part, ScoringDemand
 from rlplace.placement.memory.ledger import Load, MemoryCase
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.memory.solve import find_remedies
-from rlplace.placement.plan import make_plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.transfers import transfers
 from tests.unit.placement import memory_cases

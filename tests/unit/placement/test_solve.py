@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from rlplace.contract.planning import memory_case
 from rlplace.errors import PlacementError
-from rlplace.placement.memory.case import memory_case
 from rlplace.placement.memory.demands import EngineDemand
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.model import read_model

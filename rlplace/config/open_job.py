@@ -1,0 +1,189 @@
+"""The config of a job of the user's own: blocks that the engine knows, a block for each component, and the user's keys.
+
+::
+
+    cluster:    {num_nodes: 1, component_placement: {actor: 0-7, env: 0-3}}     the engine's, as in every job
+    runner:     {total_iterations: 10}
+    actor:      {enable_offload: true, memory: {weights: 2GiB, full: 8GiB}, lr: 0.001}
+                 └ of the engine                                            └ the worker's own
+    anything:   {else: is the user's}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlplace.config.fields import block, knob
+from rlplace.config.paths import with_homes
+from rlplace.config.read import read_block
+from rlplace.config.schema import (
+    CheckpointConfig,
+    ClusterConfig,
+    FaultsConfig,
+    MemoryConfig,
+    RunnerConfig,
+)
+from rlplace.errors import Problem, Source, did_you_mean, source_of, suggestion
+
+JOB = "job"  # the key that names a job
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredMemory:
+    """What a rank of a component takes of each of its accelerators, and of its host, in bytes."""
+
+    weights: int | None = knob(
+        "with its weights alone; null: not known yet", None, minimum=0, unit="bytes"
+    )
+    full: int | None = knob(
+        "with all of its state; null: not known yet", None, minimum=0, unit="bytes"
+    )
+    working: int = knob("while it works, beside its state", 0, minimum=0, unit="bytes")
+    host: int = knob("of the host, wherever its state is", 0, minimum=0, unit="bytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentConfig:
+    """What the engine reads of a component's block; all other keys are the worker's."""
+
+    enable_offload: bool = knob("leave accelerators that other components need", False)
+    memory: DeclaredMemory = block(DeclaredMemory)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The blocks of the engine, in a job of the user's own."""
+
+    cluster: ClusterConfig
+    memory: MemoryConfig = block(MemoryConfig)
+    runner: RunnerConfig = block(RunnerConfig)
+    checkpoint: CheckpointConfig = block(CheckpointConfig)
+    faults: FaultsConfig = block(FaultsConfig)
+    resume: str | None = knob(
+        "auto: go on with the newest checkpoint of this job; or the folder of a run or checkpoint",
+        None,
+    )
+    resume_allow: tuple[str, ...] = knob(
+        "keys that may differ from those of the run that is resumed", ()
+    )
+    profile: str | None = knob("predict seconds from this profile.json", None)
+    dry_run: bool = knob("print the plan and stop", False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenConfig:
+    """Everything that a job of the user's own is made from. Immutable."""
+
+    job: Any  # the Job that it is of
+    engine: EngineConfig
+    components: Mapping[str, ComponentConfig]
+    # Of each component, the keys that its worker gets; and blocks that belong to none.
+    settings: Mapping[str, Any]
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        return self.engine.cluster
+
+    @property
+    def memory(self) -> MemoryConfig:
+        return self.engine.memory
+
+    @property
+    def runner(self) -> RunnerConfig:
+        return self.engine.runner
+
+    @property
+    def checkpoint(self) -> CheckpointConfig:
+        return self.engine.checkpoint
+
+    @property
+    def faults(self) -> FaultsConfig:
+        return self.engine.faults
+
+    @property
+    def resume(self) -> str | None:
+        return self.engine.resume
+
+    @property
+    def resume_allow(self) -> tuple[str, ...]:
+        return self.engine.resume_allow
+
+    @property
+    def profile(self) -> str | None:
+        return self.engine.profile
+
+    @property
+    def dry_run(self) -> bool:
+        return self.engine.dry_run
+
+
+def read_open_config(
+    mapping: Mapping[str, Any],
+    job: Any,
+    components: Iterable[str],
+    sources: Mapping[str, Source],
+) -> tuple[OpenConfig | None, list[Problem]]:
+    """Return the config, None where it cannot be read, and every problem of the mapping."""
+    written = with_homes(mapping)
+    names = tuple(components)
+    engine_keys = {field.name for field in dataclasses.fields(EngineConfig)}
+    ours = {key: value for key, value in written.items() if key in engine_keys}
+    engine, problems = read_block(EngineConfig, ours, sources=sources)
+    blocks: dict[str, ComponentConfig] = {}
+    settings: dict[str, Any] = {}
+    known = {field.name for field in dataclasses.fields(ComponentConfig)}
+    for name in names:
+        value = written.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            problems.append(_no_block(name, value, sources))
+            continue
+        engines = {key: each for key, each in value.items() if key in known}
+        found, wrong = read_block(ComponentConfig, engines)
+        for problem in wrong:
+            key = f"{name}.{problem.key}"
+            problems.append(
+                dataclasses.replace(problem, key=key, source=source_of(key, sources))
+            )
+        blocks[name] = found or ComponentConfig()
+        settings[name] = {key: each for key, each in value.items() if key not in known}
+    for key, value in written.items():
+        if key in engine_keys or key in names or key == JOB:
+            continue
+        settings[key] = value
+        near = did_you_mean(key, sorted(engine_keys))
+        if near is not None:
+            problems.append(_misspelt(key, near, value, sources))
+    if engine is None:
+        return None, problems
+    config = OpenConfig(job=job, engine=engine, components=blocks, settings=settings)
+    return config, problems
+
+
+def _no_block(name: str, value: object, sources: Mapping[str, Source]) -> Problem:
+    return Problem(
+        code="wrong-type",
+        key=name,
+        what="expected a block of keys",
+        got=str(value),
+        why="a component's block has enable_offload, memory, and the keys of its worker",
+        fix=f"{name}: {{enable_offload: true}}",
+        source=source_of(name, sources),
+    )
+
+
+def _misspelt(
+    key: str, near: str, value: object, sources: Mapping[str, Source]
+) -> Problem:
+    return Problem(
+        code="unknown-key",
+        key=key,
+        what="is no block of the engine, and none of a component" + suggestion(near),
+        got=str(value),
+        why="a block of the user's own may have any name that is not close to these",
+        fix=f"{near}: ...",
+        source=source_of(key, sources),
+    )

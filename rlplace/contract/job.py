@@ -1,0 +1,245 @@
+"""Everything that the engine asks of a job, on one page; each answer has a default that works.
+
+A job gives components, stages and channels. It then trains, offloads, recovers, checkpoints what its workers save, and
+shows a timeline::
+
+    job = Job(
+        components={"actor": Learner, "env": Env, "rollout": Policy},
+        stages=[
+            Stage("sync", weights("actor", to="rollout")),
+            Stage("rollout", full("env").calls("rollout"), full("rollout").calls("answer")),
+            Stage("learn", full("actor").calls("learn")),
+        ],
+        channels=[Channel("observations", "env", "rollout"), Channel("samples", "env", "actor")],
+    )
+    run(job, "hybrid.yaml")
+
+A subclass answers a question in another way. The jobs in `rlplace.jobs` do so for nearly all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.config.open_job import OpenConfig, read_open_config
+from rlplace.contract import checks
+from rlplace.contract.planning import (
+    channels_of,
+    memory_of,
+    no_problems,
+    waste_of,
+)
+from rlplace.contract.stages import (
+    Channel,
+    Stage,
+    Work,
+    needs_of_stages,
+    steps_of_stage,
+)
+from rlplace.errors import Problem, Source
+from rlplace.placement.counts import Count
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.plan import Plan, Rules, plan_components
+from rlplace.placement.schedule import Needs
+from rlplace.report.sinks import Column, Console
+from rlplace.report.summary import Measures, Progress
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Worker
+
+_STAGE_COLUMNS = 6  # stages that the console has a column for
+
+
+class Job:
+    """A job: what runs where, when, and what it leaves.
+
+    `components`: name -> worker class. `stages`: in the order of an iteration. `channels`: between components.
+    `name`: of the folder of its runs. `score`: the metric that says how good an iteration was; "" where none does.
+    """
+
+    def __init__(
+        self,
+        *,
+        components: Mapping[str, type[Worker]],
+        stages: Sequence[Stage],
+        channels: Sequence[Channel] = (),
+        name: str = "job",
+        score: str = "",
+    ) -> None:
+        self.components = dict(components)
+        self.stages = tuple(stages)
+        self.channels = tuple(channels)
+        self.name = name
+        self.score = score
+
+    # ── its config ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def read(
+        self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
+    ) -> tuple[Any | None, list[Problem]]:
+        """Return the config, None where it cannot be read, and every problem of the mapping."""
+        config, problems = read_open_config(mapping, self, self.components, sources)
+        return config, [*checks.of_job(self), *problems]
+
+    def key_of(self, config: Any, component: str) -> str:
+        """Return the key of a component's block."""
+        return component
+
+    # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def needs(self, config: Any) -> Needs:
+        """Return the stages, and what is resident in each at least."""
+        return needs_of_stages(self.stages)
+
+    def leaving(self, config: Any) -> Collection[str]:
+        """Return the components that leave accelerators which others need."""
+        blocks: Mapping[str, Any] = config.components
+        return [name for name, block in blocks.items() if block.enable_offload]
+
+    def plan(
+        self, config: Any, topology: Topology, sources: Mapping[str, Source]
+    ) -> Plan:
+        """Return where components are, what is resident when, and what is sent. Raises PlacementError."""
+        plan = plan_components(
+            config.cluster,
+            topology,
+            needs=self.needs(config),
+            offload=self.leaving(config),
+            sources=sources,
+            rules=Rules(optional=(), check=no_problems, waste=waste_of),
+        )
+        return dataclasses.replace(
+            plan,
+            routes=(),
+            channels=channels_of(self.channels, plan.placement),
+        )
+
+    def memory(
+        self,
+        config: Any,
+        plan: Plan,
+        measured: Measurements | None = None,
+        *,
+        build: bool = False,
+        known: Any = None,
+    ) -> MemoryCase:
+        """Return what the components take of accelerators and hosts: declared, `measured`, or not known yet.
+
+        `build`: an object that the config names, such as a simulator, may be made to see more. `known`: seen of one.
+        """
+        return memory_of(config, plan, measured or {})
+
+    def counts(self, config: Any, plan: Plan) -> tuple[Count, ...]:
+        """Return the numbers of the plan that follow from its config, with the reason of each."""
+        return ()
+
+    # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def environment_problems(self, config: Any) -> Iterable[Problem]:
+        """Report what is wrong with what the config names, whatever the placement."""
+        return ()
+
+    def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
+        """Report what a run of the plan would stumble over, whatever the machine."""
+        return ()
+
+    def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
+        """Report what this machine lacks."""
+        return ()
+
+    def dry_run_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
+        """Report what only shows when what a run makes before its workers start is made."""
+        return ()
+
+    # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def workers(self, config: Any, plan: Plan) -> Mapping[str, type[Worker]]:
+        """Return the worker class of each component."""
+        return self.components
+
+    def arguments(self, config: Any, plan: Plan, case: MemoryCase) -> Mapping[str, Any]:
+        """Return what the workers of each component get as their `config`."""
+        open_config: OpenConfig = config
+        return {name: open_config.settings.get(name, {}) for name in self.components}
+
+    def variables(self, config: Any) -> Collection[str]:
+        """Return the environment variables of this process that workers need, beside `cluster.env_vars`."""
+        return ()
+
+    def work(self, config: Any, needs: Needs) -> Work:
+        """Return the calls of an iteration."""
+        arguments = checks.arguments_of(self)
+        stages = {s.name: steps_of_stage(s, arguments) for s in self.stages}
+        return Work(
+            stages=stages,
+            trains=checks.training_stages(self),
+            collects=True,
+        )
+
+    def measures(self, config: Any) -> Measures:
+        """Return the metrics that a run is summed up by."""
+        return Measures(score=self.score, steps="iterations_done")
+
+    def console(self, config: Any, plan: Plan) -> Console:
+        """Return the columns that are shown while it runs."""
+        columns = []
+        if self.score:
+            columns.append(Column(self.score.rpartition("/")[2], self.score, ".3f", 10))
+        for stage in plan.schedule.stages[:_STAGE_COLUMNS]:
+            title = f"{stage} s"
+            metric = f"time/{stage.replace(' ', '_')}_s"
+            columns.append(Column(title, metric, ".2f", max(8, len(title) + 2)))
+        return Console("iterations", tuple(columns))
+
+    def evaluates_every(self, config: Any) -> int:
+        """Return the iterations between two evaluations on held-out data; 0: none."""
+        return 0
+
+    def count(self, config: Any, progress: Progress, numbers: dict[str, float]) -> None:
+        """Add an iteration's metrics to the progress of the run; may add metrics that follow from it."""
+        progress.add(numbers, 1)
+
+    def replaceable(self, config: Any, plan: Plan) -> Collection[str]:
+        """Return the components without state: lost ranks are replaced, and the iteration is done again."""
+        return [c for c in self.components if c not in self.stateful(config, plan)]
+
+    def replaced_by_going_back(self, config: Any, plan: Plan) -> Collection[str]:
+        """Return those of `replaceable` that are replaced only with all that trains, from a checkpoint."""
+        return ()
+
+    def performance(self, config: Any, plan: Plan, case: MemoryCase) -> Any | None:
+        """Return the performance model of a planned job, as `foresight.performance.Performance`; None: it has none."""
+        return None
+
+    # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stateful(self, config: Any, plan: Plan) -> tuple[str, ...]:
+        """Return the components whose state outlasts an iteration: they are saved and loaded."""
+        return checks.with_state(self)
+
+    def optional_state(self) -> Collection[str]:
+        """Return the components whose state a checkpoint may lack: they begin anew."""
+        return ()
+
+    def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
+        """Say what begins anew after a checkpoint was loaded, by the metrics of loading; "" for nothing."""
+        return ""
+
+    def divided(self) -> Mapping[str, str]:
+        """Return what the ranks of a component have between them, where another number of ranks changes that.
+
+        As in "state is sharded over", "prompts are dealt to".
+        """
+        return dict.fromkeys(checks.with_state(self), "state is loaded by")
+
+    def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
+        """Return lines about what changed keys mean for a run that is resumed."""
+        return []
+
+    def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
+        """Return where the models of a run are saved at its end, by component."""
+        return {}

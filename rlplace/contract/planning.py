@@ -1,0 +1,133 @@
+"""Plan any job: what a config is planned and counted by is asked of the job that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlplace.config.open_job import OpenConfig
+from rlplace.contract.registry import job_of
+from rlplace.contract.stages import Channel, Stage
+from rlplace.errors import Problem, Source
+from rlplace.placement.channels import ChannelPlan, channel_plan
+from rlplace.placement.checks import find_waste
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.case import count_shared
+from rlplace.placement.memory.declared import DeclaredDemand
+from rlplace.placement.memory.demands import Demand
+from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Needs
+
+if TYPE_CHECKING:
+    from rlplace.config.schema import Config
+
+
+def make_plan(
+    config: Config | OpenConfig,
+    topology: Topology,
+    sources: Mapping[str, Source] | None = None,
+) -> Plan:
+    """Return the plan of a job. Raises PlacementError with every problem at once.
+
+    `sources`: key paths -> where their values were written.
+    """
+    return job_of(config).plan(config, topology, sources or {})
+
+
+def memory_case(
+    plan: Plan,
+    config: Config | OpenConfig,
+    known: Any = None,
+    measured: Measurements | None = None,
+) -> MemoryCase:
+    """Return the plan with the demands of its components; `ledger()` of it is what a run holds.
+
+    `known`: what only an object shows that the config names, such as the spaces of a simulator. Raises ConfigError,
+    PlacementError.
+    """
+    return job_of(config).memory(config, plan, measured, known=known)
+
+
+# ── of jobs that declare their stages ────────────────────────────────────────────────────────────────────────────────
+
+
+def no_problems(
+    placement: HybridComponentPlacement, active: Needs
+) -> Iterator[Problem]:
+    """Report nothing: roles and rows are not known of components of a user's own."""
+    return iter(())
+
+
+def waste_of(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+    """Report accelerators that no component uses."""
+    return find_waste(placement)
+
+
+def channels_of(
+    channels: Sequence[Channel], placement: HybridComponentPlacement
+) -> tuple[ChannelPlan, ...]:
+    """Return the planned channels between components that are placed."""
+    placed = placement.components
+    there = [c for c in channels if c.source in placed and c.target in placed]
+    return tuple(_channel_of(channel, placement) for channel in there)
+
+
+def _channel_of(channel: Channel, placement: HybridComponentPlacement) -> ChannelPlan:
+    why = f"{channel.items} items wait in it at most, as declared"
+    waiting: int | list[int] = channel.items
+    if channel.by_rank:
+        why = f"{channel.items} items wait for each {channel.target} rank at most, as declared"
+        waiting = [channel.items] * placement.world_size(channel.target)
+    return channel_plan(
+        placement, channel.name, channel.source, channel.target, waiting, why
+    )
+
+
+def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
+    """Return the pairs of components between which weights go, source first, each once."""
+    pairs: dict[tuple[str, str], None] = {}
+    for stage in stages:
+        for transfer in stage.transfers:
+            for target in transfer.targets:
+                pairs[transfer.source, target] = None
+    return list(pairs)
+
+
+def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
+    """Return the memory of a job whose components declare it, or were measured."""
+    demands: dict[str, Demand] = {}
+    working = plan.schedule.needs
+    for component in plan.placement.components:
+        declared = config.components[component].memory
+        if declared.weights is None and declared.full is None:
+            continue
+        stages = [s for s in working.stages if component in working.residency[s]]
+        demands[component] = DeclaredDemand(declared=declared, stages=stages)
+    shared: SharedMemory = {}
+    if plan.channels and config.cluster.launcher != "inline":
+        shared = count_shared(plan, {}, 0)
+    return MemoryCase(
+        placement=plan.placement,
+        needs=plan.needs,
+        offload=plan.offload,
+        demands=demands,
+        measured=measured,
+        notes=tuple(_notes(config, plan, measured)),
+        shared=shared,
+        reserve=config.engine.memory.reserve,
+    )
+
+
+def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[str]:
+    """Say which components' memory is not known, and what makes it known."""
+    for component in plan.placement.components:
+        declared = config.components[component].memory
+        known = declared.weights is not None or declared.full is not None
+        if known or component in measured or not plan.placement.accelerators(component):
+            continue
+        yield (
+            f"{component}: not known yet; a run measures it (memory.json in its folder, --measured), or declare it: "
+            f"{component}.memory: {{weights: <bytes>, full: <bytes>}}"
+        )

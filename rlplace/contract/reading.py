@@ -1,0 +1,47 @@
+"""Read a config by the job that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace.config.open_job import JOB
+from rlplace.config.read import try_config
+from rlplace.contract.registry import named_job
+from rlplace.errors import ConfigError, Problem, Source, source_of
+
+
+def try_job(
+    mapping: Mapping[str, Any], sources: Mapping[str, Source]
+) -> tuple[Any | None, list[Problem]]:
+    """Return the config, None where it cannot be read, and every problem of the mapping.
+
+    Raises ConfigError where the job itself is not found.
+    """
+    own = named_job(mapping, sources)
+    if own is not None:
+        return own.read(mapping, sources)
+    blocks = {key: value for key, value in mapping.items() if key != JOB}
+    config, problems = try_config(blocks, sources)
+    name = mapping.get(JOB)
+    if config is not None and name is not None and config.job != name:
+        problems.append(
+            Problem(
+                code="wrong-kind",
+                key=JOB,
+                what="the other blocks are of another job",
+                got=str(name),
+                why=f"actor.model, env and rollout are those of a {config.job} job",
+                fix=f"{JOB}: {config.job}        (or leave it out)",
+                source=source_of(JOB, sources),
+            )
+        )
+    return config, problems
+
+
+def read_job(mapping: Mapping[str, Any]) -> Any:
+    """Return the config. Raises ConfigError with every problem."""
+    config, problems = try_job(mapping, {})
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config

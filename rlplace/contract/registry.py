@@ -1,0 +1,110 @@
+"""Find the job of a config: one that comes with the engine, by its name, or one of the user's own.
+
+job: simulator                      one that comes with the engine; also without the key, by the config's blocks
+job: my_package.my_job:job          a Job of the user's, or a class of one
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlplace.config.open_job import JOB, OpenConfig
+from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggestion
+
+if TYPE_CHECKING:
+    from rlplace.contract.job import Job
+
+# Name -> module and class. The only place that names them.
+SHIPPED = {
+    "simulator": "rlplace.jobs.simulator.job:SimulatorJob",
+    "language_model": "rlplace.jobs.language_model.job:LanguageModelJob",
+}
+
+
+def job_of(config: Any) -> Job:
+    """Return the job that a config is of."""
+    if isinstance(config, OpenConfig):
+        job: Job = config.job
+        return job
+    return shipped_job(config.job)
+
+
+def shipped_job(name: str) -> Job:
+    """Return a job that comes with the engine."""
+    module, _, attribute = SHIPPED[name].partition(":")
+    made: Job = getattr(importlib.import_module(module), attribute)()
+    return made
+
+
+def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job | None:
+    """Return the user's own job that a config names by `job`; None where it names none, or one that comes with us.
+
+    Raises ConfigError where it cannot be imported, or is no job.
+    """
+    name = mapping.get(JOB)
+    if name is None or name in SHIPPED:
+        return None
+    text = str(name)
+    if ":" not in text:
+        near = did_you_mean(text, SHIPPED)
+        raise _wrong(
+            "unknown-choice",
+            f"no job is called so{suggestion(near)}",
+            text,
+            f"choices: {', '.join(SHIPPED)}, package.module:NAME",
+            f"{JOB}: {near or 'my_package.my_module:job'}",
+            sources,
+        )
+    from rlplace.contract.job import Job
+
+    found = _imported(text, sources)
+    if isinstance(found, type) and issubclass(found, Job):
+        found = found()  # type: ignore[call-arg]  # a class of the user's own takes nothing
+    if not isinstance(found, Job):
+        raise _wrong(
+            "not-a-job",
+            "is no job",
+            text,
+            f"it is {type(found).__name__}; a job is an object, or a class, of rlplace.Job",
+            f"{JOB}: <module>:<name of a Job>",
+            sources,
+        )
+    return found
+
+
+def _imported(text: str, sources: Mapping[str, Source]) -> Any:
+    module, _, attribute = text.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _wrong(
+            "not-a-job",
+            "cannot be imported",
+            text,
+            f"{error}; modules are looked for where Python looks: the working folder, PYTHONPATH, what is installed",
+            "PYTHONPATH=<the folder of the package>",
+            sources,
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            near = did_you_mean(name, vars(found))
+            raise _wrong(
+                "not-a-job",
+                f"the module has no {name}{suggestion(near)}",
+                text,
+                f"names in {module} are looked for as they are written",
+                f"{JOB}: {module}:{near or '<name of a Job>'}",
+                sources,
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _wrong(
+    code: str, what: str, got: str, why: str, fix: str, sources: Mapping[str, Source]
+) -> ConfigError:
+    return ConfigError.of(
+        code, JOB, what, got, why, fix, source=source_of(JOB, sources)
+    )

@@ -1,0 +1,1 @@
+"""The jobs that come with the engine. Nothing outside imports them: the registry finds each by its name."""

@@ -1,0 +1,210 @@
+"""The job on language models, as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.config.read import try_config
+from rlplace.config.schema import Config
+from rlplace.contract.job import Job
+from rlplace.contract.stages import Work
+from rlplace.envs.registry import check_task
+from rlplace.errors import Problem, Source
+from rlplace.foresight.performance import Performance
+from rlplace.jobs.language_model import checks, iteration, plan
+from rlplace.jobs.notes import learning_rate_notes
+from rlplace.placement.counts import Count, explain_counts
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.case import read_again, with_share
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Needs, base_stage
+from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
+from rlplace.report.summary import TEXT, Measures, Progress
+from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.roles.checks import check_engine, check_variant
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Worker
+
+# Roles whose ranks have no state that a checkpoint keeps.
+_REPLACED = ("env", "rollout", "reference", "reward")
+
+
+class LanguageModelJob(Job):
+    """GRPO, PPO and relatives on language models."""
+
+    def __init__(self) -> None:
+        super().__init__(components={}, stages=(), name="language_model")
+
+    def read(
+        self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
+    ) -> tuple[Config | None, list[Problem]]:
+        return try_config(mapping, sources)
+
+    def key_of(self, config: Config, component: str) -> str:
+        return config.key_of(component)
+
+    def needs(self, config: Config) -> Needs:
+        return plan.needs_of(config)
+
+    def plan(
+        self, config: Config, topology: Topology, sources: Mapping[str, Source]
+    ) -> Plan:
+        return plan.plan_of(config, topology, sources)
+
+    def memory(
+        self,
+        config: Config,
+        plan_: Plan,
+        measured: Measurements | None = None,
+        *,
+        build: bool = False,
+        known: Any = None,
+    ) -> MemoryCase:
+        return plan.memory_of(config, plan_, measured)
+
+    def counts(self, config: Config, plan_: Plan) -> tuple[Count, ...]:
+        return explain_counts(config, plan_.placement)
+
+    def environment_problems(self, config: Config) -> Iterator[Problem]:
+        runner = config.runner
+        if config.runs:
+            evaluated = runner.eval_every > 0
+            yield from check_task(
+                config.text_env, seed=runner.seed, evaluated=evaluated
+            )
+        yield from check_variant(config)
+        if config.text_rollout.own:
+            yield from check_engine(config.text_rollout)
+
+    def plan_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+        return checks.plan_problems(config, plan_)
+
+    def launch_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+        return checks.launch_problems(config, plan_)
+
+    def workers(self, config: Config, plan_: Plan) -> Mapping[str, type[Worker]]:
+        from rlplace.workers.roles.actor import Critic, LmActor
+        from rlplace.workers.roles.reward import (
+            RewardEndpointWorker,
+            RewardFunctionWorker,
+        )
+        from rlplace.workers.roles.rollout import TextRolloutWorker
+        from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
+        from rlplace.workers.roles.text_env import TextEnvWorker
+
+        roles: dict[str, type[Worker]] = {
+            "actor": LmActor,
+            "critic": Critic,
+            "env": TextEnvWorker,
+            "reference": ReferenceWorker,
+            "rollout": TextRolloutWorker,
+        }
+        rewards: dict[str, type[Worker]] = {
+            "model": RewardModelWorker,
+            "function": RewardFunctionWorker,
+            "url": RewardEndpointWorker,
+        }
+        found: dict[str, type[Worker]] = {}
+        for component in plan_.placement.components:
+            role = role_of(component)
+            if role == "reward":
+                found[component] = rewards[config.reward_of(component).kind]
+            else:
+                found[component] = roles[role]
+        return found
+
+    def arguments(
+        self, config: Config, plan_: Plan, case: MemoryCase
+    ) -> Mapping[str, Any]:
+        if config.cluster.launcher == "inline":
+            # Now: threads that import transformers at once find half of it.
+            import rlplace.models.causal_lm  # noqa: F401
+
+        components = plan_.placement.components
+        placement = plan_.placement
+        ledger = case.ledger()
+        arguments = WorkerArguments(
+            config=with_share(config, case),
+            ranks={c: placement.world_size(c) for c in components},
+            deliveries=plan_.deliveries,
+            working={c: ledger.working(c) for c in components},
+            parallel={c: placement.spec(c).parallel for c in components},
+            read_again=read_again(config),
+            copies_checkpoints=case.copies_checkpoints,
+        )
+        return dict.fromkeys(components, arguments)
+
+    def variables(self, config: Config) -> Collection[str]:
+        rewards = [
+            config.reward_of(component)
+            for component in config.placed
+            if component.startswith("reward")
+        ]
+        return [block.api_key_env for block in rewards if block.api_key_env]
+
+    def work(self, config: Config, needs: Needs) -> Work:
+        return iteration.work(needs)
+
+    def measures(self, config: Config) -> Measures:
+        return TEXT
+
+    def console(self, config: Config, plan_: Plan) -> Console:
+        if "infer" in map(base_stage, plan_.schedule.stages):
+            return SCORED_CONSOLE
+        return TEXT_CONSOLE
+
+    def evaluates_every(self, config: Config) -> int:
+        return config.runner.eval_every
+
+    def count(
+        self, config: Config, progress: Progress, numbers: dict[str, float]
+    ) -> None:
+        progress.add(numbers, int(numbers.get("rollout/answers", 0)))
+
+    def replaceable(self, config: Config, plan_: Plan) -> Collection[str]:
+        return [c for c in plan_.placement.components if role_of(c) in _REPLACED]
+
+    def replaced_by_going_back(self, config: Config, plan_: Plan) -> Collection[str]:
+        if plan_.schedule.needs.ahead:
+            # Some iteration is always being learned.
+            return plan_.placement.components
+        if config.reference.refresh_every:
+            # There is no other copy of what a refreshed reference has.
+            return ("reference",)
+        return ()
+
+    def performance(self, config: Config, plan_: Plan, case: MemoryCase) -> Performance:
+        return Performance(config, plan_, case)
+
+    def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:
+        kept = {"actor", "critic"}
+        if config.algorithm.max_staleness or config.algorithm.short_rounds:
+            kept.add("env")
+        if config.reference.refresh_every:
+            kept.add("reference")
+        return tuple(c for c in plan_.placement.components if role_of(c) in kept)
+
+    def optional_state(self) -> Collection[str]:
+        return ("env",)
+
+    def divided(self) -> Mapping[str, str]:
+        sharded = dict.fromkeys(
+            ("actor", "critic", "reference"), "state is sharded over"
+        )
+        return {**sharded, "env": "prompts are dealt to"}
+
+    def resume_notes(self, config: Config, changed: Collection[str]) -> list[str]:
+        return learning_rate_notes(config, changed)
+
+    def saved_models(
+        self, config: Config, plan_: Plan, folder: Path
+    ) -> Mapping[str, Path]:
+        saved = {"actor": folder / "policy"}
+        if "critic" in plan_.placement.components:
+            saved["critic"] = folder / "critic"
+        return saved

@@ -1,0 +1,109 @@
+"""Plan a job on language models: its stages, its channels, and what it takes of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+from rlplace.config.schema import Config, RewardConfig
+from rlplace.errors import Problem, Source
+from rlplace.placement import checks
+from rlplace.placement.channels import plan_channels, scorers_of
+from rlplace.placement.flow import Route, deliver, deliver_by_node, scatter_rows
+from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.case import text_case
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.plan import Plan, Rules, plan_components, weight_routes
+from rlplace.placement.schedule import Needs, placed_names, text_needs
+
+_SAMPLE_READERS = ("actor", "critic", "reference", "reward")
+
+
+def needs_of(config: Config) -> Needs:
+    """Return what the algorithm needs resident in each stage."""
+    names: Iterable[str] = placed_names(config.cluster.component_placement)
+    if config.runs:
+        names = ("actor", "rollout", "env", *scorers_of(names))
+    needs = text_needs(
+        names,
+        actor_infers=config.actor_infers,
+        refreshed=config.reference.refresh_every > 0,
+        accumulates=config.runs and config.algorithm.accumulate_early,
+    )
+    if not config.runs:
+        return needs
+    return dataclasses.replace(needs, ahead=config.algorithm.max_staleness)
+
+
+def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
+    """Return the plan of a job on language models. Raises PlacementError with every problem."""
+    needs = needs_of(config)
+    components = needs.components
+
+    def check(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
+        return checks.check_text_job(config, placement, active)
+
+    rules = Rules(
+        blocks={c: config.key_of(c) for c in components},
+        check=check,
+        routes=lambda placement: _routes(config, placement),
+    )
+    plan = plan_components(
+        config.cluster,
+        topology,
+        needs=needs,
+        offload=[c for c in components if _leaves(config, c)],
+        sources=sources,
+        rules=rules,
+    )
+    if not config.runs:
+        return plan
+    placement = plan.placement
+    sync = config.actor.sync
+    # A version stays in host memory until engines that generate ahead of the actor load it.
+    ahead = config.algorithm.max_staleness > 0
+    on_devices = sync.mode == "all" and sync.through_host is not True and not ahead
+    deliveries = deliver_by_node(placement)
+    if on_devices:
+        deliveries = deliver(placement, cut=config.text_rollout.engine == "vllm")
+    channels = plan_channels(config, placement)
+    return dataclasses.replace(plan, channels=channels, deliveries=deliveries)
+
+
+def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> MemoryCase:
+    """Return the memory of a planned job. Raises ConfigError for models that cannot be read."""
+
+    def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:
+        planned = plan_of(other, topology, {})
+        return planned, memory_of(other, planned, measured)
+
+    return text_case(plan, config, replan, measured)
+
+
+def _leaves(config: Config, component: str) -> bool:
+    """Return whether a component leaves its accelerators. Rewards that are no models use none, and count as such."""
+    block = config.block_of(component)
+    if isinstance(block, RewardConfig) and block.kind != "model":
+        return True
+    return block.enable_offload
+
+
+def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
+    """Return what a job that is planned only would send: samples to all that score or learn, the actor's weights.
+
+    None of a job that runs: what it sends goes by channels and deliveries.
+    """
+    if config.runs:
+        return ()
+    routes: list[Route] = []
+    algorithm = config.algorithm
+    if algorithm.prompts is not None and "rollout" in placement.components:
+        samples = algorithm.prompts * algorithm.samples_per_prompt
+        for component in placement.components:
+            if role_of(component) in _SAMPLE_READERS:
+                routes.append(
+                    scatter_rows(placement, "rollout", component, samples, "samples")
+                )
+    return (*routes, *weight_routes(placement))

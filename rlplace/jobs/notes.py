@@ -1,0 +1,29 @@
+"""What both jobs say: of keys that a run needs, and of a run that is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rlplace.config.schema import Config
+from rlplace.errors import Problem
+
+
+def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
+    """Say that a learning rate that falls to the end falls to another end now."""
+    falls = config.actor.optimizer.schedule != "constant"
+    if falls and "runner.total_iterations" in changed:
+        return ["    the learning rate falls over the new number of iterations"]
+    return []
+
+
+def missing_problems(config: Config) -> Iterator[Problem]:
+    """Report the keys without which a job is planned only."""
+    for key, (why, fix) in config.missing.items():
+        yield Problem(
+            code="plan-only",
+            key=key,
+            what="is required in a run",
+            got=None,
+            why=f"{why}; without it the job is planned only",
+            fix=f"{fix}        (or only plan: dry_run: true)",
+        )

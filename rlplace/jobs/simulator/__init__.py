@@ -1,0 +1,1 @@
+"""PPO on simulators: env steps them, rollout decides for them, actor learns."""

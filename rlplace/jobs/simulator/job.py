@@ -1,0 +1,170 @@
+"""The job on simulators, as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.config.policies import ModuleConfig
+from rlplace.config.read import try_config
+from rlplace.config.schema import Config
+from rlplace.contract.checks import undivided_problems
+from rlplace.contract.job import Job
+from rlplace.contract.stages import Work
+from rlplace.envs.registry import check, spaces_of_job, surely_made
+from rlplace.errors import Problem, ProblemsError, Source
+from rlplace.foresight.performance import Performance
+from rlplace.jobs.notes import learning_rate_notes, missing_problems
+from rlplace.jobs.simulator import iteration, plan
+from rlplace.models.own_module import check_module
+from rlplace.placement.machines.topology import Topology
+from rlplace.placement.memory.ledger import Measurements, MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import SIMULATOR_NEEDS, Needs
+from rlplace.report.sinks import RUN_CONSOLE, Console
+from rlplace.report.summary import SIMULATED, Measures, Progress
+from rlplace.workers.arguments import SimulatorArguments
+from rlplace.workers.roles.checks import check_variant
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Worker
+
+_WHOLE = "policies of simulators are whole on every rank, which divide the rows"
+
+
+class SimulatorJob(Job):
+    """PPO on simulators."""
+
+    def __init__(self) -> None:
+        super().__init__(components={}, stages=(), name="simulator")
+
+    def read(
+        self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
+    ) -> tuple[Config | None, list[Problem]]:
+        return try_config(mapping, sources)
+
+    def key_of(self, config: Config, component: str) -> str:
+        return config.key_of(component)
+
+    def needs(self, config: Config) -> Needs:
+        return SIMULATOR_NEEDS
+
+    def plan(
+        self, config: Config, topology: Topology, sources: Mapping[str, Source]
+    ) -> Plan:
+        return plan.plan_of(config, topology, sources)
+
+    def memory(
+        self,
+        config: Config,
+        plan_: Plan,
+        measured: Measurements | None = None,
+        *,
+        build: bool = False,
+        known: Any = None,
+    ) -> MemoryCase:
+        return plan.memory_of(config, plan_, measured, build=build, known=known)
+
+    def environment_problems(self, config: Config) -> Iterator[Problem]:
+        if config.runs:
+            yield from check(config.simulator_env)
+        yield from check_variant(config)
+        if isinstance(config.actor.policy, ModuleConfig):
+            yield from check_module(config.actor.policy)
+
+    def plan_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+        if not config.runs:
+            return missing_problems(config)
+        return undivided_problems(plan_, plan_.placement.components, _WHOLE)
+
+    def dry_run_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
+        if surely_made(config.simulator_env):
+            return ()
+        try:
+            spaces = spaces_of_job(config)
+            if isinstance(config.actor.policy, ModuleConfig):
+                self.memory(config, plan_, known=spaces)
+        except ProblemsError as error:
+            return error.problems
+        return ()
+
+    def workers(self, config: Config, plan_: Plan) -> Mapping[str, type[Worker]]:
+        from rlplace.workers.roles.actor import PolicyActor
+        from rlplace.workers.roles.env import VectorEnvWorker
+        from rlplace.workers.roles.rollout import VectorRolloutWorker
+
+        return {
+            "actor": PolicyActor,
+            "env": VectorEnvWorker,
+            "rollout": VectorRolloutWorker,
+        }
+
+    def arguments(
+        self, config: Config, plan_: Plan, case: MemoryCase
+    ) -> Mapping[str, Any]:
+        components = plan_.placement.components
+        ledger = case.ledger()
+        arguments = SimulatorArguments(
+            config=config,
+            ranks={c: plan_.placement.world_size(c) for c in components},
+            deliveries=plan_.deliveries,
+            working={c: ledger.working(c) for c in components},
+            copies_checkpoints=case.copies_checkpoints,
+            spaces=spaces_of_job(config),
+            routes=plan_.row_routes,
+        )
+        return dict.fromkeys(components, arguments)
+
+    def work(self, config: Config, needs: Needs) -> Work:
+        return iteration.work()
+
+    def measures(self, config: Config) -> Measures:
+        return SIMULATED
+
+    def console(self, config: Config, plan_: Plan) -> Console:
+        return RUN_CONSOLE
+
+    def count(
+        self, config: Config, progress: Progress, numbers: dict[str, float]
+    ) -> None:
+        rows = config.simulator_env.total_num_envs
+        decisions = rows * config.algorithm.rollout_steps
+        steps = decisions * config.torch_rollout.action_chunk
+        progress.add(numbers, steps)
+        numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
+        # Without an episode that has ended in this iteration there is no new return.
+        if progress.mean_return is not None and "env/return" in numbers:
+            numbers["env/mean_return"] = progress.mean_return
+
+    def replaceable(self, config: Config, plan_: Plan) -> Collection[str]:
+        return ("env", "rollout")
+
+    def performance(self, config: Config, plan_: Plan, case: MemoryCase) -> Performance:
+        return Performance(config, plan_, case)
+
+    def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:
+        return tuple(c for c in plan_.placement.components if c != "rollout")
+
+    def optional_state(self) -> Collection[str]:
+        return ("env",)
+
+    def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
+        if "env" not in kept:
+            return "; all episodes begin anew"
+        lost = int(numbers.get("env/steps_lost", 0))
+        cut = int(numbers.get("env/episodes_cut", 0))
+        if cut:
+            return f"; {cut} episodes begin anew, {lost} steps of them are lost"
+        return ""
+
+    def divided(self) -> Mapping[str, str]:
+        return {"actor": "samples are dealt to", "env": "simulators are dealt to"}
+
+    def resume_notes(self, config: Config, changed: Collection[str]) -> list[str]:
+        return learning_rate_notes(config, changed)
+
+    def saved_models(
+        self, config: Config, plan_: Plan, folder: Path
+    ) -> Mapping[str, Path]:
+        return {"actor": folder / "policy.safetensors"}

@@ -183,7 +183,7 @@ def _simulator_channels(
         yield channel_plan(
             placement, name, source, target, waiting, why, inside=inside, groups=groups
         )
-    yield _weights(placement)
+    yield plan_weights(placement, "weights", "actor", "rollout")
 
 
 def _text_channels(
@@ -236,7 +236,7 @@ def _text_channels(
     kept = "all groups of an iteration wait there for learn"
     groups = prompts * (1 + algorithm.max_staleness)
     yield channel_plan(placement, "samples", "env", "actor", groups, kept + ahead)
-    yield _weights(placement)
+    yield plan_weights(placement, "weights", "actor", "rollout")
 
 
 def _scorer_channels(
@@ -267,7 +267,7 @@ def _scorer_channels(
             placement, "returns", "actor", "critic", groups, "those of all groups"
         )
     if config.reference.refresh_every and "reference" in placement.components:
-        yield _weights(placement, "weights.reference", "reference")
+        yield plan_weights(placement, "weights.reference", "actor", "reference")
 
 
 def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
@@ -313,20 +313,25 @@ def channel_plan(
     )
 
 
-def _weights(
-    placement: HybridComponentPlacement, name: str = "weights", target: str = "rollout"
+def plan_weights(
+    placement: HybridComponentPlacement, name: str, source: str, target: str
 ) -> ChannelPlan:
     """The channel of weights that cannot be written where they are read."""
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
     return channel_plan(
-        placement, name, "actor", target, each, why, depth=WEIGHT_MESSAGES_PER_TARGET
+        placement, name, source, target, each, why, depth=WEIGHT_MESSAGES_PER_TARGET
     )
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
     """At most how many names use one of its locations, and how many requests wait there."""
-    ranks = placement.world_size(channel.source) + placement.world_size(channel.target)
+    users = (channel.source, channel.target)
+    return participants_for(sum(map(placement.world_size, users)))
+
+
+def participants_for(ranks: int) -> int:
+    """The same of a channel that so many ranks use."""
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 

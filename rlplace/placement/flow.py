@@ -243,28 +243,37 @@ DEVICE_BUCKET_BYTES = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One copy of the weights, put together once and read by all `readers`.
+    """One copy of the weights of component `source`, put together once and read by all `readers`.
 
-    Actor ranks that are `near` write into it; the first reader writes what the other actor ranks send.
+    Source ranks that are `near` write into it; the first reader writes what the other source ranks send.
     """
 
-    readers: tuple[int, ...]  # rollout ranks, ascending, at least one
-    near: tuple[int, ...] = ()  # actor ranks, ascending
+    readers: tuple[int, ...]  # target ranks, ascending, at least one
+    near: tuple[int, ...] = ()  # source ranks, ascending
+    source: str = "actor"
+    target: str = "rollout"
 
     @property
     def lead(self) -> int:
         return self.readers[0]
 
 
-def deliver_by_node(placement: HybridComponentPlacement) -> tuple[Delivery, ...]:
-    """One delivery per node with rollout ranks, in node order."""
+def deliver_by_node(
+    placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
+) -> tuple[Delivery, ...]:
+    """One delivery per node with target ranks, in node order."""
     near: defaultdict[int, list[int]] = defaultdict(list)
     readers: defaultdict[int, list[int]] = defaultdict(list)
-    for ranks_on, component in ((near, "actor"), (readers, "rollout")):
+    for ranks_on, component in ((near, source), (readers, target)):
         for rank, node in enumerate(placement.locations(component).node):
             ranks_on[node].append(rank)
     return tuple(
-        Delivery(readers=tuple(readers[node]), near=tuple(near[node]))
+        Delivery(
+            readers=tuple(readers[node]),
+            near=tuple(near[node]),
+            source=source,
+            target=target,
+        )
         for node in sorted(readers)
     )
 
@@ -314,7 +323,7 @@ class DeviceDelivery(Delivery):
             self.readers, self.parts or (1,) * len(self.readers), strict=True
         ):
             found += [
-                DeviceMember("rollout", reader, part if parts > 1 else None)
+                DeviceMember(self.target, reader, part if parts > 1 else None)
                 for part in range(parts)
             ]
         return tuple(found)
@@ -325,7 +334,7 @@ class DeviceDelivery(Delivery):
     @property
     def group(self) -> tuple[DeviceMember, ...]:
         """Those that broadcast to each other; alone, an actor rank broadcasts nothing."""
-        actors = (DeviceMember("actor", rank) for rank in range(self.actors))
+        actors = (DeviceMember(self.source, rank) for rank in range(self.actors))
         return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
 
     def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
@@ -392,6 +401,10 @@ def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
     ]
 
 
-def deliver_by_rank(ranks: int) -> tuple[Delivery, ...]:
+def deliver_by_rank(
+    ranks: int, source: str = "actor", target: str = "rollout"
+) -> tuple[Delivery, ...]:
     """A delivery for each target rank alone, where ranks share no memory."""
-    return tuple(Delivery(readers=(rank,)) for rank in range(ranks))
+    return tuple(
+        Delivery(readers=(rank,), source=source, target=target) for rank in range(ranks)
+    )

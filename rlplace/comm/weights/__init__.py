@@ -1,1 +1,1 @@
-"""Weight sync: actor ranks' shards become whole weights at all rollout ranks, each byte crossing to a node once."""
+"""Weight sync: shards of source ranks become whole weights at target ranks, each byte crossing to a node once."""

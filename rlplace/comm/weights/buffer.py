@@ -3,8 +3,8 @@
 ::
 
     table     under a lock between processes                   which ranks have written and read which version
-    buffer 0  │ version 7, complete │ readers load or map it   ◀── rollout ranks, generation may go on
-    buffer 1  │ version 8           │ each writer its pieces   ◀── actor ranks
+    buffer 0  │ version 7, complete │ readers load or map it   ◀── target ranks, which may go on with it
+    buffer 1  │ version 8           │ each writer its pieces   ◀── source ranks
 
 A buffer takes the next version once every living reader is finished with the one in it. A version that can no longer be
 completed, because one of its writers died or has gone on to a later one, is given up.
@@ -120,7 +120,9 @@ class DoubleBuffer:
                 if (buffer is None and newest > version) or (
                     buffer is not None and table["done"][row, buffer] == version
                 ):
-                    raise versions_only_go_up(writer, version, newest)
+                    raise versions_only_go_up(
+                        self.spec.delivery.source, writer, version, newest
+                    )
                 table["process"][row] = this_process()
                 table["pushed"][row] = version
                 if (
@@ -137,14 +139,17 @@ class DoubleBuffer:
                     return self._buffer(buffer, self._memory)
                 holders = [self._holders(b) for b in range(_BUFFERS)]
             if not _rest(began, deadline_s):
+                delivery = self.spec.delivery
                 found = [
-                    ranks("actor", late) if late else ranks("rollout", busy)
+                    ranks(delivery.source, late)
+                    if late
+                    else ranks(delivery.target, busy)
                     for late, busy in holders
                 ]
                 raise ChannelTimeout.about(
                     "channel-timeout",
                     f"weights version {version}",
-                    f"{owner_of('actor', writer)} waited {time.monotonic() - began:.1f} s for a free buffer",
+                    f"{owner_of(delivery.source, writer)} waited {time.monotonic() - began:.1f} s for a free buffer",
                     why=f"buffers are still in use by {'; '.join(found)}",
                     fix="find out why they stopped, or raise the deadline if they are really this slow",
                 )
@@ -155,7 +160,7 @@ class DoubleBuffer:
         with self._locked():
             buffer = self._holding(version)
             assert buffer is not None, (
-                f"actor rank {writer} finishes version {version}, which it never began"
+                f"rank {writer} finishes version {version}, which it never began"
             )
             self._writing["sum"][row, buffer] = checksum
             self._writing["done"][row, buffer] = version
@@ -168,7 +173,9 @@ class DoubleBuffer:
         self._reading["process"][self._readers.index(reader)] = this_process()
         whole = self.contents(version)
         if whole is None:
-            raise not_here(reader, version, self.late(version), self.lacking(version))
+            late = self.late(version)
+            lacking = self.lacking(version)
+            raise not_here(self.spec.delivery, reader, version, late, lacking)
         return whole
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
@@ -197,14 +204,14 @@ class DoubleBuffer:
         }
 
     def late(self, version: int) -> list[int]:
-        """List the actor ranks that have not written `version` whole; none where a later one has taken its place."""
+        """List the source ranks that have not written `version` whole; none where a later one has taken its place."""
         if self._holding(version) is None and max(self._version) > version:
             return []
         done = (self._writing["done"] == version).any(axis=1)
         return [w for w, there in zip(self._writers, done, strict=True) if not there]
 
     def lacking(self, version: int) -> list[int]:
-        """List the rollout ranks that have not loaded `version`."""
+        """List the target ranks that have not loaded `version`."""
         return [
             r
             for r, row in zip(self._readers, self._reading, strict=True)
@@ -223,7 +230,7 @@ class DoubleBuffer:
         )
 
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
-        """List the actor ranks that may still write into it, and its readers; those that are yet to come count."""
+        """List the source ranks that may still write into it, and its readers; those that are yet to come count."""
         version = self._version[buffer]
         if version == _NONE:
             return [], []

@@ -113,6 +113,7 @@ class Member:
                     self.name,
                     what,
                     version=version,
+                    target=sync.delivery.target,
                     lacking=lacking,
                     emptied=emptied,
                 ) from error
@@ -153,13 +154,13 @@ class Member:
             self._formed = str(sync.round)
 
     def broadcast(self, bucket: Tensor, owner: int, deadline_s: float) -> None:
-        """Send the bucket of actor rank `owner` into all others', in place; there are none where it is alone.
+        """Send the bucket of source rank `owner` into all others', in place; there are none where it is alone.
 
         The bucket is whole afterwards, for whoever is lent its memory. RuntimeError where it is not at the deadline.
         """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()
-        self.synchronize(deadline_s, f"a bucket of {owner_of('actor', owner)}")
+        self.synchronize(deadline_s, f"a bucket of source rank {owner}")
 
     def synchronize(self, deadline_s: float, what: str) -> None:
         """Wait for what the current stream has to do: NCCL's own wait only orders streams. RuntimeError when late."""
@@ -173,7 +174,7 @@ class Member:
             time.sleep(_LOOK_S)
 
     def lacking(self, sync: DevicePush) -> list[int]:
-        """List the rollout ranks without this version; all readers where the store does not answer."""
+        """List the readers without this version; all of them where the store does not answer."""
         readers = sync.delivery.readers
         rendezvous = self._rendezvous
         if rendezvous is None:
@@ -182,7 +183,8 @@ class Member:
             return [
                 r
                 for r in readers
-                if rendezvous.version_of(owner_of("rollout", r)) < sync.push.version
+                if rendezvous.version_of(owner_of(sync.delivery.target, r))
+                < sync.push.version
             ]
         except RuntimeError:
             return list(readers)
@@ -203,13 +205,14 @@ class Member:
 
 
 class DeviceSender:
-    """Takes part for actor rank `rank`; rank 0 announces the push. All members reach `store`."""
+    """Takes part for a rank of `component`; rank 0 announces the push. All members reach `store`."""
 
     def __init__(
         self,
         channel: Channel,
         *,
         rank: int,
+        component: str = "actor",
         device: torch.device,
         store: StoreAddress,
         bucket_bytes: int = DEVICE_BUCKET_BYTES,
@@ -220,7 +223,7 @@ class DeviceSender:
         self._store = store
         self._sizes = {"bucket_bytes": bucket_bytes, "window_bytes": window_bytes}
         self._member = Member(
-            owner_of("actor", rank), device, timeout_s=channel.spec.timeout_s
+            owner_of(component, rank), device, timeout_s=channel.spec.timeout_s
         )
         self._round = 0
         self._packed: tuple[Assembly, bytes] | None = None  # as they were sent last
@@ -364,7 +367,8 @@ class _Taking:
         self._sync = sync
         self._rendezvous = rendezvous
         self._deadline_s = deadline_s
-        self._owner = None if owner is None else owner_of("actor", owner)
+        source = sync.delivery.source
+        self._owner = None if owner is None else owner_of(source, owner)
         self._slots: list[
             Tensor
         ] = []  # of the owner, once they are opened; else its own
@@ -386,7 +390,8 @@ class _Taking:
             member.broadcast(data, bucket.owner, self._deadline_s)
         bucket.copy_into(copy, data, first)
         member.synchronize(
-            self._deadline_s, f"a bucket of {owner_of('actor', bucket.owner)}"
+            self._deadline_s,
+            f"a bucket of {owner_of(self._sync.delivery.source, bucket.owner)}",
         )
         if self._sync.push.checked and not bucket.is_whole(data):
             self.damaged = bucket.owner
@@ -427,8 +432,15 @@ class _Taking:
 class DeviceEnd(WeightReceiver):
     """The end of a rollout rank to which syncs between accelerators are announced."""
 
-    def __init__(self, channel: Channel, rank: int, *, device: torch.device) -> None:
-        super().__init__(channel, rank)
+    def __init__(
+        self,
+        channel: Channel,
+        rank: int,
+        *,
+        component: str = "rollout",
+        device: torch.device,
+    ) -> None:
+        super().__init__(channel, rank, component=component)
         self._member = Member(self._owner, device, timeout_s=channel.spec.timeout_s)
 
     def close(self) -> None:
@@ -472,7 +484,7 @@ class DeviceReceiver(DeviceEnd):
             for bucket in sync.buckets:
                 taking.take(bucket, copy)
         if taking.damaged is not None:
-            raise self._damaged(version, taking.damaged, member.lacking(sync))
+            raise self._damaged(delivery, version, taking.damaged, member.lacking(sync))
         tensors: dict[str, Any] = tensors_in(copy, layout)
 
         def give_back(loaded: bool) -> None:
@@ -532,6 +544,7 @@ class PartTaker:
             if taking.damaged is not None:
                 raise damaged_sync(
                     member.name,
+                    sync.delivery,
                     sync.push.version,
                     taking.damaged,
                     member.lacking(sync),
@@ -551,6 +564,7 @@ class PartTaker:
             self._member.name,
             what,
             version=version,
+            target=sync.delivery.target,
             lacking=lacking,
             emptied=True,
         )
@@ -575,10 +589,16 @@ LoadFrom = Callable[
 class CutReceiver(DeviceEnd):
     """Has the engine of a rollout rank load a version while its processes take it."""
 
-    def __init__(self, channel: Channel, rank: int, *, load: LoadFrom) -> None:
-        super().__init__(
-            channel, rank, device=torch.device("cpu")
-        )  # this process itself takes nothing
+    def __init__(
+        self,
+        channel: Channel,
+        rank: int,
+        *,
+        component: str = "rollout",
+        load: LoadFrom,
+    ) -> None:
+        here = torch.device("cpu")  # this process itself takes nothing
+        super().__init__(channel, rank, component=component, device=here)
         self._load = load
 
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:

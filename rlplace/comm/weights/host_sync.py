@@ -70,7 +70,7 @@ _ON_THE_WAY = 2  # buckets that a receiver has asked for, with the one that it w
 
 
 class WeightSender:
-    """Push what actor rank `rank` holds into every delivery; without pieces a push does nothing.
+    """Push what rank `rank` of the source holds into every delivery, one at least; without pieces a push does nothing.
 
     `folder`: the job's on this node, where the double buffers are; None where ranks share no memory. `device`: for
     deliveries on accelerators. `verify_every`: every n-th push is summed by writers and readers; buckets between nodes
@@ -94,6 +94,7 @@ class WeightSender:
         self._channel = channel
         self._rank = rank
         self._deliveries = tuple(deliveries)
+        self._source = self._deliveries[0].source
         self._folder = folder
         self._device = device
         self._verify_every = verify_every
@@ -116,7 +117,7 @@ class WeightSender:
     ) -> dict[str, int]:
         """Write this rank's share; return bytes by transport. WeightSyncError for an old version, or as the channel."""
         if version <= self._newest:
-            raise versions_only_go_up(self._rank, version, self._newest)
+            raise versions_only_go_up(self._source, self._rank, version, self._newest)
         checked = self._verify_every > 0 and self._pushes % self._verify_every == 0
         push = Push(version=version, partial=partial, checked=checked)
         self._pushes += 1
@@ -253,7 +254,8 @@ class WeightSender:
         """Make buckets as the lead reader, on another node, asks for them. ChannelTimeout where it takes no more."""
         from rlplace.comm.network import StreamSource
 
-        lead = header.assembly.delivery.lead
+        delivery = header.assembly.delivery
+        lead = delivery.lead
         timeout_s = self._channel.spec.timeout_s
         with StreamSource(near=link.endpoint, keys=link.keys.create()) as source:
             self._channel.put(
@@ -261,10 +263,11 @@ class WeightSender:
             )
             why = source.serve(make, count, timeout_s=timeout_s, check=self._check)
         if why is not None:
+            reader = owner_of(delivery.target, lead)
             raise ChannelTimeout.about(
                 "channel-timeout",
                 f"weights version {header.push.version}",
-                f"{owner_of('actor', self._rank)} streams it to {owner_of('rollout', lead)}, which takes no more of it",
+                f"{owner_of(delivery.source, self._rank)} streams it to {reader}, which takes no more of it",
                 why=why,
                 fix="find out why it stopped, or raise the deadline if it is really this slow",
             )
@@ -274,22 +277,23 @@ def receiver_of(
     channel: Channel,
     rank: int,
     *,
+    component: str = "rollout",
     deliveries: Sequence[Delivery],
     folder: Path | None,
     device: torch.device,
     load: LoadFrom | None = None,
 ) -> WeightReceiver:
-    """Make the end of rollout rank `rank` in the planned deliveries; `load`: of an engine that cuts its weights."""
+    """Make the end of a rank of `component` in the planned deliveries; `load`: of an engine that cuts its weights."""
     found = next(
         (d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers),
         None,
     )
     if found is None:
-        return CopyReceiver(channel, rank, folder=folder)
+        return CopyReceiver(channel, rank, component=component, folder=folder)
     if len(found.takers_of(rank)) == 1:
-        return DeviceReceiver(channel, rank, device=device)
+        return DeviceReceiver(channel, rank, component=component, device=device)
     assert load is not None, "the engine is of one that cuts its weights"
-    return CutReceiver(channel, rank, load=load)
+    return CutReceiver(channel, rank, component=component, load=load)
 
 
 @dataclasses.dataclass(slots=True)
@@ -306,12 +310,17 @@ class CopyReceiver(WeightReceiver):
     """Pulls through the host. Owns its end of the copy; `folder`: the job's on this node, None without one."""
 
     def __init__(
-        self, channel: Channel, rank: int, *, folder: Path | None = None
+        self,
+        channel: Channel,
+        rank: int,
+        *,
+        component: str = "rollout",
+        folder: Path | None = None,
     ) -> None:
-        super().__init__(channel, rank)
+        super().__init__(channel, rank, component=component)
         self._folder = folder
         self._copy: DoubleBuffer | OwnCopy | None = None
-        self._incoming: dict[int, _Incoming] = {}  # by actor rank
+        self._incoming: dict[int, _Incoming] = {}  # by source rank
         self._takers: dict[
             int, StreamTaker
         ] = {}  # of those that come from another node
@@ -326,7 +335,7 @@ class CopyReceiver(WeightReceiver):
         self._copy = None
 
     def _end(self, source: int) -> None:
-        """Take no more of a push that comes from an actor rank."""
+        """Take no more of a push that comes from a source rank."""
         self._incoming.pop(source, None)
         if source in self._takers:
             self._takers.pop(source).close()
@@ -347,6 +356,7 @@ class CopyReceiver(WeightReceiver):
             if self._copy is None:
                 raise
             raise not_here(
+                self._copy.spec.delivery,
                 self._rank,
                 version,
                 self._copy.late(version),
@@ -358,7 +368,9 @@ class CopyReceiver(WeightReceiver):
         for writer, expected in copy.sums(version).items() if push.checked else ():
             if checksum(parts_of(whole, layout, copy.spec.pieces[writer])) != expected:
                 copy.release(self._rank, version, loaded=False)
-                raise self._damaged(version, writer, copy.lacking(version))
+                raise self._damaged(
+                    copy.spec.delivery, version, writer, copy.lacking(version)
+                )
         shared = isinstance(copy, DoubleBuffer)
         size = sum(spec.size_bytes for spec in layout.tensors)
         return ReceivedWeights(
@@ -426,6 +438,7 @@ class CopyReceiver(WeightReceiver):
             if version <= self._given_up:
                 return None
             raise not_here(
+                self._the_copy.spec.delivery,
                 self._rank,
                 version,
                 [source],
@@ -494,10 +507,11 @@ class CopyReceiver(WeightReceiver):
     def _write(self, incoming: _Incoming, bucket: Bucket) -> None:
         """Write a bucket into the copy."""
         layout = self._the_copy.spec.layout
+        delivery = self._the_copy.spec.delivery
         source = bucket.source
         version = incoming.header.push.version
         if (bucket.version, bucket.index) != (version, incoming.next):
-            due = f"bucket {incoming.next} of version {version} from {owner_of('actor', source)}"
+            due = f"bucket {incoming.next} of version {version} from {owner_of(delivery.source, source)}"
             raise self._unexpected(due, bucket)
         pieces = incoming.pieces[bucket.index]
         data = bucket.data
@@ -507,7 +521,9 @@ class CopyReceiver(WeightReceiver):
             len(data) != layout.count_bytes(pieces)
             or checksum([data]) != bucket.checksum
         ):
-            raise self._damaged(version, source, self._the_copy.lacking(version))
+            raise self._damaged(
+                delivery, version, source, self._the_copy.lacking(version)
+            )
         for piece, run in layout.runs(pieces):
             np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
 

@@ -1,4 +1,4 @@
-"""Shards of the weights, the plan of a copy (which actor rank writes which bytes), and the bytes themselves.
+"""Shards of the weights, the plan of a copy (which source rank writes which bytes), and the bytes themselves.
 
 ::
 
@@ -75,9 +75,9 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shard(TensorSpec):
-    """One actor rank's part of one tensor, which the spec describes whole."""
+    """One source rank's part of one tensor, which the spec describes whole."""
 
-    blocks: tuple[Block, ...]  # by actor rank
+    blocks: tuple[Block, ...]  # by source rank
     data: Tensor  # this rank's block, in any type and shape, on any device
 
     @property
@@ -148,11 +148,11 @@ class Assembly:
 
     delivery: Delivery
     layout: Layout
-    pieces: tuple[tuple[Piece, ...], ...]  # by actor rank
+    pieces: tuple[tuple[Piece, ...], ...]  # by source rank
 
     @property
     def writers(self) -> tuple[int, ...]:
-        """The actor ranks that write; rank 0 alone where there is nothing to write, so that a push always ends."""
+        """The source ranks that write; rank 0 alone where there is nothing to write, so that a push always ends."""
         return tuple(rank for rank, pieces in enumerate(self.pieces) if pieces) or (0,)
 
 
@@ -179,14 +179,15 @@ def assemble(
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
     for tensor, (spec, blocks) in enumerate(zip(layout.tensors, held, strict=True)):
-        for rank, part in _split(spec, blocks, frozenset(delivery.near)):
+        for rank, part in _split(spec, blocks, delivery):
             pieces[rank].append(Piece(tensor, part.start, part.stop))
     return Assembly(delivery=delivery, layout=layout, pieces=tuple(map(tuple, pieces)))
 
 
 def _split(
-    spec: TensorSpec, blocks: Sequence[Block], near: frozenset[int]
+    spec: TensorSpec, blocks: Sequence[Block], delivery: Delivery
 ) -> list[tuple[int, Block]]:
+    near = frozenset(delivery.near)
     edges = sorted({0, spec.elements, *(e for b in blocks for e in b)})
     parts: list[tuple[int, Block]] = []
     for start, stop in itertools.pairwise(edges):
@@ -198,7 +199,7 @@ def _split(
         holders = [rank for rank in holders if rank in near] or holders
         if not holders:
             raise ValueError(
-                f"no actor rank holds elements {start}-{stop - 1} of {spec.names[0]}"
+                f"no {delivery.source} rank holds elements {start}-{stop - 1} of {spec.names[0]}"
             )
         if (stop - start) * spec.itemsize < _WORTH_SPLITTING:
             holders = holders[:1]

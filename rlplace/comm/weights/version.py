@@ -2,14 +2,14 @@
 
 ::
 
-    actor ranks    push(8, shards)                                             each writes its own
-    rollout ranks  with pull(8) as received:  engine.load(received.tensors, 8)
+    source ranks   push(8, shards)                                             each writes its own
+    target ranks   with pull(8) as received:  engine.load(received.tensors, 8)
 
 A pull hands over exactly the version asked for, whole; else it raises and the weights in use stay as they are.
-Under the key of a rollout rank the weights channel carries::
+Under the key of a target rank the weights channel carries::
 
     Complete                         to every reader of a double buffer: a version is complete in it
-    PushHeader, Bucket, ... Bucket   to the lead reader: the pieces of one actor rank that cannot write there itself;
+    PushHeader, Bucket, ... Bucket   to the lead reader: the pieces of one source rank that cannot write there itself;
                                      from another node, the buckets come by a stream that the header names
     DevicePush (see device_push)     to every reader on an accelerator: the sync it takes part in
 """
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.shards import Assembly, Bytes, Changes
 from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
+from rlplace.placement.flow import Delivery
 from rlplace.placement.language.slots import owner_of
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """Announces the pieces of one actor rank; their buckets follow."""
+    """Announces the pieces of one source rank; their buckets follow."""
 
     push: Push
-    source: int  # actor rank
+    source: int  # rank
     assembly: Assembly
     bucket_bytes: int
     base: (
@@ -78,7 +79,7 @@ class Bucket:
     checksum: int  # of the bytes it stands for
 
     def __str__(self) -> str:
-        return f"bucket {self.index} of version {self.version} from {owner_of('actor', self.source)}"
+        return f"bucket {self.index} of version {self.version} from rank {self.source}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +117,15 @@ class ReceivedWeights:
 
 
 class WeightReceiver(abc.ABC):
-    """The end of rollout rank `rank`. Used by one thread."""
+    """The end of one rank of the component that takes weights. Used by one thread."""
 
-    def __init__(self, channel: Channel, rank: int) -> None:
+    def __init__(
+        self, channel: Channel, rank: int, *, component: str = "rollout"
+    ) -> None:
         self._channel = channel
         self._rank = rank
-        self._owner = owner_of("rollout", rank)
+        self._component = component
+        self._owner = owner_of(component, rank)
         self._backlog: collections.deque[Any] = (
             collections.deque()
         )  # messages taken before their turn
@@ -179,9 +183,9 @@ class WeightReceiver(abc.ABC):
         return failed_sync("incomplete-weights", self._owner, what)
 
     def _damaged(
-        self, version: int, writer: int, lacking: Sequence[int]
+        self, delivery: Delivery, version: int, writer: int, lacking: Sequence[int]
     ) -> WeightSyncError:
-        return damaged_sync(self._owner, version, writer, lacking)
+        return damaged_sync(self._owner, delivery, version, writer, lacking)
 
 
 def failed_sync(
@@ -191,17 +195,16 @@ def failed_sync(
     *,
     why: str | None = None,
     version: int = -1,
+    target: str = "",
     lacking: Sequence[int] = (),
     emptied: bool = False,
 ) -> WeightSyncError:
     """Describe a sync that failed at `key`.
 
-    `lacking`: the rollout ranks without `version`. `emptied`: engines that cut their weights had begun to load them.
+    `lacking`: ranks of `target` without `version`. `emptied`: engines that cut their weights had begun to load them.
     """
     without = (
-        f"without version {version} now: {ranks('rollout', lacking)}"
-        if lacking
-        else None
+        f"without version {version} now: {ranks(target, lacking)}" if lacking else None
     )
     left = "the weights in use are unchanged"
     if emptied:
@@ -215,30 +218,36 @@ def failed_sync(
 
 def damaged_sync(
     key: str,
+    delivery: Delivery,
     version: int,
     writer: int,
     lacking: Sequence[int],
     *,
     emptied: bool = False,
 ) -> WeightSyncError:
-    what = f"what {owner_of('actor', writer)} wrote of version {version} is damaged"
+    source = owner_of(delivery.source, writer)
+    what = f"what {source} wrote of version {version} is damaged"
     return failed_sync(
         "checksum-mismatch",
         key,
         what,
         version=version,
+        target=delivery.target,
         lacking=lacking,
         emptied=emptied,
     )
 
 
-def versions_only_go_up(writer: int, version: int, newest: int) -> WeightSyncError:
+def versions_only_go_up(
+    source: str, writer: int, version: int, newest: int
+) -> WeightSyncError:
     why = "versions only go up: readers could not tell an old one from a late one, and may hold the newest"
     what = f"version {version} was pushed after version {newest}"
-    return failed_sync("version-mismatch", owner_of("actor", writer), what, why=why)
+    return failed_sync("version-mismatch", owner_of(source, writer), what, why=why)
 
 
 def not_here(
+    delivery: Delivery,
     reader: int,
     version: int,
     late: Sequence[int],
@@ -246,13 +255,18 @@ def not_here(
     *,
     why: str | None = None,
 ) -> WeightSyncError:
-    """Describe a version that actor ranks `late` have not written; without any, a later one has taken its place."""
+    """Describe a version that source ranks `late` have not written; without any, a later one has taken its place."""
     what = f"version {version} is no longer there: a later one has taken its place"
     if late:
-        what = f"version {version} was not written by {ranks('actor', late)}"
-    owner = owner_of("rollout", reader)
+        what = f"version {version} was not written by {ranks(delivery.source, late)}"
     return failed_sync(
-        "incomplete-weights", owner, what, why=why, version=version, lacking=lacking
+        "incomplete-weights",
+        owner_of(delivery.target, reader),
+        what,
+        why=why,
+        version=version,
+        target=delivery.target,
+        lacking=lacking,
     )
 
 

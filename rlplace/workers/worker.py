@@ -24,10 +24,14 @@ from rlplace.placement.schedule import Residency
 from rlplace.workers.lending import Lending
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from rlplace.tokens import Scores
     from rlplace.workers.arguments import WorkerArguments
+    from rlplace.workers.facts import JobFacts
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
+    from rlplace.workers.weights import WeightEnds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,10 @@ class WorkerContext:
     cancelled: threading.Event = dataclasses.field(
         default_factory=threading.Event
     )  # set when siblings failed
+    facts: JobFacts | None = None  # of the job; None outside of one
+    opened: contextlib.ExitStack = dataclasses.field(
+        default_factory=contextlib.ExitStack
+    )  # by the engine for this worker: closed after its `close`
 
     @property
     def rank(self) -> int:
@@ -106,16 +114,24 @@ class Worker:
     # Modules that `setup` imports, for a process that imports them once for many workers.
     imports: ClassVar[tuple[str, ...]] = ()
 
+    _module_of_weights: nn.Module | None = None
+    _weight_ends: WeightEnds | None = None
+
     def __init__(self, config: Any, context: WorkerContext) -> None:
         self.config = config
         self.context = context
 
     @classmethod
-    def create_group(cls, config: Any = None) -> GroupBuilder:
-        """`create_group(config).launch(cluster, name=..., placement_strategy=...)` starts one process per slot."""
+    def create_group(
+        cls, config: Any = None, facts: JobFacts | None = None
+    ) -> GroupBuilder:
+        """`create_group(config).launch(cluster, name=..., placement_strategy=...)` starts one process per slot.
+
+        `facts`: of the job, the same for all of its groups; see `rlplace.workers.facts.facts_of`.
+        """
         from rlplace.workers.launch.group import GroupBuilder
 
-        return GroupBuilder(worker=cls, config=config)
+        return GroupBuilder(worker=cls, config=config, facts=facts)
 
     def setup(self) -> None:
         """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed."""
@@ -132,7 +148,76 @@ class Worker:
 
         Called on all ranks, new ones too, while none is at work and all channels are empty.
         """
+        if self._weight_ends is not None:
+            self._weight_ends.begin_again()
         return {}
+
+    # ── weights that go to another component, or come from one ───────────────────────────────────────────────────────
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the tensors that are sent to, or filled from, another component, by name.
+
+        To be overridden, unless `weights_of` was called. They are the tensors themselves, not copies, and the same
+        names in source and target. A source of several ranks has the same values on all of them, or DTensors, as FSDP
+        does. A target gets the whole on each rank, in the dtype of its own tensors; of a DTensor, its part.
+        """
+        if self._module_of_weights is None:
+            from rlplace.workers.weights import undeclared
+
+            raise undeclared(self)
+        from rlplace.comm.weights.named import tensors_of
+
+        return tensors_of(self._module_of_weights)
+
+    def weights_of(self, module: nn.Module) -> None:
+        """Have `weights` return the parameters and buffers of a module; to be called once, in `setup`."""
+        self._module_of_weights = module
+
+    def weights_loaded(self, version: int) -> None:
+        """Do what is due once the tensors of `weights` have the values of `version`; by default nothing."""
+
+    def push_weights(self, version: int, to: str | None = None) -> Metrics:
+        """Send this rank's weights as `version`, which only goes up. Call it on the group, with `pull_weights`.
+
+        ::
+
+            wait_all([learner.push_weights(version), sampler.pull_weights(version)])
+
+        `to`: the component that takes them; None: all that the job has planned. Between nodes, or between threads,
+        the push ends once all is taken. Raises WeightSyncError, NotResident, or as a channel.
+        """
+        return self._ends_of_weights().push(version, to)
+
+    def pull_weights(self, version: int, source: str | None = None) -> Metrics:
+        """Wait for exactly `version`, whole; copy it into the tensors of `weights`, which stay the objects they are.
+
+        `source`: the component that sends them, if several do. On an error the weights in use stay as they are.
+        """
+        metrics = self._ends_of_weights().pull(version, source)
+        self.weights_loaded(version)
+        return metrics
+
+    def _ends_of_weights(self) -> WeightEnds:
+        from rlplace.workers.weights import WeightEnds
+
+        if self._weight_ends is None:
+            self._weight_ends = WeightEnds(self)
+        return self._weight_ends
+
+    def _require_weights(self) -> None:
+        """Raise WeightSyncError where the job has the engine send or fill weights that the class does not name."""
+        component = self.context.slot.component
+        facts = self.context.facts
+        kind = type(self)
+        by_engine = facts is not None and (
+            (facts.syncs_from(component) and kind.push_weights is Worker.push_weights)
+            or (facts.syncs_to(component) and kind.pull_weights is Worker.pull_weights)
+        )
+        unnamed = kind.weights is Worker.weights and self._module_of_weights is None
+        if by_engine and unnamed:
+            from rlplace.workers.weights import undeclared
+
+            raise undeclared(self)
 
     def onload(self) -> MoveReport:
         return self.move(Residency.FULL)

@@ -226,6 +226,7 @@ class Cluster:
         began = time.monotonic()
         specs = [self._spec(name, *launch) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
+        specs = [self._with_weights(spec) for spec in specs]
         with self._phase("workers"), deferred():
             handles = self._launcher.launch(specs)
         groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
@@ -441,7 +442,44 @@ class Cluster:
             ),
             channels=channels,
             output=self._output,
+            facts=builder.facts,
         )
+
+    def _with_weights(self, spec: GroupSpec) -> GroupSpec:
+        """Add the channels of the weight syncs that a group takes part in, unless it was given them.
+
+        The first group of a sync has its channel made. Raises ClusterError where the group is not as the facts say.
+        """
+        facts = spec.facts
+        if facts is None:
+            return spec
+        ranks = facts.ranks.get(spec.name, len(spec.slots))
+        if ranks != len(spec.slots):
+            raise ClusterError.about(
+                "facts-misfit",
+                spec.name,
+                f"is launched with {len(spec.slots)} ranks, and the facts of its job have {ranks}",
+                why="buffers and channels were planned for the ranks of the placement in facts_of(placement)",
+                fix=f'placement_strategy=placement.get_strategy("{spec.name}"), of that placement',
+            )
+        channels = dict(spec.channels)
+        for sync in facts.syncs_of(spec.name):
+            planned = sync.channel
+            if planned.name in channels:
+                continue
+            if planned.name not in self._channels:
+                self.channel(
+                    ChannelSpec(
+                        name=planned.name,
+                        capacity_items=planned.capacity_items,
+                        keys=planned.keys,
+                        participants=facts.participants_of(planned),
+                        timeout_s=sync.timeout_s,
+                    ),
+                    planned.locations(),
+                )
+            channels[planned.name] = self._channels[planned.name]
+        return dataclasses.replace(spec, channels=channels)
 
     def _tell(self, what: str) -> None:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")

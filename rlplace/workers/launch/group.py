@@ -49,6 +49,7 @@ from rlplace.workers.launch.output import output_file
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
+    from rlplace.workers.facts import JobFacts
     from rlplace.workers.launch.cluster import Cluster
 
 WAIT_S = 600.0  # deadline of a wait that names none
@@ -698,6 +699,7 @@ class GroupBuilder:
 
     worker: type[Worker]
     config: Any = None
+    facts: JobFacts | None = None
 
     def launch(
         self,

@@ -17,6 +17,7 @@ from rlplace.comm.watchdog import report, view
 from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.language.slots import Slot
 from rlplace.stopwatch import CallRecord, Recorder
+from rlplace.workers.facts import JobFacts
 from rlplace.workers.launch.devices import Device, cuda_out_of_memory
 from rlplace.workers.lending import Lending
 from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
@@ -34,6 +35,7 @@ class GroupSpec:
     output: Path | None = (
         None  # folder of what the ranks print; None: where their processes do
     )
+    facts: JobFacts | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class WorkerHost:
                 folder=folder,
                 lending=lending or Lending(),
                 cancelled=self._cancelled,
+                facts=spec.facts,
             )
             device.worker_ended()  # one of that name before it, on another machine than the driver's
             self._worker = spec.worker(spec.config, self._context)
@@ -166,6 +169,8 @@ class WorkerHost:
         try:
             with recorder:
                 value = getattr(worker, method)(*args, **kwargs)
+            if method == "setup":
+                worker._require_weights()
             return Done(value, recorder.record())
         except ChannelTimeout as late:
             late.add_note(
@@ -178,6 +183,8 @@ class WorkerHost:
                 error if full is None else full.with_traceback(error.__traceback__)
             )
         finally:
+            if method == "close":
+                context.opened.close()
             self._running = None
 
     def _failed(self, error: BaseException) -> Failure:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
-from rlplace.placement.flow import DeviceDelivery, deliver_by_rank
+from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Scores
@@ -67,48 +67,29 @@ class Actor(TrainedWorker):
     _pushes: int = 0
 
     def _open_sync(self) -> None:
-        """Send as planned where ranks share memory, else a copy to each rollout rank.
+        """Open this rank's end of the sync with the rollout ranks."""
+        from rlplace.workers.weights import open_sender
 
-        Where weights go from device to device, all ranks meet at the store by which this group's ranks have joined.
-        """
-        import torch
-
-        from rlplace.comm.weights.device_sync import DeviceSender
-        from rlplace.comm.weights.host_sync import WeightSender
-        from rlplace.comm.weights.rendezvous import StoreAddress
-
-        context = self.context
         sync = self.config.config.actor.sync
-        deliveries = (context.folder and self.config.deliveries) or deliver_by_rank(
-            self.config.ranks["rollout"]
-        )
-        device = None
-        if any(isinstance(delivery, DeviceDelivery) for delivery in deliveries):
-            device = DeviceSender(
-                context.channels[WEIGHTS],
-                rank=context.rank,
-                device=torch.device(context.device.torch_name),
-                store=StoreAddress(
-                    host=context.rendezvous.host, port=context.rendezvous.port
-                ),
-            )
-        self._sender = WeightSender(
-            context.channels[WEIGHTS],
-            rank=context.rank,
-            deliveries=deliveries,
-            folder=context.folder,
-            device=device,
+        self._sender = open_sender(
+            self.context,
+            WEIGHTS,
+            target="rollout",
+            ranks=self.config.ranks["rollout"],
+            deliveries=self.config.deliveries,
             verify_every=sync.verify_every if sync.verify == "checksum" else 0,
             delta_share=_DELTA_SHARE if sync.mode == "delta" else 0.0,
-            check=lambda: context.check_cancelled("push_weights"),
         )
         self._opened.callback(self._sender.close)
 
-    def push_weights(self, version: int) -> Metrics:
+    def push_weights(self, version: int, to: str | None = None) -> Metrics:
         """Write this rank's shard of the weights for the rollout ranks as `version`; block until it is written.
 
         The first push is of all weights, whatever the selection.
         """
+        from rlplace.workers.weights import push_metrics
+
+        assert to in (None, "rollout"), "an actor sends its weights to rollout alone"
         self._require(Residency.WEIGHTS, "push_weights")
         mode = self.config.config.actor.sync.mode
         again = self._pushes > 0
@@ -119,17 +100,8 @@ class Actor(TrainedWorker):
             partial = again and self._model.leaves_out(mode)
             pushed = self._sender.push(version, (*shards, *enclosed), partial=partial)
         seconds = time.perf_counter() - began
-        pushed_bytes = sum(pushed.values())
         self._pushes += 1
-        return {
-            "actor/push_s": Metric(seconds, "max"),
-            "actor/push_gb_per_s": Metric(pushed_bytes / seconds / 1e9, "sum"),
-            "actor/pushed_bytes": Metric(pushed_bytes, "sum"),
-            **{
-                f"actor/pushed_{name}_bytes": Metric(size, "sum")
-                for name, size in pushed.items()
-            },
-        }
+        return push_metrics("actor", seconds, pushed)
 
     def _enclosed(self) -> tuple[Shard, ...]:
         """Return what goes along with the weights of every push, the same tensors each time."""
@@ -149,7 +121,7 @@ class PolicyActor(Actor):
         "rlplace.models.policy_networks",
         "rlplace.workers.training.policy_learner",
         "rlplace.workers.training.state",
-        "rlplace.comm.weights.host_sync",
+        "rlplace.workers.weights",
     )
 
     config: SimulatorArguments
@@ -237,7 +209,7 @@ class LmActor(Actor):
         "rlplace.workers.training.experience",
         "rlplace.workers.training.lm_learner",
         "rlplace.workers.training.state",
-        "rlplace.comm.weights.host_sync",
+        "rlplace.workers.weights",
     )
 
     _model: TrainedLm
@@ -273,7 +245,8 @@ class LmActor(Actor):
             REFERENCE_WEIGHTS in self.context.channels
         ):  # each rank of the reference gets a copy through the channel
             channel = self.context.channels[REFERENCE_WEIGHTS]
-            readers = deliver_by_rank(self.config.ranks["reference"])
+            count = self.config.ranks["reference"]
+            readers = deliver_by_rank(count, "actor", "reference")
             self._reference = WeightSender(
                 channel,
                 rank=self.context.rank,

@@ -62,23 +62,16 @@ class RolloutWorker(RoleWorker):
     def _open(self, engine: Engine) -> None:
         import torch  # here, not at import: the driver imports this module too
 
-        from rlplace.comm.weights.host_sync import receiver_of
         from rlplace.workers.engines.weights import KeptWeights
+        from rlplace.workers.weights import open_receiver
 
         torch.set_num_threads(threads())
         self.engine = engine
         self._opened.callback(engine.close)
         actor = self.config.config.actor
         context = self.context
-        self._receiver = receiver_of(
-            context.channels[WEIGHTS],
-            context.rank,
-            deliveries=self.config.deliveries
-            if context.folder
-            else (),  # else all ranks are threads without GPUs
-            folder=context.folder,
-            device=torch.device(context.device.torch_name),
-            load=getattr(engine, "load_from", None),
+        self._receiver = open_receiver(
+            context, WEIGHTS, deliveries=self.config.deliveries, engine=engine
         )
         self._opened.callback(self._receiver.close)
         scale = (
@@ -103,8 +96,11 @@ class RolloutWorker(RoleWorker):
         self._kept.close()
         return super().begin_again(iteration)
 
-    def pull_weights(self, version: int) -> Metrics:
+    def pull_weights(self, version: int, source: str | None = None) -> Metrics:
         """Pull and load `version`, verified. On WeightSyncError, or the channel's, earlier weights stay in use."""
+        from rlplace.workers.weights import pull_metrics
+
+        assert source in (None, "actor"), "a rollout takes the weights of the actor"
         began = time.perf_counter()
         received = self._receiver.pull(version)
         if self._probe is not None:
@@ -113,21 +109,11 @@ class RolloutWorker(RoleWorker):
             pulled = time.perf_counter()
             if not received.loaded:
                 self.engine.load(weights, version, factors)
-        loaded = time.perf_counter()
-        pulled_bytes = sum(received.transports.values())
-        return {
-            "rollout/pull_s": Metric(loaded - began, "max"),
-            "rollout/load_s": Metric(loaded - pulled, "max"),
-            "rollout/pull_gb_per_s": Metric(
-                pulled_bytes / (loaded - began) / 1e9, "min"
-            ),
-            "rollout/pull_bytes": Metric(pulled_bytes, "sum"),
-            **{
-                f"rollout/pulled_{name}_bytes": Metric(size, "sum")
-                for name, size in received.transports.items()
-            },
-            **(self._probe.compare() if self._probe is not None else {}),
-        }
+        loading_s = time.perf_counter() - pulled
+        moved = pull_metrics(
+            "rollout", received, waited_s=pulled - began, loading_s=loading_s
+        )
+        return {**moved, **(self._probe.compare() if self._probe is not None else {})}
 
 
 # ── simulators ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,7 +131,7 @@ class VectorRolloutWorker(RolloutWorker):
         "rlplace.models.policy_networks",
         "rlplace.workers.engines.torch",
         "rlplace.workers.engines.weights",
-        "rlplace.comm.weights.host_sync",
+        "rlplace.workers.weights",
     )
 
     config: SimulatorArguments
@@ -376,7 +362,7 @@ class TextRolloutWorker(RolloutWorker):
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.workers.engines.transformers",
         "rlplace.workers.engines.weights",
-        "rlplace.comm.weights.host_sync",
+        "rlplace.workers.weights",
     )
 
     engine: TextEngine
@@ -467,7 +453,7 @@ class TextRolloutWorker(RolloutWorker):
         self._ahead = -1
         return super().begin_again(iteration)
 
-    def pull_weights(self, version: int) -> Metrics:
+    def pull_weights(self, version: int, source: str | None = None) -> Metrics:
         """Pull as the base class, after earlier versions not yet pulled; nothing if generating has pulled it."""
         metrics: Metrics = {}
         if version > self._ahead:
@@ -475,7 +461,7 @@ class TextRolloutWorker(RolloutWorker):
             for due in range(
                 version if held is None else min(held + 1, version), version + 1
             ):
-                metrics = super().pull_weights(due)
+                metrics = super().pull_weights(due, source)
         return metrics
 
     def generate(self, iteration: int) -> Metrics:

@@ -367,7 +367,7 @@ class ReferenceWorker(ModelScorer):
 
             channel = self.context.channels[REFERENCE_WEIGHTS]
             self._receiver = CopyReceiver(
-                channel, self.context.rank
+                channel, self.context.rank, component="reference"
             )  # each rank has a copy through the channel
             self._opened.callback(self._receiver.close)
 

@@ -1,0 +1,109 @@
+"""What the engine tells every worker of a job beside the config of its user: sizes of groups, and weight syncs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from rlplace.errors import PlacementError, did_you_mean, suggestion
+from rlplace.placement.channels import ChannelPlan, participants_for, plan_weights
+from rlplace.placement.flow import Delivery, deliver_by_node
+
+if TYPE_CHECKING:
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
+
+_TIMEOUT_S = 120.0  # that of a channel which names none
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSync:
+    """The plan of how all weights of component `source` come to every rank of component `target`."""
+
+    source: str
+    target: str
+    deliveries: tuple[Delivery, ...]  # one for each copy of the weights
+    channel: ChannelPlan  # announces the copies, and carries what cannot be written into them
+    timeout_s: float = _TIMEOUT_S  # deadline of a push, and of a pull
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """The same for all workers of a job."""
+
+    ranks: Mapping[str, int]  # number of ranks of each component
+    syncs: tuple[WeightSync, ...] = ()
+
+    def syncs_from(self, source: str) -> tuple[WeightSync, ...]:
+        return tuple(sync for sync in self.syncs if sync.source == source)
+
+    def syncs_to(self, target: str) -> tuple[WeightSync, ...]:
+        return tuple(sync for sync in self.syncs if sync.target == target)
+
+    def syncs_of(self, component: str) -> tuple[WeightSync, ...]:
+        """Return the syncs in which a component sends, then those in which it receives."""
+        return (*self.syncs_from(component), *self.syncs_to(component))
+
+    def participants_of(self, channel: ChannelPlan) -> int:
+        return participants_for(self.ranks[channel.source] + self.ranks[channel.target])
+
+
+def facts_of(
+    placement: HybridComponentPlacement,
+    *,
+    weights: Iterable[tuple[str, str]] = (),
+    timeout_s: float = _TIMEOUT_S,
+) -> JobFacts:
+    """Return the facts of a job; `weights` names pairs of components, source first: `[("learner", "sampler")]`.
+
+    All groups of the job are created with the same facts, `Learner.create_group(config, facts)`, and launched where
+    `placement` has them. Raises PlacementError for a pair that is no pair of placed components.
+    """
+    pairs = list(dict.fromkeys(weights))
+    for pair in pairs:
+        _check_pair(placement, *pair)
+    return JobFacts(
+        ranks={name: placement.world_size(name) for name in placement.components},
+        syncs=tuple(
+            WeightSync(
+                source=source,
+                target=target,
+                deliveries=deliver_by_node(placement, source, target),
+                channel=plan_weights(
+                    placement, weights_channel(source, target), source, target
+                ),
+                timeout_s=timeout_s,
+            )
+            for source, target in pairs
+        ),
+    )
+
+
+def weights_channel(source: str, target: str) -> str:
+    """Name the channel of a weight sync between components of a user's own."""
+    return f"weights.{source}.{target}"
+
+
+def _check_pair(placement: HybridComponentPlacement, source: str, target: str) -> None:
+    placed = placement.components
+    key = f"weights ({source!r}, {target!r})"
+    unknown = [component for component in (source, target) if component not in placed]
+    if unknown:
+        near = did_you_mean(unknown[0], placed)
+        raise PlacementError.of(
+            "unknown-component",
+            key,
+            f"no component {unknown[0]!r} is placed{suggestion(near)}",
+            repr((source, target)),
+            f"weights go between placed components: {', '.join(placed)}",
+            key.replace(repr(unknown[0]), repr(near)) if near else None,
+        )
+    if source == target:
+        raise PlacementError.of(
+            "weights-to-itself",
+            key,
+            f"{source} cannot send its weights to itself",
+            repr((source, target)),
+            "ranks of one component have their process group to exchange weights",
+            f"weights ({source!r}, <another component>)",
+        )

@@ -1,0 +1,419 @@
+"""A worker's ends of the weight syncs that its component takes part in, for classes with `weights` and for our roles.
+
+::
+
+    source   Worker.weights ─▶ shards ─▶ WeightSender ═════▶ receiver ─▶ names and shapes compared ─▶ copied in place
+    target                                                              into the tensors of its own Worker.weights
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlplace.comm.weights.device_sync import DeviceSender
+from rlplace.comm.weights.host_sync import WeightSender, receiver_of
+from rlplace.comm.weights.rendezvous import StoreAddress
+from rlplace.comm.weights.version import ReceivedWeights, WeightReceiver
+from rlplace.errors import (
+    ChannelTimeout,
+    NotResident,
+    Problem,
+    Source,
+    WeightSyncError,
+    did_you_mean,
+)
+from rlplace.metrics import Metric, Metrics
+from rlplace.placement.flow import Delivery, DeviceDelivery, deliver_by_rank
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlplace.workers.facts import WeightSync
+    from rlplace.workers.worker import Worker, WorkerContext
+
+
+# ── ends, as roles open them too ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_sender(
+    context: WorkerContext,
+    channel: str,
+    *,
+    target: str,
+    ranks: int,
+    deliveries: Sequence[Delivery] = (),
+    verify_every: int = 0,
+    delta_share: float = 0.0,
+) -> WeightSender:
+    """Open this rank's end of a sync with component `target`, which has so many ranks.
+
+    Sends by the planned `deliveries` where ranks share memory, else a copy to each rank. Where weights go from device
+    to device, all ranks meet at the store by which the ranks of this group have joined. The rest is as of WeightSender.
+    """
+    component = context.slot.component
+    if context.folder is None or not deliveries:
+        deliveries = deliver_by_rank(ranks, component, target)
+    device = None
+    if any(isinstance(delivery, DeviceDelivery) for delivery in deliveries):
+        device = DeviceSender(
+            context.channels[channel],
+            rank=context.rank,
+            component=component,
+            device=_device_of(context),
+            store=StoreAddress(
+                host=context.rendezvous.host, port=context.rendezvous.port
+            ),
+        )
+    return WeightSender(
+        context.channels[channel],
+        rank=context.rank,
+        deliveries=deliveries,
+        folder=context.folder,
+        device=device,
+        verify_every=verify_every,
+        delta_share=delta_share,
+        check=lambda: context.check_cancelled("push_weights"),
+    )
+
+
+def open_receiver(
+    context: WorkerContext,
+    channel: str,
+    *,
+    deliveries: Sequence[Delivery] = (),
+    engine: object = None,
+) -> WeightReceiver:
+    """Open this rank's end of a sync. `engine`: one that may cut its weights over several accelerators."""
+    return receiver_of(
+        context.channels[channel],
+        context.rank,
+        component=context.slot.component,
+        deliveries=deliveries if context.folder else (),
+        folder=context.folder,
+        device=_device_of(context),
+        load=getattr(engine, "load_from", None),
+    )
+
+
+def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> Metrics:
+    """Return what a push took. `pushed`: bytes by transport."""
+    pushed_bytes = sum(pushed.values())
+    return {
+        f"{component}/push_s": Metric(seconds, "max"),
+        f"{component}/push_gb_per_s": Metric(pushed_bytes / seconds / 1e9, "sum"),
+        f"{component}/pushed_bytes": Metric(pushed_bytes, "sum"),
+        **{
+            f"{component}/pushed_{name}_bytes": Metric(size, "sum")
+            for name, size in pushed.items()
+        },
+    }
+
+
+def pull_metrics(
+    component: str, received: ReceivedWeights, *, waited_s: float, loading_s: float
+) -> Metrics:
+    """Return what a pull took: until all had come, and from then on."""
+    seconds = waited_s + loading_s
+    pulled_bytes = sum(received.transports.values())
+    return {
+        f"{component}/pull_s": Metric(seconds, "max"),
+        f"{component}/load_s": Metric(loading_s, "max"),
+        f"{component}/pull_gb_per_s": Metric(pulled_bytes / seconds / 1e9, "min"),
+        f"{component}/pull_bytes": Metric(pulled_bytes, "sum"),
+        **{
+            f"{component}/pulled_{name}_bytes": Metric(size, "sum")
+            for name, size in received.transports.items()
+        },
+    }
+
+
+def _device_of(context: WorkerContext) -> torch.device:
+    import torch
+
+    return torch.device(context.device.torch_name)
+
+
+# ── the ends of a worker with `weights` ───────────────────────────────────────────────────────────────────────────────
+
+
+class WeightEnds:
+    """Opened when they are first used. Used by the worker's thread alone."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._context = worker.context
+        self._component = worker.context.slot.component
+        self._senders: dict[str, WeightSender] = {}  # by target
+        self._receivers: dict[str, WeightReceiver] = {}  # by source
+
+    def push(self, version: int, to: str | None) -> Metrics:
+        """Send this rank's weights to component `to`; None: to each that takes them."""
+        from rlplace.comm.weights.named import shards_of
+
+        syncs = self._syncs_to(to)
+        tensors = self._tensors("push_weights")
+        shards = shards_of(
+            tensors, rank=self._context.rank, ranks=self._context.world_size
+        )
+        began = time.perf_counter()
+        pushed = Counter[str]()
+        for sync in syncs:
+            with _called_together(sync, version):
+                pushed.update(self._sender(sync).push(version, shards))
+        weights_bytes = sum(shard.size_bytes for shard in shards)
+        return {
+            **push_metrics(self._component, time.perf_counter() - began, pushed),
+            f"{self._component}/weights_bytes": Metric(weights_bytes, "max"),
+        }
+
+    def pull(self, version: int, source: str | None) -> Metrics:
+        """Take the weights of component `source`; None: of the only one that sends them."""
+        from rlplace.comm.weights.named import fill
+
+        sync = self._sync_from(source)
+        own = self._tensors("pull_weights")
+        began = time.perf_counter()
+        with _called_together(sync, version):
+            received = self._receiver(sync).pull(version)
+        with received:
+            arrived = time.perf_counter()
+            self._compare(received, own, sync.source)
+            fill(own, received.tensors)
+        loaded = time.perf_counter()
+        return pull_metrics(
+            self._component,
+            received,
+            waited_s=arrived - began,
+            loading_s=loaded - arrived,
+        )
+
+    def begin_again(self) -> None:
+        for sender in self._senders.values():
+            sender.begin_again()
+        for receiver in self._receivers.values():
+            receiver.begin_again()
+
+    def _syncs_to(self, target: str | None) -> list[WeightSync]:
+        """Return the syncs in which this component sends. WeightSyncError where there are none with `target`."""
+        facts = self._context.facts
+        syncs = facts.syncs_from(self._component) if facts else ()
+        found = [sync for sync in syncs if target in (None, sync.target)]
+        if not found:
+            pair = (self._component, target or "<target>")
+            known = [sync.target for sync in syncs]
+            raise _unplanned(self._context, "push_weights", pair, "to", target, known)
+        return found
+
+    def _sync_from(self, source: str | None) -> WeightSync:
+        """Return the sync in which this component takes weights. WeightSyncError where it is none, or not clear."""
+        facts = self._context.facts
+        syncs = facts.syncs_to(self._component) if facts else ()
+        found = [sync for sync in syncs if source in (None, sync.source)]
+        known = [sync.source for sync in syncs]
+        if not found:
+            pair = (source or "<source>", self._component)
+            raise _unplanned(
+                self._context, "pull_weights", pair, "source", source, known
+            )
+        if len(found) > 1:
+            raise _several(self._context, known)
+        return found[0]
+
+    def _sender(self, sync: WeightSync) -> WeightSender:
+        facts = self._context.facts
+        assert facts is not None, "a sync is of a job's facts"
+        if sync.target not in self._senders:
+            sender = open_sender(
+                self._context,
+                sync.channel.name,
+                target=sync.target,
+                ranks=facts.ranks[sync.target],
+                deliveries=sync.deliveries,
+            )
+            self._context.opened.callback(sender.close)
+            self._senders[sync.target] = sender
+        return self._senders[sync.target]
+
+    def _receiver(self, sync: WeightSync) -> WeightReceiver:
+        if sync.source not in self._receivers:
+            receiver = open_receiver(
+                self._context, sync.channel.name, deliveries=sync.deliveries
+            )
+            self._context.opened.callback(receiver.close)
+            self._receivers[sync.source] = receiver
+        return self._receivers[sync.source]
+
+    def _tensors(self, method: str) -> Mapping[str, Tensor]:
+        """Ask the worker for its weights. Raises WeightSyncError for what is none, NotResident for offloaded ones."""
+        from rlplace.comm.weights.named import absent
+
+        tensors: object = self._worker.weights()
+        wrong = _not_weights(tensors)
+        if wrong is not None:
+            raise self._about(
+                code="bad-weights",
+                what=f"weights() returned {wrong}",
+                why="weights are dense tensors by their names, the same tensors each time",
+                fix="return dict(self.model.named_parameters())",
+            )
+        assert isinstance(tensors, Mapping), "it is a mapping of tensors"
+        missing = absent(tensors)
+        if missing:
+            raise _offloaded(self._context, method, missing)
+        return tensors
+
+    def _compare(
+        self, received: ReceivedWeights, own: Mapping[str, Tensor], source: str
+    ) -> None:
+        """Raise WeightSyncError where names or shapes differ; nothing has been copied by then."""
+        from rlplace.comm.weights.named import misfits
+
+        found = misfits(received.tensors, own)
+        if found.names:
+            raise self._about(
+                code="weight-names",
+                what=f"the weights of {source} have other names",
+                got="; ".join(found.names),
+                why="each tensor is copied into the one of the same name; the weights in use are unchanged",
+                fix=f"return the same names in weights() of {source} and {self._component}",
+            )
+        if found.shapes:
+            raise self._about(
+                code="weight-shapes",
+                what=f"the weights of {source} have other shapes",
+                got="; ".join(found.shapes),
+                why="tensors are copied whole; the weights in use are unchanged",
+                fix=f"build the same model in {source} and {self._component}",
+            )
+
+    def _about(
+        self, *, code: str, what: str, why: str, fix: str, got: str | None = None
+    ) -> WeightSyncError:
+        """Describe a problem of the worker's class, with the line of its `weights`."""
+        problem = Problem(
+            code=code,
+            key=self._context.owner,
+            what=what,
+            got=got,
+            source=line_of(type(self._worker).weights),
+            why=why,
+            fix=fix,
+        )
+        return WeightSyncError(problem)
+
+
+@contextlib.contextmanager
+def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
+    """Add to a deadline that passed how the two ends of a sync are called."""
+    try:
+        yield
+    except ChannelTimeout as late:
+        late.add_note(
+            "the two ends of a sync are called before either is waited for: wait_all(["
+            f"{sync.source}.push_weights({version}), {sync.target}.pull_weights({version})])"
+        )
+        raise
+
+
+def undeclared(worker: Worker) -> WeightSyncError:
+    """Describe a class without weights, whose component is to send or to take them."""
+    context = worker.context
+    component = context.slot.component
+    kind = type(worker)
+    does = ""
+    for sync in context.facts.syncs_of(component) if context.facts else ():
+        does = f", and {component} is to take those of {sync.source}"
+        if sync.source == component:
+            does = f", and {component} is to send them to {sync.target}"
+            break
+    problem = Problem(
+        code="weights-undeclared",
+        key=context.owner,
+        what=f"class {kind.__name__} has no weights{does}",
+        source=line_of(kind),
+        why="the engine copies the tensors that the class names",
+        fix="def weights(self): return dict(self.model.named_parameters())"
+        "        (or self.weights_of(self.model) in setup)",
+    )
+    return WeightSyncError(problem)
+
+
+def line_of(written: type | Callable[..., object]) -> Source | None:
+    """Return file and line of a class or a function; None where its source is not at hand."""
+    try:
+        file = inspect.getsourcefile(written)
+        _, line = inspect.getsourcelines(written)
+    except (OSError, TypeError):
+        return None
+    return Source(file=file, line=line) if file else None
+
+
+def _unplanned(
+    context: WorkerContext,
+    method: str,
+    pair: tuple[str, str],
+    keyword: str,
+    asked: str | None,
+    known: Sequence[str],
+) -> WeightSyncError:
+    """Describe a call for a pair of components that has no sync; `known`: the others that this one has syncs with."""
+    near = did_you_mean(asked, known) if asked else None
+    fix = f"facts_of(placement, weights=[{pair!r}]), for the groups of both"
+    if near:
+        fix = f"{method}(version, {keyword}={near!r})"
+    return WeightSyncError.about(
+        code="weight-sync-unplanned",
+        key=context.owner,
+        what=f"{method} was called, and no weights are planned from {pair[0]} to {pair[1]}",
+        got=f"{method} knows {', '.join(known)}" if known else None,
+        why="buffers and channels are made for the pairs of components that a job names",
+        fix=fix,
+    )
+
+
+def _several(context: WorkerContext, sources: Sequence[str]) -> WeightSyncError:
+    return WeightSyncError.about(
+        code="weight-sync-unplanned",
+        key=context.owner,
+        what="pull_weights does not say whose weights are wanted",
+        got=f"weights are planned from {', '.join(sources)}",
+        why="the weights of the one would replace those of the other",
+        fix=f"pull_weights(version, source={sources[0]!r})",
+    )
+
+
+def _not_weights(returned: object) -> str | None:
+    """Say what was returned in place of weights; None where it is weights."""
+    import torch
+
+    if not isinstance(returned, Mapping):
+        return f"a {type(returned).__name__}"
+    if not returned:
+        return "no tensor"
+    for name, tensor in returned.items():
+        if not isinstance(name, str):
+            return f"{name!r}, which is no name"
+        if not isinstance(tensor, torch.Tensor):
+            return f"a {type(tensor).__name__} as {name}"
+        if tensor.layout != torch.strided:
+            return f"a sparse tensor as {name}"
+    return None
+
+
+def _offloaded(
+    context: WorkerContext, method: str, names: Sequence[str]
+) -> NotResident:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return NotResident.about(
+        code="not-resident",
+        key=context.owner,
+        what=f"{method} was called while {names[0]}{more} had no memory",
+        why="a sync copies from tensor to tensor, and an offloaded one, or one on the meta device, is empty",
+        fix=f"group.onload().wait() before group.{method}(...)",
+    )

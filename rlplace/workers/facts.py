@@ -84,9 +84,13 @@ def weights_channel(source: str, target: str) -> str:
     return f"weights.{source}.{target}"
 
 
+def _pasted(source: str, target: str) -> str:
+    return f"facts_of(placement, weights=[{(source, target)!r}])"
+
+
 def _check_pair(placement: HybridComponentPlacement, source: str, target: str) -> None:
     placed = placement.components
-    key = f"weights ({source!r}, {target!r})"
+    key = "weights"
     unknown = [component for component in (source, target) if component not in placed]
     if unknown:
         near = did_you_mean(unknown[0], placed)
@@ -96,7 +100,7 @@ def _check_pair(placement: HybridComponentPlacement, source: str, target: str) -
             f"no component {unknown[0]!r} is placed{suggestion(near)}",
             repr((source, target)),
             f"weights go between placed components: {', '.join(placed)}",
-            key.replace(repr(unknown[0]), repr(near)) if near else None,
+            _pasted(source, target).replace(unknown[0], near) if near else None,
         )
     if source == target:
         raise PlacementError.of(
@@ -105,5 +109,5 @@ def _check_pair(placement: HybridComponentPlacement, source: str, target: str) -
             f"{source} cannot send its weights to itself",
             repr((source, target)),
             "ranks of one component have their process group to exchange weights",
-            f"weights ({source!r}, <another component>)",
+            _pasted(source, "<another component>"),
         )

@@ -279,7 +279,7 @@ class WeightEnds:
             raise self._about(
                 code="weight-names",
                 what=f"the weights of {source} have other names",
-                got="; ".join(found.names),
+                got="\n".join(found.names),
                 why="each tensor is copied into the one of the same name; the weights in use are unchanged",
                 fix=f"return the same names in weights() of {source} and {self._component}",
             )
@@ -287,7 +287,7 @@ class WeightEnds:
             raise self._about(
                 code="weight-shapes",
                 what=f"the weights of {source} have other shapes",
-                got="; ".join(found.shapes),
+                got="\n".join(found.shapes),
                 why="tensors are copied whole; the weights in use are unchanged",
                 fix=f"build the same model in {source} and {self._component}",
             )
@@ -410,10 +410,11 @@ def _offloaded(
     context: WorkerContext, method: str, names: Sequence[str]
 ) -> NotResident:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    component = context.slot.component
     return NotResident.about(
         code="not-resident",
         key=context.owner,
         what=f"{method} was called while {names[0]}{more} had no memory",
         why="a sync copies from tensor to tensor, and an offloaded one, or one on the meta device, is empty",
-        fix=f"group.onload().wait() before group.{method}(...)",
+        fix=f"{component}.onload().wait() before {component}.{method}(...)",
     )

@@ -1,4 +1,4 @@
-"""Workers of a user's own that send and take weights; a module of their own, so that other processes can import them."""
+"""Workers of a user's own that send and take weights; other processes can import this module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.comm.codec import tensor_bytes
+from rlplace.placement import HybridComponentPlacement
 from rlplace.placement.schedule import Residency
+from rlplace.workers.facts import facts_of
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import WorkerGroup, wait_all
 from rlplace.workers.offload import Offloadable
 from rlplace.workers.worker import MoveReport, Worker
+
+PATIENCE_S = 60.0
+PLACES = {"learner": "0-1", "sampler": "1-3", "evaluator": "4"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,3 +204,28 @@ class Whole(Worker):
             name: tensor_bytes(tensor.clone()).tobytes()
             for name, tensor in self.model.state_dict().items()
         }
+
+
+def started(
+    cluster: Cluster,
+    workers: Mapping[str, tuple[type[Worker], Model]],
+    weights: list[tuple[str, str]],
+    places: Mapping[str, str] = PLACES,
+    **options: Any,
+) -> dict[str, WorkerGroup]:
+    """Launch components with the facts of their job."""
+    placed = {name: places[name] for name in workers}
+    placement = HybridComponentPlacement({"component_placement": placed}, cluster)
+    facts = facts_of(placement, weights=weights, **options)
+    return {
+        name: kind.create_group(model, facts).launch(
+            cluster, name=name, placement_strategy=placement.get_strategy(name)
+        )
+        for name, (kind, model) in workers.items()
+    }
+
+
+def sync(source: WorkerGroup, target: WorkerGroup, version: int) -> list[list[Any]]:
+    return wait_all(
+        [source.push_weights(version), target.pull_weights(version)], PATIENCE_S
+    )

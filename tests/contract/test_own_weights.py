@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,14 +11,15 @@ import pytest
 import torch
 
 from rlplace.config.schema import AcceleratorConfig
-from rlplace.errors import ClusterError, PlacementError, WorkerError, WorkerTimeout
+from rlplace.errors import ClusterError, PlacementError, WorkerError
 from rlplace.metrics import reduce_metrics
 from rlplace.placement import HybridComponentPlacement
 from rlplace.workers.facts import JobFacts, facts_of
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
-from rlplace.workers.worker import Worker
 from tests.contract.own_weights import (
+    PATIENCE_S,
+    PLACES,
     Dying,
     Learner,
     Model,
@@ -26,10 +28,9 @@ from tests.contract.own_weights import (
     Sharded,
     Silent,
     Whole,
+    started,
+    sync,
 )
-
-PATIENCE_S = 60.0
-PLACES = {"learner": "0-1", "sampler": "1-3", "evaluator": "4"}
 
 
 @pytest.fixture(
@@ -58,23 +59,30 @@ def cluster(launcher: str, kept: Cluster) -> Iterator[Cluster]:
         yield cluster
 
 
-def started(
-    cluster: Cluster,
-    workers: Mapping[str, tuple[type[Worker], Model]],
-    weights: list[tuple[str, str]],
-    places: Mapping[str, str] = PLACES,
-    **options: Any,
-) -> dict[str, WorkerGroup]:
-    """Launch components with the facts of their job."""
-    placed = {name: places[name] for name in workers}
-    placement = HybridComponentPlacement({"component_placement": placed}, cluster)
-    facts = facts_of(placement, weights=weights, **options)
-    return {
-        name: kind.create_group(model, facts).launch(
-            cluster, name=name, placement_strategy=placement.get_strategy(name)
-        )
-        for name, (kind, model) in workers.items()
-    }
+@pytest.fixture
+def threads() -> Iterator[Cluster]:
+    """For what is the same by every launcher."""
+    with cluster_of("inline") as cluster:
+        yield cluster
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """Two ranks that send and three that take, after their first sync."""
+
+    learner: WorkerGroup
+    sampler: WorkerGroup
+    pushed: Mapping[str, float]
+    pulled: Mapping[str, float]
+
+
+@pytest.fixture(scope="module")
+def synced(launcher: str, kept: Cluster) -> Iterator[Synced]:
+    with cluster_of(launcher) as cluster:
+        learner, sampler = pair(cluster)
+        assert sampler.bits().wait()[0] != learner.bits().wait()[0]
+        pushed, pulled = map(reduce_metrics, sync(learner, sampler, 0))
+        yield Synced(learner=learner, sampler=sampler, pushed=pushed, pulled=pulled)
 
 
 def pair(
@@ -96,12 +104,6 @@ def pair(
     return groups["learner"], groups["sampler"]
 
 
-def sync(source: WorkerGroup, target: WorkerGroup, version: int) -> list[list[Any]]:
-    return wait_all(
-        [source.push_weights(version), target.pull_weights(version)], PATIENCE_S
-    )
-
-
 def failed(source: WorkerGroup, target: WorkerGroup, version: int = 0) -> Any:
     """The problem of a sync that fails."""
     with pytest.raises(WorkerError) as error:
@@ -111,37 +113,35 @@ def failed(source: WorkerGroup, target: WorkerGroup, version: int = 0) -> Any:
 
 
 def test_targets_have_the_bits_of_the_source_in_the_tensors_that_they_had(
-    cluster: Cluster,
+    synced: Synced,
 ) -> None:
-    learner, sampler = pair(cluster)
-    assert sampler.bits().wait()[0] != learner.bits().wait()[0]
-    for version in range(5):
-        sync(learner, sampler, version)
-        sent = learner.bits().wait()[0]
-        assert sampler.bits().wait() == [sent] * 3
+    learner = synced.learner
+    sampler = synced.sampler
+    for version in range(1, 5):
+        assert sampler.bits().wait() == [learner.bits().wait()[0]] * 3
         assert sampler.same_objects().wait() == [True] * 3
         learner.step(version).wait()
+        sync(learner, sampler, version)
     assert sampler.versions().wait() == [[0, 1, 2, 3, 4]] * 3
 
 
 def test_a_sync_reports_the_size_of_the_weights_and_what_moved(
-    cluster: Cluster,
+    synced: Synced, launcher: str
 ) -> None:
-    learner, sampler = pair(cluster)
-    pushed, pulled = map(reduce_metrics, sync(learner, sampler, 0))
     tied_once = 17 * 300 + 300 * 70 + 70 + 40 + 4 * 9
     size = 4 * tied_once + 8  # and num_batches_tracked
+    pushed = synced.pushed
     assert pushed["learner/weights_bytes"] == size
-    assert pulled["sampler/pull_bytes"] == 3 * size
-    copies = pushed["learner/pushed_bytes"] / size
-    assert copies == (1 if "learner/pushed_same_node_bytes" in pushed else 3)
+    assert synced.pulled["sampler/pull_bytes"] == 3 * size
+    copies = 1 if launcher == "ray" else 3
+    assert pushed["learner/pushed_bytes"] == copies * size
     assert pushed["learner/push_s"] > 0
-    assert pulled["sampler/pull_s"] >= pulled["sampler/load_s"] > 0
+    assert synced.pulled["sampler/pull_s"] >= synced.pulled["sampler/load_s"] > 0
 
 
-def test_a_target_keeps_its_dtype(cluster: Cluster) -> None:
+def test_a_target_keeps_its_dtype(threads: Cluster) -> None:
     half = Model(seed=2, dtype=torch.bfloat16)
-    learner, sampler = pair(cluster, target=half)
+    learner, sampler = pair(threads, target=half)
     sync(learner, sampler, 0)
     exact = learner.as_float().wait()[0]
     for found in sampler.as_float().wait():
@@ -187,11 +187,9 @@ def test_a_module_can_be_named_once_and_one_source_serves_two_targets(
 
 
 def test_other_names_are_told_with_the_nearest_and_the_line_of_the_class(
-    cluster: Cluster,
+    threads: Cluster,
 ) -> None:
-    learner, sampler = pair(cluster, source=Model(names="net."))
-    before = sampler.bits
-    was = before().wait()
+    learner, sampler = pair(threads, source=Model(names="net."))
     with pytest.raises(WorkerError) as error:
         sync(learner, sampler, 0)
     problem = error.value.cause.problem  # type: ignore[union-attr]
@@ -200,11 +198,10 @@ def test_other_names_are_told_with_the_nearest_and_the_line_of_the_class(
     assert "embed.weight did not come" in problem.got
     assert "net.embed.weight came, and is not expected" in problem.got
     assert problem.source.file.endswith("own_weights.py")
-    assert was[0]
 
 
-def test_other_shapes(cluster: Cluster) -> None:
-    problem = failed(*pair(cluster, target=Model(width=32)))
+def test_other_shapes(threads: Cluster) -> None:
+    problem = failed(*pair(threads, target=Model(width=32)))
     assert problem.code == "weight-shapes"
     assert "embed.weight came as [17, 300], expected [17, 32]" in problem.got
     assert problem.fix == "build the same model in learner and sampler"
@@ -214,33 +211,33 @@ def test_other_shapes(cluster: Cluster) -> None:
     ("returns", "said"),
     [("a list", "returned a list"), ("numbers", "returned a int as steps")],
 )
-def test_what_is_no_weights(cluster: Cluster, returns: str, said: str) -> None:
-    problem = failed(*pair(cluster, source=Model(returns=returns)))
+def test_what_is_no_weights(threads: Cluster, returns: str, said: str) -> None:
+    problem = failed(*pair(threads, source=Model(returns=returns)))
     assert (problem.code, problem.source.line is not None) == ("bad-weights", True)
     assert said in problem.what
 
 
 @pytest.mark.parametrize("leaves", ["learner", "sampler"])
-def test_offloaded_weights_are_not_synced(cluster: Cluster, leaves: str) -> None:
-    learner, sampler = pair(cluster)
+def test_offloaded_weights_are_not_synced(threads: Cluster, leaves: str) -> None:
+    learner, sampler = pair(threads)
     away = {"learner": learner, "sampler": sampler}[leaves]
     away.offload().wait()
     problem = failed(learner, sampler)
     assert problem.code == "not-resident"
     assert problem.key.startswith(leaves)
-    assert "group.onload().wait() before group." in problem.fix
+    assert problem.fix.startswith(f"{leaves}.onload().wait() before {leaves}.pu")
 
 
-def test_weights_that_come_back_are_synced(cluster: Cluster) -> None:
-    learner, sampler = pair(cluster)
+def test_weights_that_come_back_are_synced(threads: Cluster) -> None:
+    learner, sampler = pair(threads)
     wait_all([learner.offload(), sampler.offload()])
     wait_all([learner.onload(), sampler.onload()])
     sync(learner, sampler, 0)
     assert sampler.bits().wait() == [learner.bits().wait()[0]] * 3
 
 
-def test_another_version_than_the_one_that_was_pushed(cluster: Cluster) -> None:
-    learner, sampler = pair(cluster)
+def test_another_version_than_the_one_that_was_pushed(threads: Cluster) -> None:
+    learner, sampler = pair(threads)
     with pytest.raises(WorkerError) as error:
         wait_all([learner.push_weights(3), sampler.pull_weights(4)], PATIENCE_S)
     assert error.value.component == "sampler"
@@ -265,38 +262,38 @@ def test_a_class_without_weights_is_told_at_the_launch(cluster: Cluster) -> None
     assert "def weights(self)" in problem.fix
 
 
-def test_a_pair_that_the_job_does_not_name(cluster: Cluster) -> None:
-    learner, _ = pair(cluster)
+def test_a_pair_that_the_job_does_not_name(threads: Cluster) -> None:
+    learner, _ = pair(threads)
     with pytest.raises(WorkerError, match="weight-sync-unplanned") as error:
         learner.push_weights(0, to="samplr").wait()
     assert "push_weights(version, to='sampler')" in str(error.value)
 
 
-def test_without_facts_nothing_is_sent(cluster: Cluster) -> None:
-    placement = HybridComponentPlacement({"component_placement": PLACES}, cluster)
+def test_without_facts_nothing_is_sent(threads: Cluster) -> None:
+    placement = HybridComponentPlacement({"component_placement": PLACES}, threads)
     strategy = placement.get_strategy("learner")
     group = Learner.create_group(Model()).launch(
-        cluster, name="learner", placement_strategy=strategy
+        threads, name="learner", placement_strategy=strategy
     )
     with pytest.raises(WorkerError, match="weight-sync-unplanned") as error:
         group.pull_weights(0).wait()
     assert "facts_of(placement, weights=[('<source>', 'learner')])" in str(error.value)
 
 
-def test_a_group_of_another_size_than_its_facts_say(cluster: Cluster) -> None:
+def test_a_group_of_another_size_than_its_facts_say(threads: Cluster) -> None:
     facts = JobFacts(ranks={"learner": 3})
-    placement = HybridComponentPlacement({"component_placement": PLACES}, cluster)
+    placement = HybridComponentPlacement({"component_placement": PLACES}, threads)
     strategy = placement.get_strategy("learner")
     with pytest.raises(ClusterError, match="facts-misfit"):
         Learner.create_group(Model(), facts).launch(
-            cluster, name="learner", placement_strategy=strategy
+            threads, name="learner", placement_strategy=strategy
         )
 
 
 def test_wrong_pairs_are_told_with_the_names_that_are_placed(
-    cluster: Cluster,
+    threads: Cluster,
 ) -> None:
-    placement = HybridComponentPlacement({"component_placement": PLACES}, cluster)
+    placement = HybridComponentPlacement({"component_placement": PLACES}, threads)
     with pytest.raises(PlacementError, match="did you mean 'learner'") as error:
         facts_of(placement, weights=[("lerner", "sampler")])
     assert error.value.codes == ("unknown-component",)
@@ -308,9 +305,9 @@ def test_wrong_pairs_are_told_with_the_names_that_are_placed(
 
 
 def test_a_push_that_does_not_come_is_told_after_the_deadline(
-    cluster: Cluster,
+    threads: Cluster,
 ) -> None:
-    _, sampler = pair(cluster, timeout_s=0.5)
+    _, sampler = pair(threads, timeout_s=0.5)
     with pytest.raises(WorkerError, match="channel-timeout") as error:
         sampler.pull_weights(0).wait(PATIENCE_S)
     assert "wait_all([learner.push_weights(0), sampler.pull_weights(0)])" in str(
@@ -345,19 +342,17 @@ def test_a_lost_source_frees_its_targets_at_once(
         pushing.wait(PATIENCE_S)
 
 
-def test_a_killed_source_is_the_reason_of_both(cluster: Cluster, launcher: str) -> None:
-    how = "raises" if launcher == "inline" else "dies"
+def test_what_a_source_raised_is_the_reason_of_both(threads: Cluster) -> None:
     groups = started(
-        cluster,
+        threads,
         {
-            "learner": (Dying, Model(returns=how)),
+            "learner": (Dying, Model(returns="raises")),
             "sampler": (Sampler, Model(seed=2)),
         },
         [("learner", "sampler")],
     )
-    with pytest.raises((WorkerError, WorkerTimeout), match="learner rank 1") as error:
+    with pytest.raises(WorkerError, match="no weights today") as error:
         sync(groups["learner"], groups["sampler"], 1)
-    assert isinstance(error.value, WorkerError)
     assert error.value.component == "learner"
 
 

@@ -17,13 +17,15 @@ import psutil
 import pytest
 
 from rlplace.comm.channel import ChannelSpec
-from rlplace.config.schema import RayConfig
+from rlplace.config.schema import CommConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
+from rlplace.metrics import reduce_metrics
 from rlplace.placement.language.slots import PackedPlacementStrategy
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.reservation import Machine
 from tests.contract.launch_workers import Probe
+from tests.contract.own_weights import Dying, Model, Sampler, started, sync
 from tests.e2e.namespaces import machines_with_ray
 from tests.e2e.training import (
     INLINE,
@@ -210,6 +212,39 @@ def test_ranks_sit_on_the_nodes_of_the_plan(address: str, driver: Any) -> None:
             WorkerError, match=r"probe rank 3 \(node 1, accelerators 3\)"
         ):
             stuck.wait(timeout_s=90)
+
+
+@pytest.mark.usefixtures("driver")
+def test_weights_of_own_workers_reach_both_nodes_and_a_loss_frees_all(
+    address: str, shm: Path
+) -> None:
+    places = {"learner": "0-1", "sampler": "3-5"}  # node 0 has accelerators 0-3
+    with Cluster(
+        topology=Topology.uniform(2, 4, "emulated", 1 << 30),
+        ray=RayConfig(address=address),
+        comm=CommConfig(shm_folder=str(shm)),
+    ) as cluster:
+        groups = started(
+            cluster,
+            {
+                "learner": (Dying, Model(seed=1, width=30_000)),
+                "sampler": (Sampler, Model(seed=2, width=30_000)),
+            },
+            [("learner", "sampler")],
+            places,
+            timeout_s=600.0,
+        )
+        learner = groups["learner"]
+        sampler = groups["sampler"]
+        pushed, _ = sync(learner, sampler, 0)
+        moved = reduce_metrics(pushed)
+        size = moved["learner/weights_bytes"]
+        assert moved["learner/pushed_same_node_bytes"] == size, "once to this node"
+        assert moved["learner/pushed_network_bytes"] == size, "once to the other"
+        assert sampler.bits().wait() == [learner.bits().wait()[0]] * 3
+        with pytest.raises(WorkerError, match="learner rank 1") as lost:
+            sync(learner, sampler, 1)
+        assert lost.value.component == "learner"
 
 
 @pytest.mark.usefixtures("driver")

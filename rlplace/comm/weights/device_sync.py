@@ -81,6 +81,7 @@ class Member:
         self._rendezvous: SyncRendezvous | None = None
         self._group: Any = None
         self._formed = _ALONE  # the round in which the group formed
+        self._source = ""  # component that sends, of the sync under way
 
     def rendezvous_at(self, store: StoreAddress) -> SyncRendezvous:
         """Return this member's end, at the one store of the job. RuntimeError if no process serves it."""
@@ -96,6 +97,7 @@ class Member:
         the version.
         """
         version = sync.push.version
+        self._source = sync.delivery.source
         with ExitStack() as failed:
             failed.callback(self.leave)
             try:
@@ -160,7 +162,7 @@ class Member:
         """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()
-        self.synchronize(deadline_s, f"a bucket of source rank {owner}")
+        self.synchronize(deadline_s, f"a bucket of {owner_of(self._source, owner)}")
 
     def synchronize(self, deadline_s: float, what: str) -> None:
         """Wait for what the current stream has to do: NCCL's own wait only orders streams. RuntimeError when late."""
@@ -367,8 +369,8 @@ class _Taking:
         self._sync = sync
         self._rendezvous = rendezvous
         self._deadline_s = deadline_s
-        source = sync.delivery.source
-        self._owner = None if owner is None else owner_of(source, owner)
+        self._source = sync.delivery.source
+        self._owner = None if owner is None else owner_of(self._source, owner)
         self._slots: list[
             Tensor
         ] = []  # of the owner, once they are opened; else its own
@@ -391,7 +393,7 @@ class _Taking:
         bucket.copy_into(copy, data, first)
         member.synchronize(
             self._deadline_s,
-            f"a bucket of {owner_of(self._sync.delivery.source, bucket.owner)}",
+            f"a bucket of {owner_of(self._source, bucket.owner)}",
         )
         if self._sync.push.checked and not bucket.is_whole(data):
             self.damaged = bucket.owner

@@ -22,6 +22,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlplace.comm import channel_errors
+from rlplace.comm.work import Lanes, Work
 from rlplace.errors import ChannelMisuse
 
 if TYPE_CHECKING:
@@ -116,11 +117,12 @@ class Channel(abc.ABC):
         self._failed: dict[
             str, deque[Exception]
         ] = {}  # by key: why items of a batch could not be opened
+        self._lanes = Lanes()  # of what goes on beside the caller
 
     def named(self, owner: str) -> Self:
         """The same channel seen from `owner` ("env rank 2"), the name used in errors and statistics."""
         end = object.__new__(type(self))
-        end.__dict__.update(self.__dict__, owner=owner, _failed={})
+        end.__dict__.update(self.__dict__, owner=owner, _failed={}, _lanes=Lanes())
         return end
 
     def put(
@@ -173,6 +175,62 @@ class Channel(abc.ABC):
             self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
         )
         return self._items(self._limit(weight), key, patience_s)
+
+    # ── beside the caller ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put_async(
+        self,
+        item: Any,
+        *,
+        key: str = "",
+        weight: float = 1.0,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Begin a `put`, and return at once: `await` the result in an `async def`, else call its `wait()`.
+
+        The item must not change until then. Puts of this end at one key enter in the order in which they were begun;
+        the deadline of each counts from the end of the one before.
+        """
+        self._check_put(key, weight, version)
+        patience_s = self._patience_of(timeout_s)
+        return self._lanes.begin(
+            ("put", key),
+            lambda: self._put(item, key, weight, version, patience_s),
+            lambda: self._put(item, key, weight, version, None),
+        )
+
+    def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Work:
+        """Begin a `get`, and return at once: `await` the item in an `async def`, else call `wait()` of the result.
+
+        Gets of this end at one key are served in the order in which they were begun; the deadline of each counts from
+        the end of the one before. The item of a get that nothing waits for is lost.
+        """
+        patience_s = self._patience_of(timeout_s)
+        return self._lanes.begin(
+            ("get", key),
+            lambda: self._items(None, key, patience_s)[0],
+            lambda: self._items(None, key, None)[0],
+        )
+
+    def get_batch_async(
+        self, weight: float, *, key: str = "", timeout_s: float | None = None
+    ) -> Work:
+        """Begin a `get_batch`, as `get_async`."""
+        limit = self._limit(weight)
+        patience_s = self._patience_of(timeout_s)
+        return self._lanes.begin(
+            ("get", key),
+            lambda: self._items(limit, key, patience_s),
+            lambda: self._items(limit, key, None),
+        )
+
+    def qsize(self, key: str | None = None) -> int:
+        """Return the items that are inside at this moment, at one key or at all."""
+        stats = self.stats()
+        if key is None:
+            return stats.depth_items
+        return stats.depth_by_key.get(key, 0)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -267,6 +325,10 @@ class Channel(abc.ABC):
                 "weight", weight, "a finite number above 0", "get_batch(1.0)"
             )
         return weight
+
+    def _patience_of(self, timeout_s: float | None) -> float:
+        """Return the deadline of a call; None is that of the channel."""
+        return self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
 
     def _patience(self, timeout_s: float) -> float:
         if not (_is_number(timeout_s) and timeout_s < math.inf):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -165,6 +166,59 @@ def test_many_producers_and_consumers_get_each_item_once_in_order(
             of_rank = [i for r, i in items if r == rank]
             assert of_rank == sorted(of_rank)
     assert channel.stats().high_water_items <= 4
+
+
+def test_puts_and_gets_go_on_beside_the_caller(make: Make) -> None:
+    channel = make(capacity_items=2)
+    gets = [channel.get_async(key=key) for key in "bab"]  # before anything is there
+    assert not any(get.done() for get in gets)
+    puts = [channel.put_async(n, key=key) for n, key in enumerate("abbbb")]
+    assert [get.wait() for get in gets] == [1, 0, 2], "in the order of each key"
+    for put in puts:
+        put.wait()
+    assert channel.qsize() == channel.qsize("b") == 2
+    assert channel.get_batch_async(5.0, key="b").wait() == [3, 4]
+    assert channel.qsize("b") == 0
+
+
+def test_puts_and_gets_can_be_awaited_while_others_go_on(make: Make) -> None:
+    channel = make()
+
+    async def consume() -> tuple[list[Any], int]:
+        first = channel.get_async(key="x")
+        both = asyncio.gather(first, channel.get_async(key="y"))
+        turns = 0
+        while not first.done():
+            turns += 1
+            if turns == 3:
+                await channel.put_async("mine", key="x")
+                await channel.put_async("yours", key="y", weight=2.0)
+            await asyncio.sleep(0.001)
+        return await both, turns
+
+    items, turns = asyncio.run(consume())
+    assert (items, turns >= 3) == (["mine", "yours"], True)
+
+
+def test_what_goes_on_beside_the_caller_fails_where_it_is_waited_for(
+    make: Make,
+) -> None:
+    channel = make()
+    late = channel.named("env rank 0").get_async(timeout_s=BRIEF_S)
+    with pytest.raises(ChannelTimeout, match="env rank 0 waited"):
+        late.wait()
+    for refused in (
+        lambda: channel.put_async("item", weight=-1.0),
+        lambda: channel.get_async(timeout_s="soon"),
+        lambda: channel.get_batch_async(0),
+    ):
+        with pytest.raises(ChannelMisuse):
+            refused()
+    waits = channel.get_async(key="a")
+    waiting(channel, gets=1)
+    channel.break_("the test is over")
+    with pytest.raises(ChannelBroken):
+        waits.wait()
 
 
 def test_keys_are_lines_of_their_own(make: Make) -> None:

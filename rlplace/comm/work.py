@@ -1,0 +1,106 @@
+"""Puts and gets that go on beside their caller: begun at once, waited for or awaited later.
+
+::
+
+    work = channel.get_async(key="1")      begins; tried at once, then in a thread of its lane
+    ...                                    the caller computes
+    item = work.wait()                     or, in an `async def`:  item = await work
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Hashable
+from concurrent.futures import Future
+from typing import Any
+
+from rlplace.errors import ChannelEmpty, ChannelFull
+
+_Begun = tuple[Future[Any], Callable[[], Any]]
+
+
+class Work:
+    """A call that was begun. `wait()` and `await` return its result or raise its error, as often as asked.
+
+    The call keeps its own deadline. A cancelled `await` does not end the call: its item is still there for `wait()`.
+    """
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> Any:
+        return self._future.result()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class Lanes:
+    """Runs calls in the background. Those of one lane run one after the other, in the order of `begin`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, deque[_Begun]] = {}  # of lanes at work
+
+    def begin(
+        self,
+        lane: Hashable,
+        call: Callable[[], Any],
+        at_once: Callable[[], Any] | None = None,
+    ) -> Work:
+        """Begin `call`. `at_once`: the same without a wait, tried first where the lane is free."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # from here on nothing cancels it
+        with self._lock:
+            if lane in self._waiting:
+                self._waiting[lane].append((future, call))
+                return Work(future)
+            self._waiting[lane] = deque()
+        if at_once is None or not _settled(future, at_once):
+            self._start(lane, future, call)
+        else:
+            self._next(lane)
+        return Work(future)
+
+    def _start(
+        self, lane: Hashable, future: Future[Any], call: Callable[[], Any]
+    ) -> None:
+        def run() -> None:
+            _settle(future, call)
+            self._next(lane)
+
+        threading.Thread(target=run, name=f"lane {lane}", daemon=True).start()
+
+    def _next(self, lane: Hashable) -> None:
+        """Start what waits in a lane, or free the lane."""
+        with self._lock:
+            if not self._waiting[lane]:
+                del self._waiting[lane]
+                return
+            future, call = self._waiting[lane].popleft()
+        self._start(lane, future, call)
+
+
+def _settled(future: Future[Any], at_once: Callable[[], Any]) -> bool:
+    """Return whether a call could be done without a wait."""
+    try:
+        result = at_once()
+    except (ChannelEmpty, ChannelFull):
+        return False
+    except BaseException as error:  # noqa: BLE001 -- it is raised where the work is waited for
+        future.set_exception(error)
+        return True
+    future.set_result(result)
+    return True
+
+
+def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 -- it is raised where the work is waited for
+        future.set_exception(error)

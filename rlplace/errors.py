@@ -332,6 +332,10 @@ class ChannelMisuse(ChannelError, ValueError):
     """A call that this channel can never serve, however long it waits."""
 
 
+class WorkerMisuse(_OneProblem, ValueError):
+    """A worker class, or a call of one of the worker's tools, that cannot work, however long it waits."""
+
+
 class WeightSyncError(_OneProblem):
     """The pushed weights are not the requested version, or are incomplete or damaged."""
 

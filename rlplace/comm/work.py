@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
@@ -37,6 +36,8 @@ class Work:
         return self._future.result()
 
     def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # here: most processes need none of it
+
         return asyncio.wrap_future(self._future).__await__()
 
 

@@ -30,6 +30,14 @@ class Offloadable:
         self._host: dict[int, tuple[torch.UntypedStorage, Tensor]] | None = None
         device.acquire(self.accelerator_bytes, what)
 
+    def account(self) -> None:
+        """Account what the storages hold now, where they are on the accelerator.
+
+        Raises AcceleratorOutOfMemory.
+        """
+        if self._host is None:
+            self._device.acquire(self.accelerator_bytes, self.what)
+
     @property
     def accelerator_bytes(self) -> int:
         """Bytes that the storages hold now, measured."""

@@ -10,18 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlplace.comm.channel import Channel
-from rlplace.errors import ChannelBroken, ChannelMisuse, NotResident, RewardError
-from rlplace.metrics import Metrics
+from rlplace.comm.work import Lanes, Work
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelMisuse,
+    NotResident,
+    RewardError,
+    WorkerMisuse,
+    did_you_mean,
+    suggestion,
+)
+from rlplace.metrics import Metrics, Reduction
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
+from rlplace.workers.collected import Collected
 from rlplace.workers.lending import Lending
+from rlplace.workers.messages import TIMEOUT_S, Messages
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +45,11 @@ if TYPE_CHECKING:
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
     from rlplace.workers.weights import WeightEnds
+    from rlplace.workers.process_group import ProcessGroup
+    from rlplace.workers.registered import Registered
+
+_BROADCAST = "broadcast of "  # in the keys of a group's mailboxes
+_AS_LAUNCHED: Any = object()  # of a constructor: the config that is there already
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +57,12 @@ class Rendezvous:
     """Where the ranks of one group join for collectives; port 0 for a class that does not need its own process.
 
     Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to the code that uses it.
+    `master_port` is another port of the same host, which is kept free for rank 0 to listen at: MASTER_PORT.
     """
 
     host: str
     port: int
+    master_port: int = 0
     listen_fd: int | None = None
     timeout_s: float = 120.0
 
@@ -69,6 +89,9 @@ class WorkerContext:
     opened: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack
     )  # by the engine for this worker: closed after its `close`
+    messages: Messages = dataclasses.field(
+        default_factory=Messages
+    )  # to and from the workers of all groups
 
     @property
     def rank(self) -> int:
@@ -103,8 +126,11 @@ class MoveReport:
 class Worker:
     """Base of all workers. A subclass adds methods; each is callable on the group by its name.
 
-    `config` is whatever frozen value `create_group` was given. The constructor must be cheap: heavy imports belong in
-    `setup`.
+    `config` is whatever frozen value `create_group` was given. A subclass may have a constructor with the arguments
+    `(self)`, `(self, config)` or `(self, config, context)`, and call `super().__init__(...)` with any of these: both
+    attributes are there before. The constructor must be cheap: heavy imports belong in `setup`.
+
+    A method may be an `async def`: the call ends when the coroutine does.
     """
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
@@ -113,13 +139,36 @@ class Worker:
     uses_accelerators: ClassVar[bool] = True
     # Modules that `setup` imports, for a process that imports them once for many workers.
     imports: ClassVar[tuple[str, ...]] = ()
+    # Whether the launcher gives the class what the tools below need: mailboxes for `send`, the variables RANK,
+    # WORLD_SIZE, ... of a process of its own, a log that is shown.
+    with_tools: ClassVar[bool] = True
 
     _module_of_weights: nn.Module | None = None
     _weight_ends: WeightEnds | None = None
 
-    def __init__(self, config: Any, context: WorkerContext) -> None:
-        self.config = config
-        self.context = context
+    config: Any
+    context: WorkerContext
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        worker = super().__new__(cls)
+        worker._collected = Collected()
+        worker._lanes = Lanes()
+        worker._registered = None
+        worker._joined = None
+        return worker
+
+    _collected: Collected
+    _lanes: Lanes  # of messages that go on beside the worker
+    _registered: Registered | None  # what `offload` was given
+    _joined: ProcessGroup | None
+
+    def __init__(
+        self, config: Any = _AS_LAUNCHED, context: WorkerContext | None = None
+    ) -> None:
+        if config is not _AS_LAUNCHED:
+            self.config = config
+        if context is not None:
+            self.context = context
 
     @classmethod
     def create_group(
@@ -128,19 +177,32 @@ class Worker:
         """`create_group(config).launch(cluster, name=..., placement_strategy=...)` starts one process per slot.
 
         `facts`: of the job, the same for all of its groups; see `rlplace.workers.facts.facts_of`.
+        Raises WorkerMisuse for a class whose constructor has other arguments than `config` and `context`, or a method
+        with a name that the group itself has.
         """
-        from rlplace.workers.launch.group import GroupBuilder
+        from rlplace.workers.launch.construction import check_constructor
+        from rlplace.workers.launch.group import GroupBuilder, check_methods
 
+        check_constructor(cls)
+        check_methods(cls)
         return GroupBuilder(worker=cls, config=config, facts=facts)
 
+    # ── called by the launcher and the loop ──────────────────────────────────────────────────────────────────────────
+
     def setup(self) -> None:
-        """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed."""
+        """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed.
+
+        What was given to `offload` leaves the accelerators by itself when `setup` ends.
+        """
 
     def move(self, to: Residency) -> MoveReport:
         """Bring this rank's state on or off its accelerators. Moving to the present residency is allowed and free.
 
-        Called by `Loop._move` as `placement.schedule.schedule_of` decided.
+        Moves what was given to `offload`; nothing else. Called by `Loop._move` as `placement.schedule.schedule_of`
+        decided. Raises AcceleratorOutOfMemory; then what had no room is where it was.
         """
+        if self._registered is not None:
+            return self._registered.move(to)
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
 
     def begin_again(self, iteration: int) -> Metrics:
@@ -220,17 +282,246 @@ class Worker:
             raise undeclared(self)
 
     def onload(self) -> MoveReport:
+        """Bring all state onto the accelerators: `move(Residency.FULL)`."""
         return self.move(Residency.FULL)
-
-    def offload(self) -> MoveReport:
-        return self.move(Residency.OFF)
 
     def close(self) -> None:
         """Release everything. Called once, also after a failure; must not block."""
 
+    # ── the worker's place ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @functools.cached_property
+    def rank(self) -> int:
+        """Number of this worker in its group, from 0."""
+        return self.context.rank
+
+    @functools.cached_property
+    def world_size(self) -> int:
+        """Number of workers in the group."""
+        return self.context.world_size
+
+    @functools.cached_property
+    def component(self) -> str:
+        """Name that the group was launched with."""
+        return self.context.slot.component
+
+    @functools.cached_property
+    def log(self) -> logging.Logger:
+        """Logger of this worker, from level INFO on; its lines go where the worker prints."""
+        return self.context.log
+
+    # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
+
+    def channel(self, name: str) -> Channel:
+        """Return this worker's end of a channel, by the channel's name.
+
+        These are the channels that the group was launched with (`launch(..., channels=...)`; without that argument all
+        that the cluster had made by then), and those that were handed over as an argument of a method since.
+        Raises WorkerMisuse for any other name.
+        """
+        channels = self.context.channels
+        if name in channels:
+            return channels[name]
+        known = ", ".join(channels) or "none"
+        raise WorkerMisuse.about(
+            "unknown-channel",
+            self.context.owner,
+            f"has no channel {name!r}{suggestion(did_you_mean(name, channels))}",
+            got=repr(name),
+            why=f"it has {known}: those of launch(channels=...) and of arguments so far",
+            fix=f'launch(..., channels={{"{name}": cluster.channel(ChannelSpec(name="{name}", ...))}})',
+        )
+
+    def world_size_of(self, component: str) -> int:
+        """Return the number of workers in another group. Raises WorkerMisuse for an unknown one."""
+        return self.context.messages.world_size(self.context.owner, component)
+
+    def send(
+        self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
+    ) -> None:
+        """Send a value to one rank of a launched group, also of this one; the receiver calls `recv`.
+
+        `value`: anything that can be pickled, with arrays and tensors of any nesting; they travel as in a channel, by
+        shared memory or sockets. A tensor on a GPU is copied to the host, and arrives there. Returns once the message
+        is in the receiver's mailbox, which holds 64 messages for all ranks of a group on one node; until then it waits,
+        `timeout_s` seconds at most (None: 120).
+
+        Raises WorkerMisuse for a receiver that does not exist; ChannelBroken at once when the receiver's group has
+        ended; ChannelTimeout.
+        """
+        self.context.messages.send(value, self.context.slot, to, rank, timeout_s)
+
+    def recv(
+        self, source: str, rank: int = 0, *, timeout_s: float | None = None
+    ) -> Any:
+        """Return the next message of one rank of a launched group; messages of one sender keep their order.
+
+        What is returned is this worker's own, its tensors are on the host. Waits `timeout_s` seconds at most (None:
+        120). Raises WorkerMisuse for a sender that does not exist; ChannelBroken within a second when the sender's
+        group has ended and no message of it is left; ChannelTimeout, which names the sender.
+        """
+        return self._recv(source, rank, timeout_s)
+
+    def send_async(
+        self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
+    ) -> Work:
+        """Begin a `send`: `await` the result, or call its `wait()`. The value must not change until then."""
+        context = self.context
+        return self._lanes.begin(
+            ("send", to, rank),
+            lambda: context.messages.send(value, context.slot, to, rank, timeout_s),
+        )
+
+    def recv_async(
+        self, source: str, rank: int = 0, *, timeout_s: float | None = None
+    ) -> Work:
+        """Begin a `recv`: `await` the message, or call `wait()` of the result."""
+        return self._lanes.begin(
+            ("recv", source, rank), lambda: self._recv(source, rank, timeout_s)
+        )
+
+    def broadcast(
+        self, value: Any = None, *, root: int = 0, timeout_s: float | None = None
+    ) -> Any:
+        """Return the value of rank `root` on all ranks of the group; called by all of them, in the same order.
+
+        The value of other ranks than `root` is not looked at. Travels and fails as `send` and `recv`.
+        """
+        context = self.context
+        slot = context.slot
+        if context.rank != root:
+            return self._recv(slot.component, root, timeout_s, _BROADCAST)
+        for rank in range(context.world_size):
+            if rank != root:
+                context.messages.send(
+                    value, slot, slot.component, rank, timeout_s, _BROADCAST
+                )
+        return value
+
+    def _recv(
+        self, source: str, rank: int, timeout_s: float | None, topic: str = ""
+    ) -> Any:
+        context = self.context
+        return context.messages.recv(
+            context.slot,
+            source,
+            rank,
+            timeout_s,
+            lambda: context.check_cancelled("recv"),
+            topic,
+        )
+
+    # ── memory of accelerators ───────────────────────────────────────────────────────────────────────────────────────
+
+    def offload(self, *things: Any) -> MoveReport:
+        """Register what leaves the accelerators with the component; without arguments, `move(Residency.OFF)`.
+
+        `things`: torch modules (parameters and buffers are there from residency WEIGHTS on, gradients at FULL),
+        optimizers (their state is there at FULL), tensors or mappings of tensors (from WEIGHTS on). Tensor objects
+        stay what they are; only the memory below them comes and goes. Registered things stay where they are until the
+        next move; those that are registered in `setup` leave when it ends. The bytes are accounted on the
+        accelerators, where these are emulated.
+
+        Returns what the rank holds now, measured, as `move`. Raises WorkerMisuse for what cannot be offloaded, and
+        AcceleratorOutOfMemory.
+        """
+        if not things:
+            return self.move(Residency.OFF)
+        if self._registered is None:
+            from rlplace.workers.registered import Registered
+
+            self._registered = Registered(self.context.slot, self.context.device)
+        return self._registered.add(things)
+
+    # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def timer(self, name: str) -> AbstractContextManager[None]:
+        """Time a block: `with self.timer("simulate"): ...`.
+
+        Its seconds are added to the metric `<component>/<name>_s`, of which the longest of all ranks counts, until
+        `take_metrics`; and to the record of the call, which the timeline of a run shows. Timers may be nested.
+        """
+        return self._collected.timer(self.context.slot.component, name)
+
+    def metric(
+        self, name: str, value: Any, *, reduce: Reduction = "mean", weight: float = 1.0
+    ) -> None:
+        """Count a number as the metric `<component>/<name>`; a name with a `/` stays as it is.
+
+        Numbers of one name are reduced in the same way over the calls until `take_metrics`, and over the ranks then.
+        `weight` counts in a mean only. What a method returns as a mapping of names to numbers counts too, as means.
+        Raises WorkerMisuse for what is no number, or for two reductions of one name.
+        """
+        context = self.context
+        self._collected.add(
+            context.owner, context.slot.component, name, value, reduce, weight
+        )
+
+    def take_metrics(self) -> Metrics:
+        """Return what `timer`, `metric` and results of methods have collected since the last call, and forget it.
+
+        The loop of a run calls this on every group after each stage, and writes the reduced numbers into the run's
+        metrics. In a loop of one's own: `reduce_metrics(group.take_metrics().wait())`.
+        """
+        return self._collected.take()
+
+    # ── torch.distributed ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def process_group(
+        self, backend: str | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> Any:
+        """Join the default process group of torch.distributed with all ranks of the group, and return it. A collective.
+
+        For classes with `needs_own_process = True`. `backend` None: nccl on GPUs, else gloo. `timeout_s`: for all ranks
+        to join, and of each collective. Called again, it returns the same group. It is left when the worker closes.
+
+        A plain `torch.distributed.init_process_group()` works as well in a process of its own: RANK, WORLD_SIZE,
+        LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set before the constructor runs.
+        Raises WorkerMisuse; ClusterError, which names the ranks that did not come.
+        """
+        if not self.needs_own_process:
+            raise WorkerMisuse.about(
+                "no-process-group",
+                self.context.owner,
+                "cannot join a process group",
+                got=f"class {type(self).__qualname__}(Worker) without needs_own_process",
+                why="a process can join only one, so each rank needs a process of its own",
+                fix="needs_own_process = True      (in the body of the class)",
+            )
+        if self._joined is None:
+            from rlplace.workers.process_group import ProcessGroup
+
+            self._joined = ProcessGroup(self.context)
+        return self._joined.join(backend, timeout_s)
+
+    # ── around each call, by the launcher ────────────────────────────────────────────────────────────────────────────
+
+    def _begin_call(self) -> None:
+        self._collected.begin_call()
+
+    def _end_call(self, method: str, result: Any) -> None:
+        """Take in what a method that has ended well leaves behind."""
+        if self._registered is not None:
+            if method == "setup":
+                self.move(Residency.OFF)
+            elif method not in ("move", "onload", "offload"):
+                self._registered.account()
+        if self.with_tools and method != "take_metrics":
+            slot = self.context.slot
+            self._collected.add_result(self.context.owner, slot.component, result)
+
+    def _release(self) -> None:
+        """Give back what the tools have opened, after `close`."""
+        if self._joined is not None:
+            self._joined.close()
+
 
 class RoleWorker(Worker):
     """Base of the workers of a run. Owns whatever it opened, and closes it in the end, the last first."""
+
+    with_tools: ClassVar[bool] = (
+        False  # what these send, count and log is part of the run
+    )
 
     config: WorkerArguments
 

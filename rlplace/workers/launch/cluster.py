@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import os
 import queue
 import socket
@@ -53,7 +54,9 @@ from rlplace.workers.launch.host import Failure, GroupSpec, Request, WorkerHost
 from rlplace.workers.launch.machines import count_topology, declared_topology
 from rlplace.workers.launch.output import Outputs, output_file
 from rlplace.workers.launch.reservation import visible_to
+from rlplace.workers.launch.variables import reserve_port, torch_variables
 from rlplace.workers.lending import Lending
+from rlplace.workers.messages import Mailbox, mailbox_spec
 from rlplace.workers.worker import Rendezvous, Worker
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
 # What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
 Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]
 Lost = Mapping[str, Collection[int]]  # ranks by component
+_MAIL = "messages to "  # begins the names of mailboxes
+_MEET_S = 30.0  # for the workers of all groups to know of new ones
 
 
 class Cluster:
@@ -80,15 +85,15 @@ class Cluster:
         shared_bytes: Mapping[int, int] | None = None,
         tell: Callable[[str], None] = lambda line: None,
         workers: Iterable[type[Worker]] = (),
-        output: Path | None = None,
+        output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node.
 
         `tell` is called with a line for each step of the start, also by other threads. `workers`: classes that will be
-        launched, whose imports can be made from now on. `output`: folder of what workers print, a file per rank, on
-        each node; None: where Ray, or this process, puts it. `variables`: of the environment of all workers that are
-        processes.
+        launched, whose imports can be made from now on. `output`: folder of what workers print and log, a file per
+        rank, `<output>/<component>-<rank>.txt`, on each node; None: where Ray, or this process, puts it.
+        `variables`: of the environment of all workers that are processes.
         """
         keep_local()  # also of workers, which get the environment
         self._ray = ray or RayConfig()
@@ -112,7 +117,9 @@ class Cluster:
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
-        self._output = output
+        self._mailboxes: dict[str, Mailbox] = {}  # of groups whose workers get messages
+        self._mailboxes_made = 0
+        self._output = None if output is None else Path(output).expanduser()
         self._given_up = set[
             tuple[int, int]
         ]()  # node, and the number there of an accelerator
@@ -167,7 +174,7 @@ class Cluster:
         shared_bytes: Mapping[int, int] | None = None,
         tell: Callable[[str], None] = lambda line: None,
         workers: Iterable[type[Worker]] = (),
-        output: Path | None = None,
+        output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> Cluster:
         return cls(
@@ -221,17 +228,34 @@ class Cluster:
             )
         return channel
 
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """The channels that `channel` has made so far, by name."""
+        return {
+            name: channel
+            for name, channel in self._channels.items()
+            if not name.startswith(_MAIL)
+        }
+
     def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
         """Start, verify, set up all or none. ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`."""
         began = time.monotonic()
         specs = [self._spec(name, *launch) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
         specs = [self._with_weights(spec) for spec in specs]
-        with self._phase("workers"), deferred():
+        made = [self._mailbox(spec) for spec in specs if spec.worker.with_tools]
+        self._mailboxes |= {mailbox.group: mailbox for mailbox in made}
+        known = tuple(self._mailboxes.values())
+        specs = [dataclasses.replace(spec, mailboxes=known) for spec in specs]
+        with contextlib.ExitStack() as failed, self._phase("workers"), deferred():
+            failed.callback(self._forget_mailboxes, made)
             handles = self._launcher.launch(specs)
-        groups = {spec.name: WorkerGroup(spec, handles[spec.name]) for spec in specs}
+            failed.pop_all()
+        groups = {spec.name: self._group(spec, handles[spec.name]) for spec in specs}
         with contextlib.ExitStack() as failed, self._phase("setup"):
+            failed.callback(self._forget_mailboxes, made)
             failed.callback(close_all, list(groups.values()), 0.0)
+            self._introduce(made)
             self._set_up(
                 groups,
                 [],
@@ -242,6 +266,67 @@ class Cluster:
         self._groups.update(groups)
         self._specs.update((spec.name, spec) for spec in specs)
         return groups
+
+    def _group(self, spec: GroupSpec, handles: Sequence[WorkerHandle]) -> WorkerGroup:
+        """Make the group of launched workers. Its mailboxes break with it."""
+        group = WorkerGroup(spec, handles)
+        if spec.name in self._mailboxes:
+            ends = self._mailboxes[spec.name].channels
+            group.channels |= {end.spec.name: end for end in ends}
+            group.on_end = functools.partial(self._part, spec.name)
+        return group
+
+    # ── messages between workers ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _mailbox(self, spec: GroupSpec) -> Mailbox:
+        """Make a channel for messages on each node of a group."""
+        nodes = sorted({slot.node for slot in spec.slots})
+        self._mailboxes_made += 1
+        ends = []
+        for node in nodes:
+            name = f"{_MAIL}{spec.name}"
+            if len(nodes) > 1:
+                name += f" on node {node}"
+            if name in self._channels:  # of a group before it
+                name += f" ({self._mailboxes_made})"
+            ranks = [slot.rank for slot in spec.slots if slot.node == node]
+            with deferred():
+                end = self._launcher.channel(mailbox_spec(name, len(ranks)), (), node)
+            self._channels[name] = end
+            ends.append(end)
+        of_rank = tuple(nodes.index(slot.node) for slot in spec.slots)
+        return Mailbox(group=spec.name, channels=tuple(ends), of_rank=of_rank)
+
+    def _forget_mailboxes(self, mailboxes: Iterable[Mailbox]) -> None:
+        """Take the groups of a launch that failed out of what later groups know."""
+        for mailbox in mailboxes:
+            self._mailboxes.pop(mailbox.group, None)
+
+    def _introduce(self, mailboxes: Sequence[Mailbox]) -> None:
+        """Tell the workers of all running groups of others; return when they know."""
+        told = [
+            handle.meet(mailboxes)
+            for group in self._with_messages()
+            for handle in group.handles
+        ]
+        concurrent.futures.wait(told, _MEET_S)
+
+    def _part(self, name: str, why: str) -> None:
+        """Tell the workers of all other running groups that a group has ended. Does not wait."""
+        if self._closed:
+            return
+        for group in self._with_messages():
+            if group.name != name:
+                for handle in group.handles:
+                    handle.part(name, why)
+
+    def _with_messages(self) -> list[WorkerGroup]:
+        """Return the running groups whose workers send and receive messages."""
+        return [
+            group
+            for group in list(self._groups.values())
+            if group.worker.with_tools and not group.closed
+        ]
 
     def _set_up(
         self,
@@ -346,7 +431,10 @@ class Cluster:
         WorkerTimeout where workers are not ready after `ray.start_timeout_s` and it cannot be said on which
         accelerators the cause is.
         """
-        specs = [self._specs[name] for name in lost]
+        known = tuple(self._mailboxes.values())
+        specs = [
+            dataclasses.replace(self._specs[name], mailboxes=known) for name in lost
+        ]
         slots = {spec.slots[rank] for spec in specs for rank in lost[spec.name]}
         try:
             started = self._launcher.restart(specs, slots)
@@ -356,6 +444,7 @@ class Cluster:
             raise WorkerTimeout(error.problem) from error
         for name, group in self._groups.items():
             group.go_on({handle.slot.rank: handle for handle in started.get(name, ())})
+        self._introduce(known)
         make_room(lost)
         setups: list[Pending] = []
         again = {
@@ -585,6 +674,8 @@ class InlineLauncher:
         self._channels: list[Channel] = []
         self._lending = Lending()
         self._outputs: Outputs | None = None
+        self._variables: dict[str, str] = {}  # that were set in this process
+        self._master: socket.socket | None = None  # keeps MASTER_PORT from others
 
     def start(self) -> None:
         """Do nothing: this process runs already."""
@@ -641,12 +732,28 @@ class InlineLauncher:
                 port=listening.getsockname()[1],
                 listen_fd=listening.detach(),
             )
+            if spec.worker.with_tools:
+                self._set_variables(spec, slot, device)
         return InlineWorker(
             spec, slot, device, rendezvous, self._lending, self._outputs
         )
 
+    def _set_variables(self, spec: GroupSpec, slot: Slot, device: Device) -> None:
+        """Set what torch.distributed reads, for the one group that may join; not over what is set already."""
+        if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+            return
+        self._master = reserve_port("127.0.0.1")
+        meet = Rendezvous(
+            host="127.0.0.1", port=0, master_port=self._master.getsockname()[1]
+        )
+        self._variables = torch_variables(spec.slots, slot, device, meet)
+        os.environ.update(self._variables)
+
     def channel(
-        self, spec: ChannelSpec, locations: Sequence[ChannelLocation]
+        self,
+        spec: ChannelSpec,
+        locations: Sequence[ChannelLocation],
+        node: int | None = None,
     ) -> Channel:
         channel = LocalChannel(spec)
         self._channels.append(channel)
@@ -659,6 +766,12 @@ class InlineLauncher:
         for channel in self._channels:
             channel.break_("the cluster was closed")
         self._channels.clear()
+        for name in self._variables:
+            os.environ.pop(name, None)
+        self._variables = {}
+        if self._master is not None:
+            self._master.close()
+            self._master = None
         if self._outputs is not None:
             self._outputs.close()
 
@@ -710,6 +823,13 @@ class InlineWorker(WorkerHandle):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def meet(self, mailboxes: Sequence[Mailbox]) -> Future[None]:
+        self._host.meet(mailboxes)
+        return super().meet(mailboxes)
+
+    def part(self, group: str, why: str) -> None:
+        self._host.part(group, why)
 
     def end(self) -> None:
         self._host.cancel()

@@ -39,13 +39,16 @@ from rlplace.errors import (
     ClusterError,
     PlacementError,
     WorkerError,
+    WorkerMisuse,
     WorkerTimeout,
     did_you_mean,
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.stopwatch import CallRecord
+from rlplace.workers.launch.exchange import exchanged
 from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome, Request
 from rlplace.workers.launch.output import output_file
+from rlplace.workers.messages import Mailbox
 from rlplace.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -105,6 +108,15 @@ class WorkerHandle(abc.ABC):
     @abc.abstractmethod
     def proceed(self) -> concurrent.futures.Future[None]:
         """Take `cancel` back. The future ends when the worker knows."""
+
+    def meet(self, mailboxes: Sequence[Mailbox]) -> concurrent.futures.Future[None]:
+        """Tell the worker of groups that were launched. The future ends when the worker knows."""
+        told: concurrent.futures.Future[None] = concurrent.futures.Future()
+        told.set_result(None)
+        return told
+
+    def part(self, group: str, why: str) -> None:  # noqa: B027 -- one that gets no messages need not know
+        """Tell the worker that a group has ended, beside a running call."""
 
     @abc.abstractmethod
     def end(self) -> None:
@@ -314,13 +326,16 @@ class WorkerGroup:
     in_vain: Callable[[], bool] = staticmethod(
         lambda: False
     )  # whether there is nothing to be patient for
+    # Told why the group takes no more messages: its ranks were closed, or one has failed. Must not wait.
+    on_end: Callable[[str], None] = staticmethod(lambda why: None)
 
     def __init__(
         self, spec: GroupSpec, handles: Sequence[WorkerHandle], grace_s: float = GRACE_S
     ) -> None:
         self.name = spec.name
         self.worker = spec.worker
-        self.channels = spec.channels
+        # Those that break with the group: of its launch, and what a call handed over.
+        self.channels: dict[str, Channel] = dict(spec.channels)
         self.output = spec.output
         self.failure: WorkerError | None = None  # what every later call raises
         self.failed_calls: list[Call] = []  # while the group was not closed
@@ -408,7 +423,14 @@ class WorkerGroup:
             raise ClusterError.about(
                 "group-closed", self.name, what, why="its workers have ended", fix=fix
             )
+        exchanged((args, kwargs), (Channel,), self._keep_channel)
         return Pending(self, self._send(ranks, method, args, kwargs))
+
+    def _keep_channel(self, channel: Channel) -> Channel:
+        """Have a channel that is an argument of a call break with the group."""
+        with self._lock:
+            self.channels = {**self.channels, channel.spec.name: channel}
+        return channel
 
     def _send(
         self,
@@ -555,6 +577,7 @@ class WorkerGroup:
                 target=self._wind_down, args=(why, patience_s), name=name, daemon=True
             )
             self._winding_down.start()
+        self.on_end(why)
 
     def _wind_down(self, why: str, patience_s: float | None) -> None:
         stop = self.outlast == "stop"
@@ -652,6 +675,7 @@ class WorkerGroup:
         if ended:
             self.wait_wound_down()
             return []
+        self.on_end(f"{self.name} was closed")
         if busy:
             self._give_up(f"{self.name} was closed")
         self.drop()
@@ -676,6 +700,23 @@ def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
     for group, calls in closing.items():
         if calls:
             group._stop()
+
+
+def check_methods(worker: type[Worker]) -> None:
+    """Raise WorkerMisuse for a method that cannot be called on a group: the group has something of that name."""
+    taken = set(dir(WorkerGroup)) - set(dir(Worker))
+    for kind in worker.__mro__:
+        if kind is Worker:
+            return
+        for name in vars(kind):
+            if name in taken and not name.startswith("_"):
+                raise WorkerMisuse.about(
+                    "worker-method",
+                    f"{kind.__qualname__}.{name}",
+                    "a worker group has something of this name itself",
+                    why=f"group.{name} would not be the worker's",
+                    fix=f"another name, {name}_all for example",
+                )
 
 
 class Ranks:
@@ -709,7 +750,12 @@ class GroupBuilder:
         placement_strategy: PlacementStrategy,
         channels: Mapping[str, Channel] | None = None,
     ) -> WorkerGroup:
-        """Start one process per slot; return when all are set up. Errors as of `launch_all`; `name` stands in them."""
+        """Start one process per slot; return when all are set up. Errors as of `launch_all`; `name` stands in them.
+
+        `channels`: those that the group uses, by the names that its workers know them by; they break when the group
+        fails. None: all that the cluster has made so far.
+        """
         cluster.reserve()  # which groups will follow is not known
-        launch = {name: (self, placement_strategy, channels or {})}
+        used = cluster.channels if channels is None else channels
+        launch = {name: (self, placement_strategy, used)}
         return cluster.launch_all(launch)[name]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import logging
 import os
 import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.watchdog import report, view
@@ -18,9 +20,15 @@ from rlplace.errors import ChannelTimeout, RlplaceError
 from rlplace.placement.language.slots import Slot
 from rlplace.stopwatch import CallRecord, Recorder
 from rlplace.workers.facts import JobFacts
+from rlplace.workers.launch.construction import construct
 from rlplace.workers.launch.devices import Device, cuda_out_of_memory
+from rlplace.workers.launch.exchange import exchanged
 from rlplace.workers.lending import Lending
+from rlplace.workers.messages import Mailbox
 from rlplace.workers.worker import Rendezvous, Worker, WorkerContext
+
+if TYPE_CHECKING:
+    from rlplace.comm.address import ChannelAddress, Place
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,7 @@ class GroupSpec:
         None  # folder of what the ranks print; None: where their processes do
     )
     facts: JobFacts | None = None
+    mailboxes: tuple[Mailbox, ...] = ()  # of the groups that are launched so far
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,12 +78,57 @@ class Failure:
         return cls(what=text, traceback="".join(lines), cause=error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            data = pickle.dumps(self.cause)
-            pickle.loads(data)
-        except Exception:  # noqa: BLE001 -- runs an arbitrary class's __reduce__ and constructor; the text is kept
-            data = pickle.dumps(None)
-        return _revived, (self.what, self.traceback, data)
+        return _revived, (self.what, self.traceback, self._pickled(pickle.dumps))
+
+    def _pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
+        """Pickle the cause if a copy can be made of it: as it says itself, else by its class and attributes."""
+        for way in (lambda cause: cause, _by_attributes):
+            try:
+                data = dumps(way(self.cause))
+                pickle.loads(data)
+            except Exception:  # noqa: BLE001 -- runs an arbitrary class's __reduce__ and constructor; the text is kept
+                continue
+            return data
+        return pickle.dumps(None)
+
+    def carried(self, dumps: Callable[[Any], bytes]) -> Failure:
+        """Return the failure with its cause pickled by `dumps`, which may know classes that pickle does not."""
+        return _Carried(
+            what=self.what, traceback=self.traceback, data=self._pickled(dumps)
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Carried(Failure):
+    """On its way to the driver."""
+
+    data: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revived, (self.what, self.traceback, self.data)
+
+
+class _ByAttributes:
+    """An exception that is copied without its constructor, whose arguments are not kept."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self._error
+        return _remade, (type(error), error.args, dict(vars(error)))
+
+
+def _by_attributes(error: BaseException | None) -> object:
+    return None if error is None else _ByAttributes(error)
+
+
+def _remade(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: Mapping[str, Any]
+) -> BaseException:
+    error: BaseException = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 def _revived(what: str, text: str | None, cause: bytes) -> Failure:
@@ -102,6 +156,9 @@ class WorkerHost:
         )
         self._running: tuple[int, str] | None = None  # thread and method
         self._cancelled = threading.Event()
+        self._channels: dict[str, Channel] = {}  # ends of the worker, by name
+        self._place: Place | None = None
+        self._kinds: tuple[type, ...] = (Channel,)  # what stands for a channel
 
     def build(
         self,
@@ -111,24 +168,37 @@ class WorkerHost:
         rendezvous: Rendezvous,
         folder: Path | None = None,
         lending: Lending | None = None,
+        place: Place | None = None,
     ) -> None:
-        """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between."""
+        """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between.
+
+        `place`: where addresses of channels are connected to.
+        """
         try:
+            if place is not None:
+                from rlplace.comm.address import ChannelAddress
+
+                self._place = place
+                self._kinds = (Channel, ChannelAddress)
+            self._channels |= {
+                name: end.named(slot.owner) for name, end in spec.channels.items()
+            }
             self._context = WorkerContext(
                 slot=slot,
                 world_size=len(spec.slots),
                 device=device,
                 rendezvous=rendezvous,
-                channels={
-                    name: end.named(slot.owner) for name, end in spec.channels.items()
-                },
+                channels=self._channels,
                 folder=folder,
                 lending=lending or Lending(),
                 cancelled=self._cancelled,
                 facts=spec.facts,
             )
             device.worker_ended()  # one of that name before it, on another machine than the driver's
-            self._worker = spec.worker(spec.config, self._context)
+            self.meet(spec.mailboxes)
+            if spec.worker.with_tools:
+                _show_log(self._context.log)
+            self._worker = construct(spec.worker, spec.config, self._context)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             self.refuse(error)
 
@@ -167,10 +237,15 @@ class WorkerHost:
         self._running = (threading.get_ident(), method)
         recorder = Recorder(method)
         try:
+            args, kwargs = self._received(args), self._received(dict(kwargs))
+            worker._begin_call()
             with recorder:
                 value = getattr(worker, method)(*args, **kwargs)
+                if inspect.iscoroutine(value):
+                    value = _ended(value)
             if method == "setup":
                 worker._require_weights()
+            worker._end_call(method, value)
             return Done(value, recorder.record())
         except ChannelTimeout as late:
             late.add_note(
@@ -186,6 +261,43 @@ class WorkerHost:
             if method == "close":
                 context.opened.close()
             self._running = None
+            if method == "close":
+                worker._release()
+
+    # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _received(self, arguments: Any) -> Any:
+        """Put the worker's own ends in place of the channels among the arguments of a call."""
+        return exchanged(arguments, self._kinds, self._own_end)
+
+    def _own_end(self, handed: Channel | ChannelAddress) -> Channel:
+        """Return the end of a channel that was handed over, which the worker finds by its name from now on."""
+        assert self._context is not None, "a worker has a context"
+        name = handed.spec.name
+        known = self._channels.get(name)
+        if known is not None and known.spec == handed.spec:
+            return known
+        end = self._end_of(handed)
+        self._channels[name] = end
+        return end
+
+    def _end_of(self, handed: Channel | ChannelAddress) -> Channel:
+        assert self._context is not None, "a worker has a context"
+        if not isinstance(handed, Channel):
+            assert self._place is not None, "addresses come to a place"
+            handed = handed.connect(self._place)
+        return handed.named(self._context.owner)
+
+    def meet(self, mailboxes: Sequence[Mailbox]) -> None:
+        """Make these groups known to the worker, for messages."""
+        if self._context is not None:
+            ends = exchanged(tuple(mailboxes), self._kinds, self._end_of)
+            self._context.messages.meet(ends)
+
+    def part(self, group: str, why: str) -> None:
+        """Tell the worker that a group has ended."""
+        if self._context is not None:
+            self._context.messages.part(group, why)
 
     def _failed(self, error: BaseException) -> Failure:
         failure = Failure.of(error)
@@ -219,3 +331,31 @@ class WorkerHost:
         if lines:
             return f"{running[1]}, at " + ", ".join(outermost)
         return running[1]
+
+
+def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run an `async def` to its end, in a loop of its own."""
+    import asyncio  # here: most processes need none of it
+
+    return asyncio.run(coroutine)
+
+
+def _show_log(log: logging.Logger) -> None:
+    """Have the lines of a worker's logger printed, unless this process has said where logs go."""
+    if log.handlers or logging.getLogger().handlers:
+        return
+    lines = _ToStandardError()
+    lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+class _ToStandardError(logging.Handler):
+    """Writes to what standard error is at that moment: of this thread, its worker's file."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001 -- as every handler of logging: a line that cannot be written fails nothing
+            self.handleError(record)

@@ -201,6 +201,7 @@ class WorkerReport:
     visible: tuple[str, ...]  # ids of the GPUs it can see
     address: str = ""  # of the rendezvous it opened
     port: int = 0
+    master_port: int = 0  # kept free beside it
     forked: bool = False  # from a template
     socket: Path | None = None  # where it takes requests
 

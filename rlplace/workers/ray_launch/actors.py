@@ -9,7 +9,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
 
-from rlplace.comm.address import Place, ProcessChannels
-from rlplace.comm.channel import ChannelSpec
+from rlplace.comm.address import ChannelAddress, Place, ProcessChannels
+from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
 from rlplace.proxies import keep_local
 from rlplace.signals import outlast_sigterm, unblock_sigterm
 from rlplace.workers.launch.devices import Device, ProcessClaims
+from rlplace.workers.launch.exchange import exchanged
 from rlplace.workers.launch.group import Settle, WorkerHandle
 from rlplace.workers.launch.host import Failure, Outcome, Request, WorkerHost
 from rlplace.workers.launch.output import Outputs
 from rlplace.workers.launch.reservation import VISIBLE, WorkerReport
+from rlplace.workers.launch.variables import reserve_port, torch_variables
 from rlplace.workers.lending import Lending
+from rlplace.workers.messages import Mailbox
 from rlplace.workers.ray_launch import private
 from rlplace.workers.ray_launch.connections import Connection, Connections, Service
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
@@ -38,6 +41,7 @@ from rlplace.workers.worker import Rendezvous
 CONTROL = (
     "control"  # concurrency group beside the threads that run the workers' methods
 )
+_DEPTH = 7  # of containers in requests: three of their own, then those of arguments
 
 
 class RayHost:
@@ -63,6 +67,7 @@ class RayHost:
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
+        self._master: socket.socket | None = None  # keeps MASTER_PORT from others
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
@@ -80,9 +85,9 @@ class RayHost:
         """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
-            self._listening = socket.create_server(
-                (serve_at or ray.util.get_node_ip_address(), 0), backlog=1024
-            )
+            host = serve_at or ray.util.get_node_ip_address()
+            self._listening = socket.create_server((host, 0), backlog=1024)
+            self._master = reserve_port(host)
         address, port = (
             self._listening.getsockname()[:2] if self._listening else ("", 0)
         )
@@ -94,6 +99,7 @@ class RayHost:
             visible=tuple(filter(None, os.environ.get(VISIBLE, "").split(","))),
             address=address,
             port=port,
+            master_port=self._master.getsockname()[1] if self._master else 0,
             forked=FORKED in os.environ,
             socket=None if service is None else service.path,
         )
@@ -125,6 +131,8 @@ class RayHost:
         except Exception as error:  # noqa: BLE001 -- imports arbitrary modules; it travels as a value
             host.refuse(error)
             return
+        if spec.worker.with_tools and spec.worker.needs_own_process:
+            os.environ.update(torch_variables(spec.slots, slot, device, rendezvous))
         host.build(
             spec,
             slot,
@@ -132,10 +140,16 @@ class RayHost:
             dataclasses.replace(rendezvous, listen_fd=listen_fd),
             folder,
             self._lending,
+            place,
         )
 
     def run(self, number: int, requests: Sequence[Request]) -> list[Outcome]:
-        outcomes = self._hosts[number].run(requests)
+        outcomes = [
+            outcome.carried(cloudpickle.dumps)
+            if isinstance(outcome, Failure)
+            else outcome
+            for outcome in self._hosts[number].run(requests)
+        ]
         if requests[0][0] == "setup":
             gc.freeze()  # modules stay for good: no later collection needs to look at them
             gc.enable()
@@ -148,9 +162,11 @@ class RayHost:
         self._name_process()
         service.answer(functools.partial(self.run, number))
 
-    def control(self, number: int, method: str, after: object = None) -> Any:
-        """Call `cancel`, `proceed` or `where` of a worker's host, beside the worker's own thread."""
-        return getattr(self._hosts[number], method)()
+    def control(
+        self, number: int, method: str, after: object = None, *arguments: Any
+    ) -> Any:
+        """Call `cancel`, `proceed`, `where`, `meet` or `part` of a worker's host, beside the worker's own thread."""
+        return getattr(self._hosts[number], method)(*arguments)
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method that does not wait on a channel inside this process."""
@@ -186,9 +202,16 @@ class RayWorker(WorkerHandle):
     """One worker of a process; `number` counts those of the process. Its calls go by a connection, if there is one."""
 
     def __init__(
-        self, slot: Slot, device: Device, process: RayProcess, number: int
+        self,
+        slot: Slot,
+        device: Device,
+        process: RayProcess,
+        number: int,
+        address_of: Callable[[Channel], ChannelAddress],
     ) -> None:
+        """`address_of` a channel: for the worker's node."""
         super().__init__(slot)
+        self._address_of = address_of
         self._device = device
         self._process = process
         self._number = number
@@ -225,6 +248,7 @@ class RayWorker(WorkerHandle):
             ).future().add_done_callback(over)
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
+        requests = exchanged(list(requests), (Channel,), self._address_of, _DEPTH)
         if self._connection is not None:
             self._connection.send(settle, requests)
             return
@@ -240,6 +264,15 @@ class RayWorker(WorkerHandle):
     def where(self) -> Future[str]:
         answer: Future[str] = self._beside("where").future()
         return answer
+
+    def meet(self, mailboxes: Sequence[Mailbox]) -> Future[None]:
+        addresses = exchanged(tuple(mailboxes), (Channel,), self._address_of)
+        answer: Future[None] = self._beside("meet", None, addresses).future()
+        return answer
+
+    def part(self, group: str, why: str) -> None:
+        if ray.is_initialized():
+            self._beside("part", None, group, why)
 
     def cancel(self) -> None:
         self._cancelling = self._beside("cancel")
@@ -268,9 +301,9 @@ class RayWorker(WorkerHandle):
             concurrency_group=thread_of(self._number)
         )
 
-    def _beside(self, method: str, after: Any = None) -> Any:
+    def _beside(self, method: str, after: Any = None, *arguments: Any) -> Any:
         control = self._process.actor.control.options(concurrency_group=CONTROL)
-        return control.remote(self._number, method, after)
+        return control.remote(self._number, method, after, *arguments)
 
 
 def explain(error: BaseException) -> str:

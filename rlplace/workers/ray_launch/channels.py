@@ -80,9 +80,13 @@ class JobChannels:
         self._servers: dict[int, ServerAddress] = {}
 
     def create(
-        self, spec: ChannelSpec, locations: Sequence[ChannelLocation]
+        self,
+        spec: ChannelSpec,
+        locations: Sequence[ChannelLocation],
+        node: int | None = None,
     ) -> Channel:
-        """Make a channel, without `locations` on the driver's node. Returns the driver's end."""
+        """Make a channel, without `locations` on `node`, None: the driver's. Returns the driver's end."""
+        node = self._place.node if node is None else node
         self._start({location.node for location in locations if not location.process})
         found: list[Location] = []
         for planned in locations:
@@ -97,7 +101,7 @@ class JobChannels:
                 )
             else:
                 found.append(self._node_location(branch, planned.node))
-        found = found or [self._node_location(spec, self._place.node)]
+        found = found or [self._node_location(spec, node)]
         address = self._addresses[spec.name] = ChannelAddress(
             spec=spec, locations=tuple(found)
         )

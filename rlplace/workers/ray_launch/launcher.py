@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config.schema import CommConfig, RayConfig
 from rlplace.errors import ClusterError
@@ -35,6 +37,7 @@ from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import Device, make_device
+from rlplace.workers.launch.exchange import exchanged
 from rlplace.workers.launch.group import WorkerHandle, failed
 from rlplace.workers.launch.host import Failure, GroupSpec
 from rlplace.workers.launch.machines import Gpu, list_gpus
@@ -330,12 +333,19 @@ class RayLauncher:
         addresses = self._channels.addresses_for(nodes, spec.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
         # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
-        pickled = ray.put(
-            cloudpickle.dumps((dataclasses.replace(spec, channels={}), addresses))
+        channels = self._channels
+        mailboxes = exchanged(
+            spec.mailboxes,
+            (Channel,),
+            lambda end: channels.addresses_for(nodes, {"": end})[""],
         )
+        sent = dataclasses.replace(spec, channels={}, mailboxes=mailboxes)
+        pickled = ray.put(cloudpickle.dumps((sent, addresses)))
         first = reports.get(spec.slots[0])
         rendezvous = (
-            Rendezvous(host=first.address, port=first.port)
+            Rendezvous(
+                host=first.address, port=first.port, master_port=first.master_port
+            )
             if first
             else Rendezvous(host="", port=0)
         )
@@ -385,7 +395,13 @@ class RayLauncher:
         if slot.process:
             self._shared[slot.process] = process
         return [
-            RayWorker(slot, self._device(slot), process, number)
+            RayWorker(
+                slot,
+                self._device(slot),
+                process,
+                number,
+                functools.partial(self._address_of, slot.node),
+            )
             for number, slot in enumerate(slots)
         ]
 
@@ -452,11 +468,19 @@ class RayLauncher:
         return reports
 
     def channel(
-        self, spec: ChannelSpec, locations: Sequence[ChannelLocation]
+        self,
+        spec: ChannelSpec,
+        locations: Sequence[ChannelLocation],
+        node: int | None = None,
     ) -> Channel:
-        """Make a channel that lives in `locations`; without any, on the driver's node. Returns the driver's end."""
+        """Make a channel that lives in `locations`; without any, on `node`, None: the driver's. Returns its end."""
         assert self._channels is not None, "start makes the channels' locations"
-        return self._channels.create(spec, locations)
+        return self._channels.create(spec, locations, node)
+
+    def _address_of(self, node: int, channel: Channel) -> ChannelAddress:
+        """Return the address of a channel for a worker on a node. Raises ClusterError for one not made here."""
+        assert self._channels is not None, "start makes the channels' locations"
+        return self._channels.addresses_for({node}, {"": channel})[""]
 
     def describe(self) -> str:
         where = "started here" if self._session.local else f"at {self._session.address}"

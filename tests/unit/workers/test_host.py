@@ -34,6 +34,7 @@ class TwoArguments(Exception):
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")
+        self.a = a
 
 
 def travelled(error: BaseException) -> Failure:
@@ -55,14 +56,19 @@ def test_an_exception_keeps_its_class_when_it_can() -> None:
     assert carried.what == str(ours), "our own errors need no class name in front"
 
 
+def test_an_exception_whose_constructor_has_other_arguments_keeps_class_and_attributes() -> (
+    None
+):
+    failure = travelled(TwoArguments(1, 2))
+    assert failure.what == "TwoArguments: 1 and 2"
+    assert isinstance(failure.cause, TwoArguments)
+    assert (str(failure.cause), failure.cause.a) == ("1 and 2", 1)
+
+
 def test_an_exception_that_cannot_travel_keeps_its_text() -> None:
-    for error, text in (
-        (Locked(threading.Lock()), "Locked: locked"),
-        (TwoArguments(1, 2), "TwoArguments: 1 and 2"),
-    ):
-        failure = travelled(error)
-        assert (failure.cause, failure.what) == (None, text)
-        assert text in failure.traceback
+    failure = travelled(Locked(threading.Lock()))
+    assert (failure.cause, failure.what) == (None, "Locked: locked")
+    assert "Locked: locked" in failure.traceback
 
 
 def host_of(

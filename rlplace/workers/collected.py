@@ -1,0 +1,159 @@
+"""Metrics of a worker of one's own: what it times, counts and returns, until the loop takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from typing import Any
+
+from rlplace.errors import WorkerMisuse
+from rlplace.metrics import Metric
+from rlplace.stopwatch import Stopwatch
+
+OTHER = "other"  # part of a call that no timer has
+_REDUCTIONS = ("mean", "sum", "max", "min")
+
+
+class Collected:
+    """Owns the metrics since the last `take`. Timers of the thread of a call are parts of that call's record, too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._metrics: dict[str, Metric] = {}
+        self._watches: list[Stopwatch] = []  # of this call: of outer timers, then inner
+        self._depth = 0
+        self._thread = 0
+
+    def begin_call(self) -> None:
+        """Begin the record of a call, in its thread."""
+        self._watches = []
+        self._depth = 0
+        self._thread = threading.get_ident()
+
+    def take(self) -> dict[str, Metric]:
+        """Return what was collected, and forget it."""
+        with self._lock:
+            taken = self._metrics
+            self._metrics = {}
+        return taken
+
+    @contextlib.contextmanager
+    def timer(self, component: str, name: str) -> Iterator[None]:
+        """Add the seconds of a block to `<component>/<name>_s`, of which the longest of all ranks counts."""
+        watch = self._enter() if threading.get_ident() == self._thread else None
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            if watch is not None:
+                watch.lap(name)
+                self._depth -= 1
+            with self._lock:
+                key = f"{component}/{name}_s"
+                before = self._metrics.get(key, Metric(0.0, "max"))
+                self._metrics[key] = Metric(before.value + seconds, "max")
+
+    def _enter(self) -> Stopwatch:
+        """Return the stopwatch of this depth; what passed since its last lap belongs to no timer."""
+        if self._depth == len(self._watches):
+            self._watches.append(Stopwatch())
+        watch = self._watches[self._depth]
+        watch.lap(OTHER)
+        self._depth += 1
+        return watch
+
+    def add(
+        self,
+        owner: str,
+        component: str,
+        name: str,
+        value: Any,
+        reduce: str,
+        weight: Any,
+    ) -> None:
+        """Add a number. Raises WorkerMisuse for what is none, or for a name that is reduced in another way."""
+        if reduce not in _REDUCTIONS:
+            raise _bad_metric(
+                owner,
+                name,
+                f"cannot be reduced by {reduce!r}",
+                got=repr(reduce),
+                fix='reduce="mean"      (or "sum", "max", "min")',
+            )
+        try:
+            number = Metric(float(value), reduce, float(weight))  # type: ignore[arg-type]  # checked above
+        except (TypeError, ValueError) as error:
+            raise _bad_metric(
+                owner,
+                name,
+                "is no number",
+                got=f"{type(value).__name__}: {str(value)[:60]}",
+                fix=f'self.metric("{name}", float(...))',
+            ) from error
+        self._merge(owner, name if "/" in name else f"{component}/{name}", number)
+
+    def add_result(self, owner: str, component: str, result: Any) -> None:
+        """Add what a method returned, if it is a mapping of names to numbers or Metrics."""
+        if not (isinstance(result, Mapping) and result and _are_numbers(result)):
+            return
+        for name, value in result.items():
+            full = name if "/" in name else f"{component}/{name}"
+            metric = value if isinstance(value, Metric) else Metric(float(value))
+            self._merge(owner, full, metric)
+
+    def _merge(self, owner: str, name: str, metric: Metric) -> None:
+        with self._lock:
+            before = self._metrics.get(name)
+            if before is None:
+                self._metrics[name] = metric
+                return
+            if before.reduce != metric.reduce:
+                raise _bad_metric(
+                    owner,
+                    name,
+                    "is reduced in two ways",
+                    got=f"{before.reduce} and {metric.reduce}",
+                    fix=f'reduce="{before.reduce}" in both places, or two names',
+                )
+            self._metrics[name] = _merged(before, metric)
+
+
+def _merged(a: Metric, b: Metric) -> Metric:
+    """Return one number for two of the same rank."""
+    weight = a.weight + b.weight
+    if a.reduce == "mean" and weight > 0:
+        value = (a.value * a.weight + b.value * b.weight) / weight
+    elif a.reduce == "sum":
+        value = a.value + b.value
+    elif a.reduce == "min":
+        value = min(a.value, b.value)
+    else:
+        value = max(a.value, b.value)
+    return dataclasses.replace(b, value=value, weight=weight)
+
+
+def _are_numbers(result: Mapping[Any, Any]) -> bool:
+    return all(
+        isinstance(name, str)
+        and isinstance(value, Real | Metric)
+        and not isinstance(value, bool)
+        for name, value in result.items()
+    )
+
+
+def _bad_metric(
+    owner: str, name: str, what: str, *, got: str, fix: str
+) -> WorkerMisuse:
+    return WorkerMisuse.about(
+        "bad-metric",
+        owner,
+        f"metric {name!r} {what}",
+        got=got,
+        why="a metric is one number of a rank, and is reduced over all ranks",
+        fix=fix,
+    )

@@ -1,0 +1,88 @@
+"""Constructors of worker classes: which arguments they take, known before anything starts.
+
+A class has one of three: `__init__(self)`, `__init__(self, config)`, `__init__(self, config, context)`. Whichever it
+is, `self.config` and `self.context` are there before it runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from rlplace.errors import Problem, Source, WorkerMisuse
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Worker, WorkerContext
+
+_CONTEXT = "context"
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+def check_constructor(worker: type[Worker]) -> None:
+    """Raise WorkerMisuse for a constructor that wants what the launcher does not have."""
+    wanted = _parameters(worker)
+    required = [p for p in wanted if p.kind in _POSITIONAL and p.default is p.empty]
+    keywords = [
+        p
+        for p in wanted
+        if p.kind is p.KEYWORD_ONLY and p.default is inspect.Parameter.empty
+    ]
+    if len(required) <= 2 and not keywords:
+        return
+    raise WorkerMisuse(
+        Problem(
+            code="worker-constructor",
+            key=worker.__qualname__,
+            what="its constructor has arguments that the launcher does not know",
+            got=f"def __init__{inspect.signature(worker.__init__)}",
+            source=_source_of(worker),
+            why="a worker is made from the value that create_group was given, and its place",
+            fix="def __init__(self, config):      (and create_group(one value with all of it))",
+        )
+    )
+
+
+def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Worker:
+    """Make a worker, with `config` and `context` in place before its constructor runs."""
+    made = worker.__new__(worker)
+    made.config = config
+    made.context = context
+    worker.__init__(made, *_arguments(worker, config, context))
+    return made
+
+
+def _arguments(
+    worker: type[Worker], config: Any, context: WorkerContext
+) -> tuple[Any, ...]:
+    """Return what the constructor takes: the config, then the context if it is wanted."""
+    wanted = _parameters(worker)
+    if any(p.kind is p.VAR_POSITIONAL for p in wanted):
+        return config, context
+    given: list[Any] = []
+    for parameter in wanted:
+        if parameter.kind not in _POSITIONAL or len(given) == 2:
+            break
+        if parameter.name == _CONTEXT:
+            given.append(context)
+        elif not given:
+            given.append(config)
+        elif parameter.default is parameter.empty:
+            given.append(context)
+        else:
+            break
+    return tuple(given)
+
+
+def _parameters(worker: type[Worker]) -> list[inspect.Parameter]:
+    """Return the parameters of the constructor without `self`."""
+    return list(inspect.signature(worker.__init__).parameters.values())[1:]
+
+
+def _source_of(worker: type[Worker]) -> Source | None:
+    code = getattr(worker.__init__, "__code__", None)
+    if code is None:
+        return None
+    return Source(file=code.co_filename, line=code.co_firstlineno)

@@ -1,0 +1,63 @@
+"""Find values of a type inside the arguments of a call, and put others in their place.
+
+Channels are handed over this way: the driver's end becomes an address on the way, and the worker's own end at its goal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_DEPTH = 4  # of lists, tuples, dictionaries and dataclasses inside each other
+T = TypeVar("T")
+
+
+def exchanged(
+    value: Any, kinds: tuple[type, ...], by: Callable[[Any], Any], depth: int = _DEPTH
+) -> Any:
+    """Return `value` with each of `kinds` put through `by`, also inside containers; `value` itself where none is.
+
+    Containers are lists, tuples, dictionaries and dataclasses, `depth` of them inside each other at most.
+    """
+    if isinstance(value, kinds):
+        return by(value)
+    if depth == 0:
+        return value
+    if type(value) in (list, tuple):
+        items = [exchanged(item, kinds, by, depth - 1) for item in value]
+        return _kept_or(value, items, value, type(value))
+    if type(value) is dict:
+        items = [exchanged(item, kinds, by, depth - 1) for item in value.values()]
+        return _kept_or(
+            value,
+            items,
+            value.values(),
+            lambda found: dict(zip(value, found, strict=True)),
+        )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _fields_exchanged(value, kinds, by, depth - 1)
+    return value
+
+
+def _kept_or(
+    value: T, items: list[Any], before: Any, make: Callable[[list[Any]], T]
+) -> T:
+    """Return a new container only where an item has changed."""
+    if all(new is old for new, old in zip(items, before, strict=True)):
+        return value
+    return make(items)
+
+
+def _fields_exchanged(
+    value: Any, kinds: tuple[type, ...], by: Callable[[Any], Any], depth: int
+) -> Any:
+    changed = {}
+    for field in dataclasses.fields(value):
+        old = getattr(value, field.name, None)
+        new = exchanged(old, kinds, by, depth)
+        if field.init and new is not old:
+            changed[field.name] = new
+    if changed:
+        return dataclasses.replace(value, **changed)
+    return value

@@ -1,0 +1,45 @@
+"""The variables that every launcher of torch.distributed sets, and a port for MASTER_PORT."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlplace.placement.language.slots import Slot
+from rlplace.workers.launch.devices import Device
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Rendezvous
+
+
+def reserve_port(host: str) -> socket.socket:
+    """Bind a free port without listening there. While the socket is open, Linux gives the port to no other program.
+
+    A socket that asks for this very port and has SO_REUSEADDR, as torch's store has, may listen there beside it, also
+    again after it was closed.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved
+
+
+def torch_variables(
+    slots: Sequence[Slot], slot: Slot, device: Device, rendezvous: Rendezvous
+) -> dict[str, str]:
+    """Return RANK, WORLD_SIZE and the others for the rank at `slot`, one of `slots`.
+
+    LOCAL_RANK is what `torch.cuda.set_device` wants: the number of its GPU among those that the process sees, 0 where
+    it sees only its own. Without a GPU it counts the group's ranks on the node.
+    """
+    _, _, index = device.torch_name.partition(":")
+    local = [other for other in slots if other.node == slot.node]
+    return {
+        "RANK": str(slot.rank),
+        "WORLD_SIZE": str(len(slots)),
+        "LOCAL_RANK": index or str(slot.local_rank),
+        "LOCAL_WORLD_SIZE": str(len(local)),
+        "MASTER_ADDR": rendezvous.host,
+        "MASTER_PORT": str(rendezvous.master_port),
+    }

@@ -1,0 +1,208 @@
+"""Messages from one worker to another, by component and rank.
+
+::
+
+    actor rank 0 ── send(value, to="rollout", rank=1) ──▶ mailbox of rollout rank 1's node
+                                                          key "actor rank 0 to rank 1"
+    rollout rank 1 ── recv(source="actor", rank=0) ◀──────┘
+
+A mailbox is a channel for all ranks of a group on one node. It breaks with the group that it belongs to, which frees
+its senders. A receiver waits at its own mailbox, so the launcher tells it when the group of the sender has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlplace.comm.channel import Channel, ChannelSpec
+from rlplace.errors import (
+    ChannelBroken,
+    ChannelTimeout,
+    WorkerMisuse,
+    did_you_mean,
+    suggestion,
+)
+from rlplace.placement.language.slots import Slot, owner_of
+
+CAPACITY = 64  # messages to the ranks of a group on one node that no rank has taken yet
+TIMEOUT_S = 120.0  # deadline of a send or recv that names none
+_PARTICIPANTS = 1024  # names, and pairs of a sender and a receiver
+_LOOK_S = 0.25  # how often a receiver looks whether the sender's group has ended
+
+
+def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
+    """Return the spec of a channel for messages to so many ranks of a group."""
+    return ChannelSpec(
+        name=name,
+        capacity_items=CAPACITY,
+        participants=_PARTICIPANTS + CAPACITY * ranks,
+        timeout_s=TIMEOUT_S,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mailbox:
+    """Where messages to the ranks of a group go."""
+
+    group: str
+    channels: tuple[Channel, ...]  # one for each of its nodes
+    of_rank: tuple[int, ...]  # index of the rank's channel
+
+    @property
+    def world_size(self) -> int:
+        return len(self.of_rank)
+
+
+class Messages:
+    """A worker's way to the workers of all launched groups. Thread-safe: the launcher tells of groups at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mailboxes: dict[str, Mailbox] = {}  # with ends of the worker's own
+        self._gone: dict[str, str] = {}  # groups that have ended, and why
+
+    def meet(self, mailboxes: Iterable[Mailbox]) -> None:
+        """Know these groups from now on; one that has ended before is there again."""
+        with self._lock:
+            for mailbox in mailboxes:
+                self._mailboxes[mailbox.group] = mailbox
+                self._gone.pop(mailbox.group, None)
+
+    def part(self, group: str, why: str) -> None:
+        """Know that a group has ended: its messages are waited for no longer."""
+        with self._lock:
+            self._gone[group] = why
+
+    def world_size(self, owner: str, group: str) -> int:
+        """Return the number of ranks of a group. Raises WorkerMisuse for an unknown one."""
+        return self._mailbox(owner, group).world_size
+
+    def send(
+        self,
+        value: Any,
+        sender: Slot,
+        to: str,
+        rank: int,
+        timeout_s: float | None,
+        topic: str = "",
+    ) -> None:
+        """Put a message into the mailbox of a rank.
+
+        Raises WorkerMisuse for a receiver that does not exist, ChannelBroken where its group has ended,
+        ChannelTimeout where the mailbox stays full.
+        """
+        owner = sender.owner
+        mailbox = self._mailbox(owner, to)
+        receiver = self._peer(owner, mailbox, rank)
+        if gone := self._why_gone(to):
+            raise _peer_gone(owner, f"send to {receiver}", gone)
+        channel = mailbox.channels[mailbox.of_rank[rank]]
+        try:
+            channel.put(value, key=_key(owner, rank, topic), timeout_s=timeout_s)
+        except ChannelTimeout as late:
+            raise ChannelTimeout.about(
+                "message-timeout",
+                owner,
+                f"could not send to {receiver} in time",
+                got=str(late),
+                why=f"{CAPACITY} messages wait at most on the node of the receiver",
+                fix=f"find out why the ranks of {to} do not receive, or send less ahead",
+            ) from late
+        except ChannelBroken as broken:
+            raise _peer_gone(owner, f"send to {receiver}", str(broken)) from broken
+
+    def recv(
+        self,
+        receiver: Slot,
+        source: str,
+        rank: int,
+        timeout_s: float | None,
+        check: Callable[[], None],
+        topic: str = "",
+    ) -> Any:
+        """Take the next message of a rank; those of one sender come in the order in which they were sent.
+
+        Raises WorkerMisuse for a sender that does not exist, ChannelBroken once its group has ended and no message is
+        left, ChannelTimeout after `timeout_s`, and what `check` raises.
+        """
+        owner = receiver.owner
+        sender = self._peer(owner, self._mailbox(owner, source), rank)
+        own = self._mailbox(owner, receiver.component)
+        channel = own.channels[own.of_rank[receiver.rank]]
+        key = _key(sender, receiver.rank, topic)
+        patience_s = TIMEOUT_S if timeout_s is None else timeout_s
+        until = time.monotonic() + patience_s
+        while True:
+            left_s = until - time.monotonic()
+            gone = self._why_gone(
+                source
+            )  # before the look: it may have sent a last one
+            look_s = 0.0 if gone else max(0.0, min(left_s, _LOOK_S))
+            try:
+                return channel.get(key=key, timeout_s=look_s)
+            except ChannelTimeout:
+                check()
+                if gone:
+                    raise _peer_gone(owner, f"a message of {sender}", gone) from None
+            except ChannelBroken as broken:
+                raise _peer_gone(
+                    owner, f"a message of {sender}", str(broken)
+                ) from broken
+            if left_s <= _LOOK_S:
+                raise ChannelTimeout.about(
+                    "message-timeout",
+                    owner,
+                    f"waited {patience_s:.1f} s for a message of {sender}",
+                    why=f"{sender} lives, and has sent nothing to {owner}",
+                    fix="find out why it does not send, or raise timeout_s if it is really this slow",
+                )
+
+    def _mailbox(self, owner: str, group: str) -> Mailbox:
+        with self._lock:
+            if group in self._mailboxes:
+                return self._mailboxes[group]
+            known = sorted(self._mailboxes)
+        raise WorkerMisuse.about(
+            "unknown-group",
+            owner,
+            f"no group is called {group!r}{suggestion(did_you_mean(group, known))}",
+            got=repr(group),
+            why="groups of this cluster that can be sent to: "
+            + (", ".join(known) or "none"),
+            fix="the name that the group was launched with",
+        )
+
+    def _peer(self, owner: str, mailbox: Mailbox, rank: int) -> str:
+        """Return the name of a rank. Raises WorkerMisuse where it does not exist."""
+        if type(rank) is not int or not 0 <= rank < mailbox.world_size:
+            raise WorkerMisuse.about(
+                "no-such-rank",
+                owner,
+                f"{mailbox.group} has no rank {rank}",
+                got=f"rank={rank!r}",
+                why=f"its ranks are 0-{mailbox.world_size - 1}",
+                fix=f"rank={mailbox.world_size - 1}",
+            )
+        return owner_of(mailbox.group, rank)
+
+    def _why_gone(self, group: str) -> str:
+        """Return why a group has ended; "" while it is there."""
+        with self._lock:
+            return self._gone.get(group, "")
+
+
+def _key(sender: str, rank: int, topic: str) -> str:
+    return f"{topic}{sender} to rank {rank}"
+
+
+def _peer_gone(owner: str, wanted: str, why: str) -> ChannelBroken:
+    return ChannelBroken.about(
+        "peer-gone",
+        owner,
+        f"cannot {wanted}" if wanted.startswith("send") else f"waited for {wanted}",
+        why=why,
+    )

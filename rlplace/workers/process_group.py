@@ -1,0 +1,116 @@
+"""The process group of a worker group, for workers of one's own: torch.distributed among the group's ranks.
+
+::
+
+    rank 0    its listening socket ─▶ store ─┐
+    rank 1 …                     connect ────┴─▶ all are here? ─▶ init_process_group ─▶ the default group
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlplace.errors import ClusterError, WorkerMisuse
+from rlplace.placement.language.slots import owner_of
+from rlplace.workers.worker import WorkerContext
+
+_PAUSE_S = 0.01
+
+
+class ProcessGroup:
+    """Joins the default process group of torch.distributed once for a worker. Owns the store where the ranks meet."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._store: Any = None
+        self._opened = False  # by this worker: one in the same process may have
+        self._round = 0
+
+    def join(self, backend: str | None, timeout_s: float) -> Any:
+        """Return the group of all ranks, once all have joined; the same again where it is open. A collective."""
+        context = self._context
+        if dist.is_initialized():
+            return _everyone(context)
+        cuda = context.device.torch_name != "cpu"
+        if cuda:
+            torch.cuda.set_device(torch.device(context.device.torch_name))
+        if self._store is None:
+            self._store = self._connect(timeout_s)
+        self._round += 1
+        self._meet(timeout_s)
+        dist.init_process_group(
+            backend or ("nccl" if cuda else "gloo"),
+            store=dist.PrefixStore(f"group {self._round}", self._store),  # type: ignore[attr-defined]  # not in the stubs
+            rank=context.rank,
+            world_size=context.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self._opened = True
+        return _everyone(context)
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+        if self._opened and dist.is_initialized():
+            dist.destroy_process_group()
+        self._opened = False
+        self._store = None
+
+    def _connect(self, timeout_s: float) -> Any:
+        context = self._context
+        meet = context.rendezvous
+        first = context.rank == 0
+        return dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
+            meet.host,
+            meet.port,
+            world_size=context.world_size,
+            is_master=first,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=meet.listen_fd if first else None,
+        )
+
+    def _meet(self, timeout_s: float) -> None:
+        """Wait until all ranks are here. Raises ClusterError that names those that are not."""
+        context = self._context
+        here = f"here {self._round} "
+        self._store.set(f"{here}{context.rank}", "1")
+        until = time.monotonic() + timeout_s
+        while absent := self._absent(here):
+            context.check_cancelled("process_group")
+            if time.monotonic() > until:
+                raise ClusterError.about(
+                    "ranks-absent",
+                    context.owner,
+                    f"waited {timeout_s:.1f} s for the other ranks of its group",
+                    got="absent: " + ", ".join(absent[:8]),
+                    why="all ranks of the group join its process group, or none",
+                    fix="call process_group on all ranks, in setup for example",
+                )
+            time.sleep(_PAUSE_S)
+
+    def _absent(self, here: str) -> list[str]:
+        context = self._context
+        return [
+            owner_of(context.slot.component, rank)
+            for rank in range(context.world_size)
+            if not self._store.check([f"{here}{rank}"])
+        ]
+
+
+def _everyone(context: WorkerContext) -> Any:
+    """Return the default group. Raises WorkerMisuse where it is not that of the worker's group."""
+    if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
+        raise WorkerMisuse.about(
+            "other-process-group",
+            context.owner,
+            "this process is in another process group already",
+            got=f"rank {dist.get_rank()} of {dist.get_world_size()}",
+            why=f"the worker is rank {context.rank} of {context.world_size}, and a process has one default group",
+            fix="destroy_process_group() first, or cluster.launcher=ray",
+        )
+    return dist.group.WORLD

@@ -1,0 +1,154 @@
+"""What a worker of one's own has given to `self.offload(...)`: weights, and what only training needs.
+
+::
+
+    residency   OFF        WEIGHTS                         FULL
+    there       nothing    parameters, buffers, tensors    and gradients, optimizer state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlplace.errors import WorkerMisuse
+from rlplace.placement.language.slots import Slot
+from rlplace.placement.schedule import Residency
+from rlplace.workers.launch.devices import Device
+from rlplace.workers.offload import Offloadable
+from rlplace.workers.worker import MoveReport
+
+
+class Registered:
+    """Owns the modules, optimizers and tensors that leave the accelerators with their component."""
+
+    def __init__(self, slot: Slot, device: Device) -> None:
+        self._slot = slot
+        self._device = device
+        self._modules: list[nn.Module] = []
+        self._optimizers: list[Any] = []
+        self._tensors: list[Any] = []  # tensors, and mappings of them
+        self._residency = Residency.FULL  # what is new is on the accelerator
+        weights = f"{slot.component} weights"
+        state = f"{slot.component} gradients and optimizer state"
+        self._parts: dict[Residency, Offloadable] = {  # by the residency that they need
+            Residency.WEIGHTS: Offloadable(weights, device, self._weights),
+            Residency.FULL: Offloadable(state, device, self._state),
+        }
+
+    def add(self, things: tuple[Any, ...]) -> MoveReport:
+        """Register more. Raises WorkerMisuse for what cannot be offloaded; then nothing was registered."""
+        for thing in things:
+            if not _is_module(thing) and not _is_optimizer(thing):
+                self._check_tensors(thing)
+        for thing in things:
+            if _is_module(thing):
+                self._modules.append(thing)
+            elif _is_optimizer(thing):
+                self._optimizers.append(thing)
+            else:
+                self._tensors.append(thing)
+        self.account()
+        return self._report(self._residency)
+
+    def account(self) -> None:
+        """Account what is on the accelerators now: gradients and optimizer state come with the first step."""
+        for part in self._parts.values():
+            part.account()
+
+    def move(self, to: Residency) -> MoveReport:
+        """Bring the parts on or off. What comes back is equal to the bit."""
+        for needs in reversed(self._parts):  # what leaves makes room first
+            if to < needs:
+                self._parts[needs].offload()
+        for needs, part in self._parts.items():
+            if to >= needs:
+                part.onload()
+        self._residency = to
+        return self._report(to)
+
+    def _report(self, residency: Residency) -> MoveReport:
+        parts = self._parts.values()
+        return MoveReport(
+            residency=residency,
+            accelerator_bytes=self._device.measured_bytes(
+                sum(part.accelerator_bytes for part in parts)
+            ),
+            host_bytes=sum(part.host_bytes for part in parts),
+        )
+
+    def _weights(self) -> Iterator[Tensor]:
+        for module in self._modules:
+            yield from self._local(module.parameters())
+            yield from self._local(module.buffers())
+        for thing in self._tensors:
+            yield from self._local(_tensors_in(thing))
+
+    def _state(self) -> Iterator[Tensor]:
+        for module in self._modules:
+            yield from self._local(_gradients(module.parameters()))
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield from self._local(_gradients(group["params"]))
+            yield from self._local(_tensors_in(dict(optimizer.state)))
+
+    def _local(self, tensors: Any) -> Iterator[Tensor]:
+        """Yield this rank's tensors, of DTensors the local shard; on a GPU only those that are there."""
+        real = self._device.torch_name != "cpu"
+        for tensor in tensors:
+            here = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            if not (real and here.device.type == "cpu"):
+                yield here
+
+    def _check_tensors(self, thing: Any) -> None:
+        found = list(_tensors_in(thing))
+        if found and (isinstance(thing, Tensor) or _holds_only_tensors(thing)):
+            return
+        raise WorkerMisuse.about(
+            "nothing-to-offload",
+            self._slot.owner,
+            f"{type(thing).__name__} cannot be offloaded",
+            got=repr(thing)[:80],
+            why="what leaves an accelerator is a torch module, an optimizer, a tensor, or a mapping of tensors",
+            fix="self.offload(self.model, self.optimizer)",
+        )
+
+
+def _is_module(thing: Any) -> bool:
+    return isinstance(thing, nn.Module)
+
+
+def _is_optimizer(thing: Any) -> bool:
+    """Return whether it has what an optimizer has: some of other libraries are no torch.optim.Optimizer."""
+    return isinstance(thing, torch.optim.Optimizer) or (
+        hasattr(thing, "param_groups") and hasattr(thing, "state")
+    )
+
+
+def _gradients(parameters: Any) -> Iterator[Tensor]:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def _tensors_in(thing: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested mappings, lists and tuples."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, Mapping):
+        for value in thing.values():
+            yield from _tensors_in(value)
+    elif isinstance(thing, list | tuple):
+        for value in thing:
+            yield from _tensors_in(value)
+
+
+def _holds_only_tensors(thing: Any) -> bool:
+    if isinstance(thing, Mapping):
+        return all(_holds_only_tensors(value) for value in thing.values())
+    if isinstance(thing, list | tuple):
+        return all(_holds_only_tensors(value) for value in thing)
+    return isinstance(thing, Tensor)

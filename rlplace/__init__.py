@@ -1,14 +1,105 @@
-"""rlplace: declarative placement for reinforcement learning."""
+"""rlplace: declarative placement for reinforcement learning.
+
+The names in `__all__` are the public ones; each is imported when it is first asked for.
+"""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlplace.comm.channel import Channel, ChannelSpec
+    from rlplace.config.schema import AcceleratorConfig
+    from rlplace.errors import (
+        ChannelBroken,
+        ChannelClosed,
+        ChannelTimeout,
+        EndOfStream,
+        RlplaceError,
+        WorkerError,
+        WorkerTimeout,
+    )
+    from rlplace.metrics import Metric, reduce_metrics
     from rlplace.models.policy import Policy
+    from rlplace.placement.language.hybrid import HybridComponentPlacement
+    from rlplace.placement.language.slots import (
+        FlexiblePlacementStrategy,
+        NodePlacementStrategy,
+        PackedPlacementStrategy,
+    )
+    from rlplace.placement.schedule import Residency
+    from rlplace.workers.launch.cluster import Cluster
+    from rlplace.workers.launch.group import WorkerGroup, wait_all
+    from rlplace.workers.worker import MoveReport, Worker, WorkerContext
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AcceleratorConfig",
+    "Channel",
+    "ChannelBroken",
+    "ChannelClosed",
+    "ChannelSpec",
+    "ChannelTimeout",
+    "Cluster",
+    "EndOfStream",
+    "FlexiblePlacementStrategy",
+    "HybridComponentPlacement",
+    "Metric",
+    "MoveReport",
+    "NodePlacementStrategy",
+    "PackedPlacementStrategy",
+    "Residency",
+    "RlplaceError",
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "WorkerGroup",
+    "WorkerTimeout",
+    "load_policy",
+    "reduce_metrics",
+    "wait_all",
+]
+
+# The module of each public name that is not defined here.
+_MODULES = {
+    "rlplace.comm.channel": ("Channel", "ChannelSpec"),
+    "rlplace.config.schema": ("AcceleratorConfig",),
+    "rlplace.errors": (
+        "ChannelBroken",
+        "ChannelClosed",
+        "ChannelTimeout",
+        "EndOfStream",
+        "RlplaceError",
+        "WorkerError",
+        "WorkerTimeout",
+    ),
+    "rlplace.metrics": ("Metric", "reduce_metrics"),
+    "rlplace.placement.language.hybrid": ("HybridComponentPlacement",),
+    "rlplace.placement.language.slots": (
+        "FlexiblePlacementStrategy",
+        "NodePlacementStrategy",
+        "PackedPlacementStrategy",
+    ),
+    "rlplace.placement.schedule": ("Residency",),
+    "rlplace.workers.launch.cluster": ("Cluster",),
+    "rlplace.workers.launch.group": ("WorkerGroup", "wait_all"),
+    "rlplace.workers.worker": ("MoveReport", "Worker", "WorkerContext"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_policy(path: str | Path, *, seed: int = 0) -> Policy:

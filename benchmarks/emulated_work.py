@@ -164,7 +164,7 @@ class Emulated(Worker):
 class Actor(Emulated):
     """Learns for as long as its share of the tokens takes."""
 
-    def push_weights(self, version: int) -> Metrics:
+    def push_weights(self, version: int, to: str | None = None) -> Metrics:
         for rank in (
             range(self.config.ranks["rollout"]) if self.context.rank == 0 else ()
         ):
@@ -226,7 +226,7 @@ class Actor(Emulated):
 class Rollout(Emulated):
     """Continues all samples it has, a segment at a time: whoever has finished leaves, whoever has arrived joins."""
 
-    def pull_weights(self, version: int) -> Metrics:
+    def pull_weights(self, version: int, source: str | None = None) -> Metrics:
         began = time.perf_counter()
         model = self.config.model(self._next)
         self.context.channels["weights"].get(key=str(self.context.rank))

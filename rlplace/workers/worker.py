@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from rlplace.workers.facts import JobFacts
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
-    from rlplace.workers.weights import WeightEnds
     from rlplace.workers.process_group import ProcessGroup
     from rlplace.workers.registered import Registered
+    from rlplace.workers.weights import WeightEnds
 
 _BROADCAST = "broadcast of "  # in the keys of a group's mailboxes
 _AS_LAUNCHED: Any = object()  # of a constructor: the config that is there already

@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlplace.comm.channel import Channel, ChannelSpec
+    from rlplace.cli.own_job import run
+    from rlplace.comm.channel import ChannelSpec
     from rlplace.config.schema import AcceleratorConfig
+    from rlplace.contract.job import Job
+    from rlplace.contract.stages import (
+        Channel,
+        Stage,
+        full,
+        loaded,
+        on_host,
+        weights,
+    )
     from rlplace.errors import (
         ChannelBroken,
         ChannelClosed,
@@ -47,25 +57,42 @@ __all__ = [
     "EndOfStream",
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",
+    "Job",
     "Metric",
     "MoveReport",
     "NodePlacementStrategy",
     "PackedPlacementStrategy",
     "Residency",
     "RlplaceError",
+    "Stage",
     "Worker",
     "WorkerContext",
     "WorkerError",
     "WorkerGroup",
     "WorkerTimeout",
+    "full",
     "load_policy",
+    "loaded",
+    "on_host",
     "reduce_metrics",
+    "run",
     "wait_all",
+    "weights",
 ]
 
 # The module of each public name that is not defined here.
 _MODULES = {
-    "rlplace.comm.channel": ("Channel", "ChannelSpec"),
+    "rlplace.cli.own_job": ("run",),
+    "rlplace.contract.job": ("Job",),
+    "rlplace.contract.stages": (
+        "Channel",
+        "Stage",
+        "full",
+        "loaded",
+        "on_host",
+        "weights",
+    ),
+    "rlplace.comm.channel": ("ChannelSpec",),
     "rlplace.config.schema": ("AcceleratorConfig",),
     "rlplace.errors": (
         "ChannelBroken",

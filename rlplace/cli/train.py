@@ -20,7 +20,9 @@ from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find
 from rlplace.commands import begin, typed
 from rlplace.config import compose
+from rlplace.config.open_job import JOB
 from rlplace.config.paths import unquoted
+from rlplace.contract.job import Job
 from rlplace.errors import (
     ClusterError,
     ConfigError,
@@ -54,8 +56,8 @@ WRONG = 2
 DOES_NOT_FIT = 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code."""
+def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
+    """Run one command line and return its exit code. `job`: of the user's own, which the config is of."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
         line = compose.CommandLine.of(argv)
@@ -68,15 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show(f"\n{line.file.name}:\n\n{line.text}")
         return DONE
     with Typed(as_typed(typed("train"), argv)) as command:
-        return _main(argv, command)
+        return _main(argv, command, job)
 
 
-def _main(argv: Sequence[str], command: Typed) -> int:
+def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
     signals = Signals()
     signals.listen()
     try:
         with signals.explaining():
-            jobs = compose.with_hydra([*argv, *_config_of_the_run(argv)])
+            jobs = [
+                of_job(c, own)
+                for c in compose.with_hydra([*argv, *_config_of_the_run(argv)])
+            ]
             ended: list[tuple[compose.Composed, Path]] = []
             try:
                 return max(
@@ -104,6 +109,13 @@ def _main(argv: Sequence[str], command: Typed) -> int:
         if isinstance(done.code, int):
             return done.code
         return FAILED
+
+
+def of_job(composed: compose.Composed, own: Job | None) -> compose.Composed:
+    """Return the config with the job that was given in Python."""
+    if own is None:
+        return composed
+    return dataclasses.replace(composed, mapping={**composed.mapping, JOB: own})
 
 
 def _notes(error: BaseException) -> Sequence[str]:
@@ -190,11 +202,9 @@ def _reached(job: Prepared) -> Prepared:
     past_host = any(
         isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
     )
-    if (
-        job.config.actor.sync.through_host != "auto"
-        or not past_host
-        or not visible_gpus()
-    ):
+    if not past_host or not visible_gpus():
+        return job
+    if job.config.actor.sync.through_host != "auto":
         return job
     why = known_obstacle() if job.config.dry_run else obstacle()
     if why is None:

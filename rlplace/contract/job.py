@@ -31,6 +31,7 @@ from rlplace.contract.planning import (
     memory_of,
     no_problems,
     waste_of,
+    weight_pairs,
 )
 from rlplace.contract.stages import (
     Channel,
@@ -47,6 +48,7 @@ from rlplace.placement.plan import Plan, Rules, plan_components
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
+from rlplace.workers.facts import JobFacts, facts_of
 
 if TYPE_CHECKING:
     from rlplace.workers.worker import Worker
@@ -112,10 +114,14 @@ class Job:
             sources=sources,
             rules=Rules(optional=(), check=no_problems, waste=waste_of),
         )
+        facts = self.facts(config, plan)
+        channels = channels_of(self.channels, plan.placement)
+        sending = [sync.channel for sync in facts.syncs]
+        copies = [copy for sync in facts.syncs for copy in sync.deliveries]
         return dataclasses.replace(
             plan,
-            routes=(),
-            channels=channels_of(self.channels, plan.placement),
+            channels=(*channels, *sending),
+            deliveries=tuple(copies),
         )
 
     def memory(
@@ -169,6 +175,14 @@ class Job:
     def variables(self, config: Any) -> Collection[str]:
         """Return the environment variables of this process that workers need, beside `cluster.env_vars`."""
         return ()
+
+    def facts(self, config: Any, plan: Plan) -> JobFacts:
+        """Return what every worker is told of the job: sizes of groups, and how weights go between them."""
+        return facts_of(
+            plan.placement,
+            weights=weight_pairs(self.stages),
+            timeout_s=config.runner.channel_timeout_s,
+        )
 
     def work(self, config: Any, needs: Needs) -> Work:
         """Return the calls of an iteration."""

@@ -43,7 +43,11 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
 
     Raises ConfigError where it cannot be imported, or is no job.
     """
+    from rlplace.contract.job import Job
+
     name = mapping.get(JOB)
+    if isinstance(name, Job):  # given in Python
+        return name
     if name is None or name in SHIPPED:
         return None
     text = str(name)
@@ -57,8 +61,6 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
             f"{JOB}: {near or 'my_package.my_module:job'}",
             sources,
         )
-    from rlplace.contract.job import Job
-
     found = _imported(text, sources)
     if isinstance(found, type) and issubclass(found, Job):
         found = found()  # type: ignore[call-arg]  # a class of the user's own takes nothing
@@ -72,6 +74,23 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
             sources,
         )
     return found
+
+
+def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config as a run keeps it: a job that was given in Python is named."""
+    saved = dict(mapping)
+    if JOB in saved and not isinstance(saved[JOB], str):
+        job = saved[JOB]
+        saved[JOB] = f"{type(job).__module__}:{job.name}"
+    return saved
+
+
+def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config that a run has kept, with the job of the config at hand in place of its name."""
+    mapping = dict(saved)
+    if JOB in now and not isinstance(now[JOB], str):
+        mapping[JOB] = now[JOB]
+    return mapping
 
 
 def _imported(text: str, sources: Mapping[str, Source]) -> Any:

@@ -451,17 +451,32 @@ class Loop:
         if base_stage(stage) in self._work.trains:
             self._updating = True
         pending = [self._asked(call, index) for call in step.calls]
-        if step.on_host:
-            results = self._wait(pending)
+        if self._work.collects:
+            counted = self._collected(pending, step)
         else:
-            results = self._worked(pending)
+            results = self._wait(pending) if step.on_host else self._worked(pending)
+            counted = []
+            for call, ranks in zip(step.calls, results, strict=True):
+                if step.metrics_of is None or call.component in step.metrics_of:
+                    counted += ranks
         if stage == self._learned and step is self._steps[stage][-1]:
             self.version += 1
             self._updating = False
+        return counted
+
+    def _collected(self, pending: Sequence[Pending], step: Step) -> list[Metrics]:
+        """Wait for calls whose results are of any kind. Return what the workers have collected meanwhile."""
+        components = dict.fromkeys(call.component for call in step.calls)
+        # Asked for in the same message, behind the work.
+        taken = {c: self._groups[c].take_metrics() for c in components}
+        results = self._wait([*pending, *taken.values()])
+        collected = dict(zip(components, results[len(pending) :], strict=True))
         counted: list[Metrics] = []
-        for call, ranks in zip(step.calls, results, strict=True):
-            if step.metrics_of is None or call.component in step.metrics_of:
-                counted += ranks
+        for call in pending:
+            # The waiting of a component counts once, however many methods it has run.
+            ranks = collected.pop(call.group.name, [{}] * len(call.calls))
+            self.usage.worked(call.group.name, call.seconds(), ranks)
+            counted += ranks
         return counted
 
     def _asked(self, call: Call, index: int) -> Pending:

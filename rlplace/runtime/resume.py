@@ -22,7 +22,7 @@ from rlplace.checkpoints.find import ANEW, AUTO, find, verify, whole_ones
 from rlplace.config.compose import override
 from rlplace.config.yaml_text import show
 from rlplace.contract.reading import read_job
-from rlplace.contract.registry import job_of
+from rlplace.contract.registry import job_of, with_job_of
 from rlplace.errors import ConfigError, Problem, ProblemsError, source_of
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.text import render_diff
@@ -141,7 +141,7 @@ def resumed(job: Prepared) -> Resumed | None:
         return None
     if config.resume != AUTO:  # which has compared them
         verify(checkpoint)
-    mapping = yaml.safe_load(checkpoint.text(CONFIG))
+    mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
     differences = _differences(read_job(mapping), read_job(job.mapping))
     task = [key for key in _TASK if key in differences]
     if config.resume == AUTO and task:
@@ -244,7 +244,8 @@ def _other_task(
             continue
         seen.add(checkpoint.run)
         try:
-            then = read_job(yaml.safe_load(checkpoint.text(CONFIG)))
+            saved = yaml.safe_load(checkpoint.text(CONFIG))
+            then = read_job(with_job_of(saved, job.mapping))
         except ConfigError:  # of another version
             continue
         differences = _differences(then, read_job(job.mapping))

@@ -23,7 +23,7 @@ from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.watchdog import Watchdog, view
 from rlplace.config.worker_variables import THREADS, exported, not_given, variables_of
 from rlplace.contract.job import Job
-from rlplace.contract.registry import job_of
+from rlplace.contract.registry import job_of, saved_mapping
 from rlplace.contract.stages import Work
 from rlplace.errors import (
     ConfigError,
@@ -144,7 +144,7 @@ def run(
     )
     with lock(folder):
         texts = {
-            CONFIG: yaml.safe_dump(dict(resolved), sort_keys=False),
+            CONFIG: yaml.safe_dump(saved_mapping(resolved), sort_keys=False),
             PLAN: json.dumps(render_json(report), indent=1) + "\n",
         }
         for name, text in {
@@ -684,6 +684,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
         )
         for c in plan.channels
     }
+    facts = job.job.facts(job.config, plan)
     builders = {}
     for component, placed in slots.items():
         own = {
@@ -692,7 +693,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
             if component in (c.source, c.target)
         }
         builders[component] = (
-            job.workers[component].create_group(job.arguments[component]),
+            job.workers[component].create_group(job.arguments[component], facts),
             placed,
             own,
         )

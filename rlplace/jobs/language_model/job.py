@@ -25,6 +25,7 @@ from rlplace.placement.schedule import Needs, base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
 from rlplace.report.summary import TEXT, Measures, Progress
 from rlplace.workers.arguments import WorkerArguments
+from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_engine, check_variant
 
 if TYPE_CHECKING:
@@ -146,6 +147,12 @@ class LanguageModelJob(Job):
             if component.startswith("reward")
         ]
         return [block.api_key_env for block in rewards if block.api_key_env]
+
+    def facts(self, config: Config, plan_: Plan) -> JobFacts:
+        placement = plan_.placement
+        return JobFacts(
+            ranks={c: placement.world_size(c) for c in placement.components}
+        )
 
     def work(self, config: Config, needs: Needs) -> Work:
         return iteration.work(needs)

@@ -25,6 +25,7 @@ from rlplace.placement.schedule import SIMULATOR_NEEDS, Needs
 from rlplace.report.sinks import RUN_CONSOLE, Console
 from rlplace.report.summary import SIMULATED, Measures, Progress
 from rlplace.workers.arguments import SimulatorArguments
+from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class SimulatorJob(Job):
             routes=plan_.row_routes,
         )
         return dict.fromkeys(components, arguments)
+
+    def facts(self, config: Config, plan_: Plan) -> JobFacts:
+        placement = plan_.placement
+        return JobFacts(
+            ranks={c: placement.world_size(c) for c in placement.components}
+        )
 
     def work(self, config: Config, needs: Needs) -> Work:
         return iteration.work()

@@ -1,0 +1,80 @@
+"""Run or plan a job of one's own from Python: `run(job, "placement.yaml")`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlplace.cli import train
+from rlplace.config import compose
+from rlplace.config.open_job import JOB
+from rlplace.contract.job import Job
+from rlplace.runtime.prepare import Prepared, prepare, prepare_composed
+
+_DRY_RUN = "--dry-run"
+
+
+def run(
+    job: Job,
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | None = None,
+) -> int:
+    """Run a job as `rlplace train` does: plan, proof, workers, iterations, checkpoints, report. Return the exit code.
+
+    `config`: a YAML file, looked for in the working folder and beside the script that calls; or the same as a mapping.
+    `overrides`: words such as `runner.total_iterations=5` or `dry_run=true`. None: those behind the script's name on
+    the command line, of which `--dry-run` is one; then a failure ends the process with its exit code.
+
+    What is wrong is printed, with the fix. Exit codes are those of `rlplace train`.
+    """
+    from_command_line = overrides is None
+    words = list(sys.argv[1:] if overrides is None else overrides)
+    words = ["dry_run=true" if word == _DRY_RUN else word for word in words]
+    if isinstance(config, Mapping):
+        file = _written(config, job)
+    else:
+        file = _found(Path(config), inspect.stack()[1].filename)
+    code = train.main([str(file), *words], job)
+    if from_command_line and code != train.DONE:
+        sys.exit(code)
+    return code
+
+
+def plan(
+    job: Job,
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+) -> Prepared:
+    """Plan a job of one's own; nothing is started. `print(rlplace.plan(...).view)` shows it.
+
+    Raises ConfigError, PlacementError or ClusterError with every problem.
+    """
+    if isinstance(config, Mapping):
+        mapping = {**config, JOB: job}
+        return prepare(mapping, name=job.name)
+    file = _found(Path(config), inspect.stack()[1].filename)
+    (composed,) = compose.with_hydra([str(file), *overrides])
+    return prepare_composed(train.of_job(composed, job))
+
+
+def _found(file: Path, caller: str) -> Path:
+    """Return a file of the working folder, else of the folder of the script that names it."""
+    beside = Path(caller).parent / file
+    if not file.is_file() and beside.is_file():
+        return beside
+    return file
+
+
+def _written(config: Mapping[str, Any], job: Job) -> Path:
+    """Write a mapping as a file for this process, which the run's folder has as config.yaml in the end."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="rlplace-"))
+    file = folder / f"{job.name}.yaml"
+    file.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    return file

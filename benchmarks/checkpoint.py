@@ -90,7 +90,7 @@ def turn(actor: Any, groups: Any, folder: Path) -> dict[str, float]:
     plain = folder / "plain.pt"
     behind.mkdir()
     found["save, the part that blocks"] = seconds_of(
-        lambda: actor.save_state(str(behind))
+        lambda: actor.write_state(str(behind))
     )
     found["iteration in front of the rest"] = seconds_of(
         lambda: iterate(actor, 0, groups)
@@ -107,7 +107,7 @@ def turn(actor: Any, groups: Any, folder: Path) -> dict[str, float]:
 
 def save(actor: Any, folder: Path) -> None:
     folder.mkdir()
-    actor.save_state(str(folder))
+    actor.write_state(str(folder))
     wait_for(folder)
 
 

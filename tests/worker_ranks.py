@@ -51,12 +51,12 @@ class Session:
 
     def begin(self, worker: Any) -> None:
         if self.load is not None:
-            worker.load_state(str(self.load))
+            worker.read_state(str(self.load))
 
     def end(self, worker: Any, index: int) -> None:
         """An iteration, all but the next of which may go on while it is written."""
         if self.save is not None and index + 1 == self.save_after:
-            worker.save_state(str(self.save))
+            worker.write_state(str(self.save))
 
 
 WHOLE = Session()

@@ -291,7 +291,7 @@ class Loop:
         """Let the next iteration's metrics have a fault between iterations."""
         self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
 
-    def save_state(self, folder: Path, components: Iterable[str]) -> None:
+    def write_state(self, folder: Path, components: Iterable[str]) -> None:
         """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
         left = {
             c: {slot.rank for slot in self._groups[c].slots} for c in components
@@ -299,7 +299,7 @@ class Loop:
 
         def save() -> dict[str, float]:
             asked = [
-                self._groups[c].execute_on(ranks).save_state(str(folder / c))
+                self._groups[c].execute_on(ranks).write_state(str(folder / c))
                 for c, ranks in left.items()
                 if ranks
             ]
@@ -314,10 +314,10 @@ class Loop:
 
         self._meanwhile = self._outlasting(save, self.version)
 
-    def load_state(
+    def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
     ) -> dict[str, float]:
-        """Have the workers take what `save_state` saved, before the first iteration. Return their metrics.
+        """Have the workers take what `write_state` saved, before the first iteration. Return their metrics.
 
         Raises StateLost where a rank is lost meanwhile.
         `anew`: components of which nothing was saved, with the random numbers of this iteration.
@@ -326,7 +326,7 @@ class Loop:
         def load() -> dict[str, float]:
             with self._in(self._schedule.stages[0]):
                 taken = [
-                    self._groups[c].load_state(str(folder / c)) for c in components
+                    self._groups[c].read_state(str(folder / c)) for c in components
                 ]
                 loaded = self._wait(
                     [*taken, *(self._groups[c].begin_again(self.version) for c in anew)]

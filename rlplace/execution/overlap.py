@@ -170,7 +170,7 @@ class Overlap(Loop):
         self.generated = {}
         super()._begin_again(index)
 
-    def save_state(self, folder: Path, components: Iterable[str]) -> None:
+    def write_state(self, folder: Path, components: Iterable[str]) -> None:
         """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""
         kept = tuple(components)
         if "env" in kept:
@@ -181,7 +181,7 @@ class Overlap(Loop):
                 | {"time/rollout_s": over.seconds}
                 for index, over in self._generation.over.items()
             }
-        super().save_state(folder, kept)
+        super().write_state(folder, kept)
 
     def _hold(self) -> None:
         """Hold nothing: as below."""

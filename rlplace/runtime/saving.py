@@ -82,7 +82,7 @@ class Saving:
             c for c in self._ranks if c not in optional or c in checkpoint.ranks
         )
         anew = set(self._ranks) - set(kept)
-        numbers = self._loop.load_state(checkpoint.folder, kept, anew)
+        numbers = self._loop.read_state(checkpoint.folder, kept, anew)
         ahead = self._go_on_ahead(checkpoint, int(numbers.get("env/groups_kept", 0)))
         return ahead + self._job.loaded_text(numbers, kept)
 
@@ -188,7 +188,7 @@ class Saving:
                 f"no checkpoint after iteration {iterations}: {error}", file=sys.stderr
             )
             return
-        self._loop.save_state(part, components)
+        self._loop.write_state(part, components)
         generated = (
             self._loop.generated if len(components) == len(self._ranks) else None
         )  # unknown

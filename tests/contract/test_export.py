@@ -85,7 +85,7 @@ def test_a_language_model(
     actor.save_model(str(tmp_path / "saved"))
     actor.move(Residency.OFF)
     commit(
-        tmp_path / "run", "actor", 1, actor.save_state, text_job(folder, actor=trained)
+        tmp_path / "run", "actor", 1, actor.write_state, text_job(folder, actor=trained)
     )
     assert main([str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     assert files(tmp_path / "exported") == files(tmp_path / "saved")
@@ -109,7 +109,7 @@ def test_a_critic(
     job = text_job(
         qwen, critic={"compute": "fp32", **trained}, algorithm={"name": "ppo"}
     )
-    commit(tmp_path / "run", "critic", 1, critic.save_state, job)
+    commit(tmp_path / "run", "critic", 1, critic.write_state, job)
     assert (
         main(
             [str(tmp_path / "run"), str(tmp_path / "exported"), "--component", "critic"]
@@ -141,9 +141,9 @@ def save_policy(folder: Path, rank: int, rendezvous: Any, channels: Path) -> Non
         actor.learn(0, 0)
         actor.save_model(str(folder / "saved.safetensors"))
         if rank == 0:
-            commit(folder / "run", "actor", len(split), actor.save_state, SIMULATED)
+            commit(folder / "run", "actor", len(split), actor.write_state, SIMULATED)
         else:
-            actor.save_state(
+            actor.write_state(
                 str(folder / "run" / "checkpoints" / "000003.part" / "actor")
             )
     finally:
@@ -211,7 +211,7 @@ def test_a_value_head_on_the_trunk_stays_in_the_checkpoint(
         actor = stage.workers["actor"]
         actor.move(Residency.WEIGHTS)
         actor.save_model(str(tmp_path / "saved"))
-        commit(tmp_path / "run", "actor", 1, actor.save_state, text_job(qwen, **blocks))
+        commit(tmp_path / "run", "actor", 1, actor.write_state, text_job(qwen, **blocks))
     assert main([str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     assert files(tmp_path / "exported") == files(tmp_path / "saved")
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_exported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     actor, run, out = actor_of(qwen), tmp_path / "run", tmp_path / "out"
-    commit(run, "actor", 1, actor.save_state, text_job(qwen))
+    commit(run, "actor", 1, actor.write_state, text_job(qwen))
     shard = next((run / "checkpoints" / "000003" / "actor").iterdir())
     cases = {
         (str(qwen), str(out)): ("not-a-checkpoint", f"got: {qwen}"),

@@ -161,7 +161,7 @@ def _save_rank(
     worker = make_lm_worker(scenario, rank, rendezvous, folder=folder)
     iterate(worker)
     worker.save_model(str(scenario.model.parent / "saved"))
-    worker.save_state(str(scenario.model.parent))
+    worker.write_state(str(scenario.model.parent))
     worker.close()
 
 

@@ -40,7 +40,7 @@ def save_another(scorer: Any, folder: Path) -> None:
     for weight in scorer._lm.module.lm.parameters():
         own(weight).mul_(1.5)
     scorer.move(Residency.OFF)
-    scorer.save_state(str(folder))
+    scorer.write_state(str(folder))
 
 
 def _rank(
@@ -92,7 +92,7 @@ def test_another_goes_on_with_the_weights_that_were_saved(
     with sole_scorer(plain) as (scorer, channels):
         before = scores(plain, scorer, channels)
         scorer.move(Residency.OFF)
-        assert scorer.load_state(str(tmp_path))
+        assert scorer.read_state(str(tmp_path))
         scorer.move(Residency.FULL)
         found = scores(plain, scorer, channels)
         whole = {

@@ -140,7 +140,7 @@ def test_a_language_model_goes_on_to_the_bit(
     iterate(one, 0)
     for residency in (Residency.OFF, Residency.FULL):  # the same at any: nothing moves
         one.move(residency)
-        one.save_state(str(new(tmp_path / residency.name)))
+        one.write_state(str(new(tmp_path / residency.name)))
         assert one.move(residency).residency == residency
     iterate(one, 1)  # while it is written
     expected = shown(one)
@@ -151,7 +151,7 @@ def test_a_language_model_goes_on_to_the_bit(
             dataclasses.replace(scenario), 0, rendezvous_at(listen())
         )
         other.move(residency)
-        other.load_state(str(tmp_path / residency.name))
+        other.read_state(str(tmp_path / residency.name))
         assert other.residency == residency
         iterate(other, 1)
         assert shown(other) == expected
@@ -166,13 +166,13 @@ def test_without_room_for_a_copy_the_state_is_written_before_it_returns(
     one.config = dataclasses.replace(one.config, copies_checkpoints=False)
     iterate(one, 0)
     one.move(Residency.OFF)
-    one.save_state(str(tmp_path))
+    one.write_state(str(tmp_path))
     assert written(tmp_path, 1)
     iterate(one, 1)
     expected = shown(one)
     one.close()
     other = make_lm_worker(scenario, 0, rendezvous_at(listen()))
-    other.load_state(str(tmp_path))
+    other.read_state(str(tmp_path))
     iterate(other, 1)
     assert shown(other) == expected
     other.close()
@@ -182,7 +182,7 @@ def test_what_is_frozen_is_left_to_the_folder_of_the_model(
     qwen: Path, tmp_path: Path
 ) -> None:
     worker = make_lm_worker(LmScenario(model=qwen, **LORA), 0, rendezvous_at(listen()))
-    worker.save_state(str(tmp_path))
+    worker.write_state(str(tmp_path))
     wait_for(tmp_path)
     size = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
     factors = sum(shard.nbytes for shard in worker._model.trained_shards())
@@ -229,7 +229,7 @@ def test_the_state_of_something_else_is_refused_and_changes_nothing(
     worker = make_lm_worker(
         LmScenario(model=qwen, trained={"ema_decay": 0.9}), 0, rendezvous_at(listen())
     )
-    worker.save_state(str(tmp_path))
+    worker.write_state(str(tmp_path))
     wait_for(tmp_path)
     worker.close()
     other = make_lm_worker(LmScenario(model=qwen), 0, rendezvous_at(listen()))
@@ -237,16 +237,16 @@ def test_the_state_of_something_else_is_refused_and_changes_nothing(
     before = shown(other)
     other.move(Residency.OFF)
     with pytest.raises(ConfigError, match=r"average\..* has float32") as caught:
-        other.load_state(str(tmp_path))
+        other.read_state(str(tmp_path))
     assert caught.value.codes == ("other-state",)
     (file,) = tmp_path.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match="cannot be read") as caught:
-        other.load_state(str(tmp_path))
+        other.read_state(str(tmp_path))
     assert caught.value.codes == ("checkpoint-damaged",)
     file.unlink()
     with pytest.raises(ConfigError, match="has nothing"):
-        other.load_state(str(tmp_path))
+        other.read_state(str(tmp_path))
     other.move(Residency.FULL)
     assert shown(other) == before
     other.close()
@@ -257,7 +257,7 @@ def test_a_save_that_fails_is_reported_and_ends_nothing(
 ) -> None:
     worker = make_lm_worker(LmScenario(model=qwen), 0, rendezvous_at(listen()))
     (tmp_path / "shard-00001-model-00001-of-00001.safetensors").mkdir()  # in its way
-    worker.save_state(str(tmp_path))
+    worker.write_state(str(tmp_path))
     worker._files._behind.wait()
     assert written(tmp_path, 1) is None
     assert "cannot write" in (tmp_path / "rank_00000.failed").read_text()

@@ -48,7 +48,7 @@ def sampled(
     """
     stage = RolloutStage(layout, env, steps=STEPS)
     for worker in stage.env if load else ():
-        worker.load_state(str(load))
+        worker.read_state(str(load))
     whole = []
     for iteration in range(first, ITERATIONS):
         stage.load(seed=iteration, version=iteration)
@@ -60,7 +60,7 @@ def sampled(
             channel.stats().depth_items == 0 for channel in stage.channels.values()
         )
         for worker in stage.env if save and iteration == 0 else ():
-            worker.save_state(str(save))
+            worker.write_state(str(save))
     stage.close()
     return whole
 

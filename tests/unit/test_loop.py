@@ -348,10 +348,10 @@ def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked
     made.recovery = cast(Recovery, Replacing())
     made.iteration(0)
     groups = cast(dict[str, Group], made._groups)
-    groups["env"].fails = ["save_state"]
+    groups["env"].fails = ["write_state"]
     log.clear()
-    made.save_state(tmp_path, ["actor", "env"])
-    saves = ["actor save_state", "env save_state"]
+    made.write_state(tmp_path, ["actor", "env"])
+    saves = ["actor write_state", "env write_state"]
     assert works(log) == [*saves, *[f"{name} begin_again" for name in groups], *saves]
     log.clear()
     groups["env"].fails = ["run"]

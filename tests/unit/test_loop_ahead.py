@@ -103,7 +103,7 @@ def test_nothing_begins_while_nothing_is_admitted() -> None:
 
 EVERYTHING = (
     *("move", "push_weights", "pull_weights", "run", "generate", "evaluate", "learn"),
-    *("forget", "save_state"),
+    *("forget", "write_state"),
 )
 
 
@@ -198,18 +198,18 @@ def test_a_checkpoint_waits_until_all_that_is_generated_is_whole() -> None:
     loop.iteration(1)
     told(log)
     with pytest.raises(WorkerTimeout, match="rollout rank 0 in generate"):
-        loop.save_state(Path("part"), ["actor", "env"])
+        loop.write_state(Path("part"), ["actor", "env"])
     assert told(log) == []
-    loop.save_state(
+    loop.write_state(
         Path("part"), ["actor"]
     )  # what can be saved of a run that fails does not wait
-    assert told(log) == ["actor save_state part/actor"]
+    assert told(log) == ["actor write_state part/actor"]
     rollout.end_all()
-    loop.save_state(Path("part"), ["actor", "env"])
+    loop.write_state(Path("part"), ["actor", "env"])
     assert told(log) == [
         "env forget 2",
-        "actor save_state part/actor",
-        "env save_state part/env",
+        "actor write_state part/actor",
+        "env write_state part/env",
     ]
     assert {
         name: loop.generated[2][name] for name in ("env/ended", "rollout/ended")
@@ -234,7 +234,7 @@ def test_an_iteration_that_was_generated_before_a_resume_keeps_its_numbers() -> 
         numbers["time/rollout_s"],
         numbers["actor/ended"],
     ) == (5.0, 30.0, 2.0)
-    loop.save_state(Path("part"), ["actor", "env"])
+    loop.write_state(Path("part"), ["actor", "env"])
     assert list(loop.generated) == [1]
 
 

@@ -29,10 +29,10 @@ class Workers:
         self.recovery: Any = SimpleNamespace(faults=[])
         self.version, self.generated, self._write = 1, dict[int, Any](), write
 
-    def save_state(self, part: Path, components: object) -> None:
+    def write_state(self, part: Path, components: object) -> None:
         self._write(part)
 
-    def load_state(self, folder: Path, kept: object, anew: object) -> dict[str, float]:
+    def read_state(self, folder: Path, kept: object, anew: object) -> dict[str, float]:
         return {}
 
 

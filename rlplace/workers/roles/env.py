@@ -355,7 +355,7 @@ class VectorEnvWorker(EnvWorker):
                     self._oracle.ask(group, step + 1)
                     watch.lap("put")
 
-    def save_state(self, folder: str) -> Metrics:
+    def write_state(self, folder: str) -> Metrics:
         """Copy all that the next steps follow from; it is written into `folder` behind what follows."""
         began = time.perf_counter()
         groups = [group.episodes() for group in self._groups]
@@ -368,7 +368,7 @@ class VectorEnvWorker(EnvWorker):
         self._behind.start(Path(folder), lambda: [episodes.write(Path(folder))])
         return {"env/save_copy_s": Metric(time.perf_counter() - began, "max")}
 
-    def load_state(self, folder: str) -> Metrics:
+    def read_state(self, folder: str) -> Metrics:
         """Go on from what ranks of any number have saved; say what is lost with rows that cannot.
 
         Raises ConfigError for the state of something else.

@@ -382,11 +382,11 @@ class ReferenceWorker(ModelScorer):
             )
         return []
 
-    def save_state(self, folder: str) -> Metrics:
+    def write_state(self, folder: str) -> Metrics:
         """Copy the weights, which are those of an earlier actor; written into `folder` behind what follows."""
         return self._save(folder, self._state())
 
-    def load_state(self, folder: str) -> Metrics:
+    def read_state(self, folder: str) -> Metrics:
         """Take the weights that ranks of any number have saved. Raises ConfigError for those of another model."""
         began = time.perf_counter()
         self._state_files().load(Path(folder), self._state())

@@ -190,7 +190,7 @@ class TextEnvWorker(EnvWorker):
         }
         return {}
 
-    def save_state(self, folder: str) -> Metrics:
+    def write_state(self, folder: str) -> Metrics:
         """Have all groups that are kept written into `folder`, behind what follows."""
         kept = {
             iteration: list(groups.values()) for iteration, groups in self._kept.items()
@@ -207,7 +207,7 @@ class TextEnvWorker(EnvWorker):
         )
         return {}
 
-    def load_state(self, folder: str) -> Metrics:
+    def read_state(self, folder: str) -> Metrics:
         """Take the groups that ranks of any number have saved, to put them when their iterations are run.
 
         None where the config asks something else now, nor any whose prompt is another now. Raises ConfigError for files

@@ -175,7 +175,7 @@ class TrainedWorker(JoinedWorker):
                 with self._trainer.average.in_place():
                     self._model.save(Path(f"{path}_ema"), self.context.rank)
 
-    def save_state(self, folder: str) -> Metrics:
+    def write_state(self, folder: str) -> Metrics:
         """Copy all that the next iteration follows from; it is written into `folder` behind what follows.
 
         `checkpoints.written` tells when it is, `checkpoints.failed` why it is not. Waits for the save before.
@@ -187,7 +187,7 @@ class TrainedWorker(JoinedWorker):
         ]
         return self._save(folder, state | self._carried(), unpacked)
 
-    def load_state(self, folder: str) -> Metrics:
+    def read_state(self, folder: str) -> Metrics:
         """Go on from what ranks of any number have saved. Raises ConfigError for the state of something else."""
         from rlplace.workers.training.state import take_over
 

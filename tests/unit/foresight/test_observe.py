@@ -110,7 +110,7 @@ def test_what_is_around_calls_is_shared_by_the_messages_in_which_they_came() -> 
             )._replace(work=False),
             called(made, "env", "run", cpu_s=0.3, total_s=1.0 + index, process=7),
             called(
-                made, "env", "save_state", cpu_s=0.2, total_s=0.5 + index, process=7
+                made, "env", "write_state", cpu_s=0.2, total_s=0.5 + index, process=7
             ),
         ]
         for index in range(3)

@@ -49,7 +49,7 @@ def test_where_generation_runs_ahead_only_the_ends_of_calls_tell_of_the_clock() 
 
 
 def test_calls_between_iterations_are_of_none() -> None:
-    log, saved = CallLog(), call(slot("actor", 0, [0]), "save_state", "learn", 0, 1)
+    log, saved = CallLog(), call(slot("actor", 0, [0]), "write_state", "learn", 0, 1)
     ended = SimpleNamespace(
         record=saved.record, slot=saved.slot, method=saved.name, work=None
     )

@@ -188,12 +188,12 @@ def test_episodes_that_cannot_be_restored_begin_anew_and_are_counted(
 ) -> None:
     saved = OneEnvRank(Layout(), steps=5, env=env_block("Script-v0", terminate_at=3))
     saved.run(0)
-    saved.worker.save_state(str(tmp_path))
+    saved.worker.write_state(str(tmp_path))
     saved.worker.close()  # waits until it is written
     env = OneEnvRank(
         Layout(stage_groups=2), steps=2, env=env_block("Script-v0", terminate_at=3)
     )
-    lost = env.worker.load_state(str(tmp_path))
+    lost = env.worker.read_state(str(tmp_path))
     assert (lost["env/steps_lost"].value, lost["env/episodes_cut"].value) == (
         12 * 2,
         12,

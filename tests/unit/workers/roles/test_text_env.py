@@ -316,7 +316,7 @@ def written(stage: TextStage, folder: Path) -> None:
     """Save as the loop does, and wait for the files."""
     folder.mkdir()
     for worker in stage.env:
-        worker.save_state(str(folder))
+        worker.write_state(str(folder))
         worker._behind.wait()
 
 
@@ -340,7 +340,7 @@ def test_what_was_generated_ahead_is_put_again_and_not_asked_again(
             worker.forget(2)
         written(stage, tmp_path / "env")
     with TextStage(folder, says, **more, env_ranks=env_ranks) as stage:
-        loaded = [worker.load_state(str(tmp_path / "env")) for worker in stage.env]
+        loaded = [worker.read_state(str(tmp_path / "env")) for worker in stage.env]
         assert (
             sum(value(metrics, "env/groups_kept") for metrics in loaded) == 2 * 5
         )  # of iterations 2 and 3
@@ -382,7 +382,7 @@ def test_what_was_generated_ahead_never_meets_another_prompt(
     with TextStage(folder, says, **more, **now) as stage:
         expected = prompts(stage)
     with TextStage(folder, says, **more, **now) as stage:
-        loaded = stage.env[0].load_state(str(tmp_path / "env"))
+        loaded = stage.env[0].read_state(str(tmp_path / "env"))
         alike = sum(before[group] == expected[group] for group in before)
         assert value(loaded, "env/groups_kept") == alike < 5
         assert prompts(stage) == expected
@@ -406,7 +406,7 @@ def test_what_was_generated_ahead_never_meets_another_image(tmp_path: Path) -> N
         written(stage, tmp_path / "env")
     with TextStage(model, says, **more) as stage:
         assert (
-            value(stage.env[0].load_state(str(tmp_path / "env")), "env/groups_kept")
+            value(stage.env[0].read_state(str(tmp_path / "env")), "env/groups_kept")
             == 3
         )
         stage.run(0)
@@ -417,7 +417,7 @@ def test_what_was_generated_ahead_never_meets_another_image(tmp_path: Path) -> N
         )  # of as many tokens
     with TextStage(model, says, **more) as stage:
         assert (
-            value(stage.env[0].load_state(str(tmp_path / "env")), "env/groups_kept")
+            value(stage.env[0].read_state(str(tmp_path / "env")), "env/groups_kept")
             == 0
         )
 
@@ -450,7 +450,7 @@ def test_texts_for_scorers_come_back_with_what_the_task_says(
         written(stage, tmp_path / "env")
     with TextStage(folder, says, **more) as stage:
         stage.env[0]._readers[SAMPLES] = True
-        stage.env[0].load_state(str(tmp_path / "env"))
+        stage.env[0].read_state(str(tmp_path / "env"))
         stage.run(3)
         (found,) = stage.groups()
     assert [sample.transcript for sample in found] == [

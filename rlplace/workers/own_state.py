@@ -1,0 +1,137 @@
+"""State of workers of a user's own: what `save_state` returns, as one file per rank, and back.
+
+A state is made of dicts, lists, tuples, numbers, texts, bytes, None, tensors and NumPy arrays, nested at will, so that
+reading a checkpoint runs no code. It is copied when it is asked for and written behind what the worker does next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplace.errors import ConfigError, WorkerMisuse
+from rlplace.workers.saving import FilesBehind, unreadable_state
+
+if TYPE_CHECKING:
+    from rlplace.workers.worker import Worker
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_ARRAY = "numpy"  # marks an array among the tensors of a file
+
+
+class StateOfRank:
+    """Writes and reads the state of one rank. Owns the thread that writes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._behind = FilesBehind(worker.context)
+
+    def write(self, folder: Path, state: Any) -> None:
+        """Copy `state`; write it into `folder` behind. Raises WorkerMisuse for what cannot be stored."""
+        import torch
+
+        copied = _copied(state, "save_state()", self._worker)
+        name = _file_of(self._worker.rank)
+
+        def write() -> list[str]:
+            # The file counts once it is on the disk.
+            with open(folder / name, "wb") as file:
+                torch.save(copied, file)
+                file.flush()
+                os.fsync(file.fileno())
+            return [name]
+
+        self._behind.start(folder, write)
+
+    def read(self, folder: Path) -> list[Any]:
+        """Return the state of every rank that has saved, in rank order. Raises ConfigError."""
+        import torch
+
+        component = self._worker.component
+        files = sorted(folder.glob("state_*.pt"))
+        states = []
+        for file in files:
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            except (OSError, EOFError, RuntimeError, ValueError) as error:
+                raise unreadable_state(component, file, error) from error
+            states.append(_restored(state))
+        return states
+
+    def close(self) -> None:
+        self._behind.close()
+
+
+def state_for(worker: Worker, states: list[Any]) -> Any:
+    """Return the state that a rank loads, of the states of all ranks that saved.
+
+    Ranks whose state was None have none of their own: each rank gets that of rank 0. Raises ConfigError where ranks have
+    states of their own, and there were as many of them as there are not now.
+    """
+    if all(state is None for state in states[1:]):
+        return states[0] if states else None
+    if len(states) == worker.world_size:
+        return states[worker.rank]
+    raise ConfigError.of(
+        "other-ranks",
+        "resume",
+        f"{worker.component} saved the state of {len(states)} ranks, and has {worker.world_size} now",
+        f"{worker.world_size} ranks",
+        "each rank has a state of its own; only the class knows how these are divided anew",
+        f"def load_states(self, states): ... in {type(worker).__name__}, with the states of all {len(states)} ranks"
+        "        (or as many ranks as then; or return None from save_state on all ranks but 0)",
+    )
+
+
+def _file_of(rank: int) -> str:
+    return f"state_{rank:05}.pt"
+
+
+def _copied(value: Any, path: str, worker: Worker) -> Any:
+    """Return a copy of a state on the host. Raises WorkerMisuse, with the path to what cannot be stored."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        return {_ARRAY: torch.from_numpy(np.array(value))}
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        copied = {}
+        for key, each in value.items():
+            if not isinstance(key, _PLAIN):
+                raise _not_stored(worker, f"the key {key!r} of {path}", key)
+            copied[key] = _copied(each, f"{path}[{key!r}]", worker)
+        return copied
+    if isinstance(value, list | tuple):
+        items = [_copied(each, f"{path}[{i}]", worker) for i, each in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    raise _not_stored(worker, path, value)
+
+
+def _restored(value: Any) -> Any:
+    """Return a state as it was saved, with its arrays."""
+    if isinstance(value, dict):
+        if value.keys() == {_ARRAY}:
+            return value[_ARRAY].numpy()
+        return {key: _restored(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_restored(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(_restored(each) for each in value)
+    return value
+
+
+def _not_stored(worker: Worker, path: str, value: object) -> WorkerMisuse:
+    return WorkerMisuse.about(
+        "state-not-stored",
+        worker.context.owner,
+        f"{path} cannot be stored in a checkpoint",
+        got=f"{type(value).__module__}.{type(value).__qualname__}",
+        why="a state is made of dicts, lists, tuples, numbers, texts, tensors and arrays; reading it runs no code",
+        fix="its state in these, such as .state_dict(), and the object made anew in setup",
+    )

@@ -13,7 +13,7 @@ import torch
 from rlplace.config.schema import AcceleratorConfig
 from rlplace.errors import ClusterError, PlacementError, WorkerError
 from rlplace.metrics import reduce_metrics
-from rlplace.placement import HybridComponentPlacement
+from rlplace.placement import HybridComponentPlacement, PackedPlacementStrategy
 from rlplace.workers.facts import JobFacts, facts_of
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, wait_all
@@ -354,6 +354,17 @@ def test_what_a_source_raised_is_the_reason_of_both(threads: Cluster) -> None:
     with pytest.raises(WorkerError, match="no weights today") as error:
         sync(groups["learner"], groups["sampler"], 1)
     assert error.value.component == "learner"
+
+
+def test_a_group_outside_of_a_sync_does_not_break_it(threads: Cluster) -> None:
+    learner, sampler = pair(threads)
+    other = Dying.create_group(Model(returns="raises")).launch(
+        threads, name="other", placement_strategy=PackedPlacementStrategy(5, 6)
+    )
+    assert not any("weights" in name for name in other.channels)
+    with pytest.raises(WorkerError, match="other rank"):
+        other.push_weights(1).wait()
+    sync(learner, sampler, 0)
 
 
 # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────────

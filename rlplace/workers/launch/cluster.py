@@ -117,6 +117,7 @@ class Cluster:
         self._groups: dict[str, WorkerGroup] = {}
         self._specs: dict[str, GroupSpec] = {}  # of the groups
         self._channels: dict[str, Channel] = {}
+        self._of_weights = set[str]()  # names of channels of planned weight syncs
         self._mailboxes: dict[str, Mailbox] = {}  # of groups whose workers get messages
         self._mailboxes_made = 0
         self._output = None if output is None else Path(output).expanduser()
@@ -234,7 +235,7 @@ class Cluster:
         return {
             name: channel
             for name, channel in self._channels.items()
-            if not name.startswith(_MAIL)
+            if not name.startswith(_MAIL) and name not in self._of_weights
         }
 
     def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
@@ -557,6 +558,7 @@ class Cluster:
             if planned.name in channels:
                 continue
             if planned.name not in self._channels:
+                self._of_weights.add(planned.name)
                 self.channel(
                     ChannelSpec(
                         name=planned.name,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from rlplace.comm.weights.device_sync import DeviceSender
 from rlplace.comm.weights.host_sync import WeightSender, receiver_of
 from rlplace.comm.weights.rendezvous import StoreAddress
+from rlplace.comm.weights.shards import Layout
 from rlplace.comm.weights.version import ReceivedWeights, WeightReceiver
 from rlplace.errors import (
     ChannelTimeout,
@@ -166,7 +167,7 @@ class WeightEnds:
         for sync in syncs:
             with _called_together(sync, version):
                 pushed.update(self._sender(sync).push(version, shards))
-        weights_bytes = sum(shard.size_bytes for shard in shards)
+        weights_bytes = Layout.of(shard.spec for shard in shards).size_bytes
         return {
             **push_metrics(self._component, time.perf_counter() - began, pushed),
             f"{self._component}/weights_bytes": Metric(weights_bytes, "max"),

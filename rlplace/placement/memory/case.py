@@ -566,11 +566,16 @@ def count_shared(
     }:
         for node in plan.placement.locations(source).node:
             by_node[node] += _TABLE_BYTES
-    buffers = WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES if weights_bytes else 0
+    buffers = double_buffer_bytes(weights_bytes) if weights_bytes else 0
     nodes = plan.placement.locations("rollout").node
     through_host = deliver_through_host(plan.deliveries)
     readers = {nodes[delivery.lead]: buffers for delivery in through_host}
     return {"channels": by_node, "weights": readers, "NCCL": _count_nccl(plan)}
+
+
+def double_buffer_bytes(weights_bytes: int) -> int:
+    """What a double buffer takes of the shared memory of the node where its readers are."""
+    return WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES
 
 
 def _count_nccl(plan: Plan) -> Counter[int]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         PackedPlacementStrategy,
     )
     from rlplace.placement.schedule import Residency
+    from rlplace.workers.facts import JobFacts, facts_of
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.workers.launch.group import WorkerGroup, wait_all
     from rlplace.workers.worker import MoveReport, Worker, WorkerContext
@@ -58,6 +59,7 @@ __all__ = [
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",
     "Job",
+    "JobFacts",
     "Metric",
     "MoveReport",
     "NodePlacementStrategy",
@@ -71,6 +73,7 @@ __all__ = [
     "WorkerGroup",
     "WorkerTimeout",
     "full",
+    "facts_of",
     "load_policy",
     "loaded",
     "on_host",
@@ -111,6 +114,7 @@ _MODULES = {
         "PackedPlacementStrategy",
     ),
     "rlplace.placement.schedule": ("Residency",),
+    "rlplace.workers.facts": ("JobFacts", "facts_of"),
     "rlplace.workers.launch.cluster": ("Cluster",),
     "rlplace.workers.launch.group": ("WorkerGroup", "wait_all"),
     "rlplace.workers.worker": ("MoveReport", "Worker", "WorkerContext"),

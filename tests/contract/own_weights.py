@@ -115,6 +115,9 @@ class Weighted(Worker):
     def versions(self) -> list[int]:
         return self.loaded
 
+    def pid(self) -> int:
+        return os.getpid()
+
 
 class Learner(Weighted):
     pass

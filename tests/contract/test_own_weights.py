@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -367,6 +369,31 @@ def test_a_group_outside_of_a_sync_does_not_break_it(threads: Cluster) -> None:
     with pytest.raises(WorkerError, match="other rank"):
         other.push_weights(1).wait()
     sync(learner, sampler, 0)
+
+
+def test_after_a_rank_was_replaced_a_version_can_be_sent_again(
+    cluster: Cluster, launcher: str
+) -> None:
+    if launcher == "inline":
+        pytest.skip("a thread cannot be replaced")
+    learner, sampler = pair(cluster)
+    for group in (learner, sampler):
+        group.outlast = "give up"
+    for version in range(3):
+        sync(learner, sampler, version)
+    victim = learner.pid().wait()[1]
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="learner rank 1"):
+        sync(learner, sampler, 3)
+    for group in (learner, sampler):
+        group.wait_wound_down()
+    cluster.restart(cluster.with_peers({"learner": {1}}))
+    wait_all([learner.begin_again(0), sampler.begin_again(0)], PATIENCE_S)
+    sampler.step(0).wait()
+    assert sampler.bits().wait()[0] != learner.bits().wait()[0]
+    for version in range(2, 5):
+        sync(learner, sampler, version)
+    assert sampler.bits().wait() == [learner.bits().wait()[0]] * 3
 
 
 # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ JOBS = {"mlp": "simulators", "causal_lm": "language models"}
 
 # The names that the guides use, by their modules, with what they are for.
 API: dict[str, tuple[str, tuple[str, ...] | None]] = {
-    "rlplace": ("load a trained policy and let it act", None),  # all that it offers
+    "rlplace": ("load a trained policy and let it act", ("load_policy",)),
     "rlplace.runtime.prepare": (
         "read, check and plan a whole config; nothing is started",
         ("prepare", "prepare_composed", "Prepared"),
@@ -61,6 +61,15 @@ API: dict[str, tuple[str, tuple[str, ...] | None]] = {
         "call all ranks of a worker",
         ("WorkerGroup", "Pending", "wait_all"),
     ),
+    "rlplace.comm.channel": (
+        "pass items between workers",
+        ("Channel", "ChannelSpec", "ChannelStats"),
+    ),
+    "rlplace.comm.work": ("wait for what was begun", ("Work",)),
+    "rlplace.metrics": (
+        "reduce numbers over ranks",
+        ("Metric", "reduce_metrics"),
+    ),
     "rlplace.envs.contract": (
         "connect a simulator library",
         ("Adapter", "Simulator", "Restorable", "Spaces", "StepResult"),
@@ -82,10 +91,21 @@ API: dict[str, tuple[str, tuple[str, ...] | None]] = {
             "ConfigError",
             "PlacementError",
             "ClusterError",
+            "WorkerError",
+            "WorkerMisuse",
+            "WorkerTimeout",
+            "ChannelError",
+            "ChannelBroken",
+            "ChannelClosed",
+            "ChannelTimeout",
+            "EndOfStream",
         ),
     ),
 }
-_EXAMPLES = "Examples: [from Python](../python.md), [after training](../after_training.md), [own code](../own_code.md)."
+_EXAMPLES = (
+    "Examples: [from Python](../python.md), [own workers](../own_workers.md), "
+    "[after training](../after_training.md), [own code](../own_code.md)."
+)
 
 
 def pages() -> dict[str, str]:

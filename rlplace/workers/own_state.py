@@ -67,8 +67,8 @@ class StateOfRank:
 def state_for(worker: Worker, states: list[Any]) -> Any:
     """Return the state that a rank loads, of the states of all ranks that saved.
 
-    Ranks whose state was None have none of their own: each rank gets that of rank 0. Raises ConfigError where ranks have
-    states of their own, and there were as many of them as there are not now.
+    Ranks whose state was None have none of their own: each rank gets that of rank 0. Raises ConfigError where each rank
+    has a state of its own, and another number of ranks saved than there is now.
     """
     if all(state is None for state in states[1:]):
         return states[0] if states else None

@@ -492,6 +492,7 @@ class Worker:
             from rlplace.workers.process_group import ProcessGroup
 
             self._joined = ProcessGroup(self.context)
+            self.context.opened.callback(self._joined.close)
         return self._joined.join(backend, timeout_s)
 
     # ── around each call, by the launcher ────────────────────────────────────────────────────────────────────────────
@@ -509,11 +510,6 @@ class Worker:
         if self.with_tools and method != "take_metrics":
             slot = self.context.slot
             self._collected.add_result(self.context.owner, slot.component, result)
-
-    def _release(self) -> None:
-        """Give back what the tools have opened, after `close`."""
-        if self._joined is not None:
-            self._joined.close()
 
 
 class RoleWorker(Worker):

@@ -211,7 +211,9 @@ def test_a_value_head_on_the_trunk_stays_in_the_checkpoint(
         actor = stage.workers["actor"]
         actor.move(Residency.WEIGHTS)
         actor.save_model(str(tmp_path / "saved"))
-        commit(tmp_path / "run", "actor", 1, actor.write_state, text_job(qwen, **blocks))
+        commit(
+            tmp_path / "run", "actor", 1, actor.write_state, text_job(qwen, **blocks)
+        )
     assert main([str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     assert files(tmp_path / "exported") == files(tmp_path / "saved")
 

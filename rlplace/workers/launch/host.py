@@ -258,10 +258,9 @@ class WorkerHost:
                 error if full is None else full.with_traceback(error.__traceback__)
             )
         finally:
-            self._running = None
             if method == "close":
                 context.opened.close()
-                worker._release()
+            self._running = None
 
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,12 +20,18 @@ from rlplace.comm.channel import ChannelSpec
 from rlplace.config.schema import CommConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError
 from rlplace.metrics import reduce_metrics
-from rlplace.placement.language.slots import PackedPlacementStrategy
+from rlplace.placement.language.slots import (
+    FlexiblePlacementStrategy,
+    PackedPlacementStrategy,
+)
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import WorkerGroup
 from rlplace.workers.launch.reservation import Machine
+from rlplace.workers.worker import Worker
 from tests.contract.launch_workers import Probe
 from tests.contract.own_weights import Dying, Model, Sampler, started, sync
+from tests.contract.tool_workers import Joined, Peer
 from tests.e2e.namespaces import machines_with_ray
 from tests.e2e.training import (
     INLINE,
@@ -246,6 +252,49 @@ def test_weights_of_own_workers_reach_both_nodes_and_a_loss_frees_all(
         with pytest.raises(WorkerError, match="learner rank 1") as lost:
             sync(learner, sampler, 1)
         assert lost.value.component == "learner"
+
+
+@pytest.mark.usefixtures("driver")
+def test_own_workers_of_two_nodes_talk_join_and_free_each_other(
+    address: str, shm: Path
+) -> None:
+    with Cluster(
+        topology=Topology.uniform(2, 4, "emulated", 1 << 30),  # node 1 has 4-7
+        ray=RayConfig(address=address),
+        comm=CommConfig(shm_folder=str(shm)),
+    ) as cluster:
+
+        def launch(name: str, worker: type[Worker], *accelerators: int) -> WorkerGroup:
+            strategy = FlexiblePlacementStrategy([[number] for number in accelerators])
+            return worker.create_group("a config").launch(
+                cluster, name=name, placement_strategy=strategy, channels={}
+            )
+
+        joined = launch("joined", Joined, 0, 4, 5)
+        assert joined.variables().wait() == [
+            ["0", "3", "0", "1"],
+            ["1", "3", "0", "2"],
+            ["2", "3", "1", "2"],
+        ]
+        assert joined.reduced().wait() == [6.0] * 3
+        joined.close()
+        actor = launch("actor", Peer, 0, 4)
+        rollout = launch("rollout", Peer, 1, 5)
+        assert actor.exchange().wait() == ["of 1", "of 0"]
+        sent = actor.execute_on(0).send_batch("rollout", 1)  # to the other node
+        (got,) = rollout.execute_on(1).receive_two("actor", 0).wait()
+        assert [name for name, _, _ in got] == ["0.0", "0.1"]
+        sent.wait()
+        channel = cluster.channel(ChannelSpec(name="handed over", capacity_items=4))
+        assert actor.put(channel, "item").wait() == ["actor rank 0", "actor rank 1"]
+        assert rollout.get(channel).wait() == ["item", "item"]
+        began = time.monotonic()
+        waits = rollout.receive("actor", 1)
+        with pytest.raises(WorkerError):
+            actor.execute_on(1).die().wait()
+        with pytest.raises(WorkerError, match="peer-gone"):
+            waits.wait()
+        assert time.monotonic() - began < GONE_S / 2
 
 
 @pytest.mark.usefixtures("driver")

@@ -91,6 +91,7 @@ def test_a_channel_comes_as_an_argument_with_the_name_of_its_worker(
     assert group.execute_on(0).get(channel=channel).wait() == ["item"]
     assert group.execute_on(1).get_nested({"from": (channel, 1)}).wait() == ["item"]
     channel.put("by name")
+    assert "the driver" in channel.stats().producers
     assert group.execute_on(0).get_by_name(channel.spec.name).wait() == ["by name"]
 
 

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 # What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
 Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]
 Lost = Mapping[str, Collection[int]]  # ranks by component
+_DRIVER = "the driver"  # in errors and statistics of channels
 _MAIL = "messages to "  # begins the names of mailboxes
 _MEET_S = 30.0  # for the workers of all groups to know of new ones
 
@@ -224,9 +225,8 @@ class Cluster:
                 fix=f'ChannelSpec(name="{spec.name}_2", ...)',
             )
         with deferred():
-            channel = self._channels[spec.name] = self._launcher.channel(
-                spec, locations
-            )
+            channel = self._launcher.channel(spec, locations).named(_DRIVER)
+        self._channels[spec.name] = channel
         return channel
 
     @property

@@ -223,6 +223,27 @@ def test_a_group_that_was_launched_again_can_be_sent_to(launch: Launch) -> None:
     ]
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize("launcher", ["ray"], indirect=True)
+def test_a_rank_that_was_started_again_sends_and_receives(
+    cluster: Cluster, launch: Launch
+) -> None:
+    actor, rollout = launch("actor", 0, 1), launch("rollout", 2)
+    for group in (actor, rollout):
+        group.outlast = "give up"
+    waits = rollout.receive("actor", 1)
+    dies = actor.execute_on(1).die()
+    with pytest.raises(WorkerError):
+        wait_all([waits, dies], PATIENCE_S)
+    cluster.restart({"actor": {1}})
+    for sender in (0, 1):  # one that has lived on, one that is new
+        sent = actor.execute_on(sender).send_batch("rollout", 0)
+        (got,) = rollout.receive_two("actor", sender).wait(PATIENCE_S)
+        sent.wait()
+        assert [name for name, _, _ in got] == [f"{sender}.0", f"{sender}.1"]
+    assert actor.exchange().wait(PATIENCE_S) == ["of 1", "of 0"]
+
+
 # ── metrics, logs, errors ────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -90,13 +90,12 @@ class Learner(Net):
             self.optimizer.step()
         return {"loss": float(loss)}
 
-    def save_state(self, folder: str) -> None:
-        if self.rank == 0:
-            state = {"net": self.net.state_dict(), "adam": self.optimizer.state_dict()}
-            torch.save(state, f"{folder}/state.pt")
+    def save_state(self) -> object:
+        if self.rank != 0:
+            return None  # all ranks have the same
+        return {"net": self.net.state_dict(), "adam": self.optimizer.state_dict()}
 
-    def load_state(self, folder: str) -> None:
-        state = torch.load(f"{folder}/state.pt")
+    def load_state(self, state: dict) -> None:
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["adam"])
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Names of parameters that a stage fills in -> what with.
 FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
-_STATE = ("save_state", "load_state")
 
 
 def of_job(job: Job) -> list[Problem]:
@@ -46,14 +45,17 @@ def _components(job: Job) -> Iterator[Problem]:
 
 def _state_in_pairs(name: str, worker: type) -> Iterator[Problem]:
     """Report a class that saves state and cannot load it, or loads what it does not save."""
-    defined = [method for method in _STATE if _defines(worker, method)]
-    if len(defined) != 1:
+    saves = _defines(worker, "save_state")
+    loads = _defines(worker, "load_state") or _defines(worker, "load_states")
+    if saves == loads:
         return
-    missing = next(method for method in _STATE if method not in defined)
+    there, missing = (
+        ("save_state", "load_state") if saves else ("load_state", "save_state")
+    )
     yield Problem(
         code="missing-method",
         key=f"components.{name}",
-        what=f"{worker.__name__} has {defined[0]} and no {missing}",
+        what=f"{worker.__name__} has {there} and no {missing}",
         got=None,
         why="what a checkpoint has of a component is written by one of the two and read by the other",
         fix=f"def {missing}(self, ...): ...",
@@ -232,7 +234,9 @@ def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
 def with_state(job: Job) -> tuple[str, ...]:
     """Return the components whose class saves state."""
     return tuple(
-        name for name, worker in job.components.items() if _defines(worker, _STATE[0])
+        name
+        for name, worker in job.components.items()
+        if _defines(worker, "save_state")
     )
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rlplace.workers.facts import JobFacts
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
+    from rlplace.workers.own_state import StateOfRank
     from rlplace.workers.process_group import ProcessGroup
     from rlplace.workers.registered import Registered
     from rlplace.workers.weights import WeightEnds
@@ -155,12 +156,14 @@ class Worker:
         worker._lanes = Lanes()
         worker._registered = None
         worker._joined = None
+        worker._state = None
         return worker
 
     _collected: Collected
     _lanes: Lanes  # of messages that go on beside the worker
     _registered: Registered | None  # what `offload` was given
     _joined: ProcessGroup | None
+    _state: StateOfRank | None  # that is written
 
     def __init__(
         self, config: Any = _AS_LAUNCHED, context: WorkerContext | None = None
@@ -213,6 +216,49 @@ class Worker:
         if self._weight_ends is not None:
             self._weight_ends.begin_again()
         return {}
+
+    # ── state that a checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
+
+    def save_state(self) -> Any:
+        """Return what the next iteration follows from: dicts, lists, numbers, texts, tensors and arrays, nested.
+
+        None on all ranks but 0 where the ranks have the same state. Tensors may be those that the worker goes on with:
+        they are copied before it does. They are on the accelerators, or where `offload` has put them.
+        """
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Take what `save_state` has returned; tensors are on the host. Called after `setup`, with the component off."""
+
+    def load_states(self, states: list[Any]) -> None:
+        """Take the states of all ranks that saved, in rank order; another number of ranks may have saved.
+
+        By default each rank takes its own, or that of rank 0 where the others have none.
+        """
+        from rlplace.workers.own_state import state_for
+
+        self.load_state(state_for(self, states))
+
+    def write_state(self, folder: str) -> Metrics:
+        """Have what `save_state` returns written into `folder` behind what the worker does next. Called by the loop."""
+        state = self.save_state()
+        self._state_of_rank().write(Path(folder), state)
+        return {}
+
+    def read_state(self, folder: str) -> Metrics:
+        """Have the worker take what a checkpoint has in `folder`. Called by the loop, before the first iteration."""
+        states = self._state_of_rank().read(Path(folder))
+        if states:
+            self.load_states(states)
+        return {}
+
+    def _state_of_rank(self) -> StateOfRank:
+        from rlplace.workers.own_state import StateOfRank
+
+        if self._state is None:
+            self._state = StateOfRank(self)
+            self.context.opened.callback(self._state.close)
+        return self._state
 
     # ── weights that go to another component, or come from one ───────────────────────────────────────────────────────
 

@@ -124,7 +124,10 @@ def test_the_api_has_names_of_modules_with_their_docstrings() -> None:
     assert "### HybridComponentPlacement" in page
     assert "### Worker\n" in page
     assert all(f"## {module}\n" in page for module in site_reference.API)
-    assert "    config: Config  # with the keys of its models' config.json\n" in page
+    assert (
+        "    config: Any  # with the keys of its models' config.json; the job's own type\n"
+        in page
+    )
     assert "dataclasses.field" not in page
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from rlplace.errors import ClusterError, Problem
-from rlplace.placement.show.text import chapter, table
+from rlplace.tables import chapter, table
 from rlplace.units import clipped
 from rlplace.workers.launch.machines import visible_gpus
 

@@ -32,3 +32,22 @@ def byte_unit(most: int) -> tuple[int, str]:
     return next(
         ((scale, unit) for unit, scale in _UNITS[1:] if most >= scale), (1, "bytes")
     )
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the noun for `count` things: `rank` for 1, `ranks` for all other counts."""
+    if count == 1:
+        return noun
+    return f"{noun}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the number with its noun: `1 rank`, `3 ranks`."""
+    return f"{count} {plural(count, noun)}"
+
+
+def verb(count: int, base: str) -> str:
+    """Return the verb for `count` subjects: `needs` for 1, `need` for all other counts."""
+    if count == 1:
+        return f"{base}s"
+    return base

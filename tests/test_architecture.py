@@ -25,6 +25,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "proxies",
         "signals",
         "streams",
+        "tables",
         "tried",
         "units",
     ),

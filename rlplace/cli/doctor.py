@@ -34,13 +34,13 @@ from rlplace.envs.registry import missing_library
 from rlplace.errors import ClusterError, Problem, ProblemsError
 from rlplace.extras import version_of, versions_of
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.show.text import chapter, table
 from rlplace.runtime.prepare import (
     Prepared,
     check_run,
     missing_libraries,
     prepare_composed,
 )
+from rlplace.tables import chapter, table
 from rlplace.tried import installed, untried
 from rlplace.units import show_bytes
 from rlplace.workers.launch.machines import visible_gpus

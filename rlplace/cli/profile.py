@@ -21,6 +21,7 @@ from rlplace.foresight.known import FILE
 from rlplace.foresight.measure import Variant, run, variants
 from rlplace.foresight.profile import Curve, Profile
 from rlplace.runtime.prepare import Prepared, prepare
+from rlplace.tables import table
 
 LEAST_ITERATIONS = 3  # two of them are left out
 
@@ -94,7 +95,7 @@ def _measure(argv: Sequence[str]) -> int:
     _write(file, "", *written)  # what cannot be written is told before anything runs
     profile = _run_all(valid, options.iterations)
     _write(file, json.dumps(profile.record(), indent=1) + "\n", *written)
-    print("\n" + table(profile))
+    print("\n" + render(profile))
     print(
         f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}"
     )
@@ -163,16 +164,12 @@ def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
     return profile
 
 
-def table(profile: Profile) -> str:
+def render(profile: Profile) -> str:
     """Write what a lap of each part takes, at the sizes that were measured, and how far a line is from these."""
     rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
     for name, curve in sorted(profile.costs.items()):
         rows.append((name, *_row(curve)))
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(table(rows, gap=2))
 
 
 def _row(curve: Curve) -> tuple[str, str, str, str]:

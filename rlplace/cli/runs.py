@@ -20,12 +20,14 @@ from rlplace.errors import ConfigError
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
 from rlplace.report.typed import commands
+from rlplace.tables import table
 
 FORMATS = ("text", "json")
 _SCORES = (
     "env/mean_return",
     "actor/reward",
 )  # of an iteration: the last 100 episodes, or its answers
+_NUMBERS = range(3, 7)  # columns of the table that are numbers
 _DEEPEST = 3  # <output_dir>/<config>/<date>, and of sweeps in a folder of their own below runs/
 
 
@@ -213,12 +215,4 @@ def render(found: Sequence[Run]) -> str:
         rows.append(
             (run.folder, run.config, run.state, f"{run.iterations:,}", *score, own)
         )
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            f"{c:<{w}}" if at < 3 or at > 6 else f"{c:>{w}}"
-            for at, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(table(rows, gap=2, right=_NUMBERS))

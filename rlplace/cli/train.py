@@ -33,7 +33,7 @@ from rlplace.errors import (
 )
 from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.language.slots import component_of
-from rlplace.placement.show.text import render_short, render_text, table
+from rlplace.placement.show.text import render_short, render_text
 from rlplace.report.typed import Typed, as_typed
 from rlplace.runtime.prepare import (
     Prepared,
@@ -45,6 +45,7 @@ from rlplace.runtime.prepare import (
 )
 from rlplace.runtime.resume import resumed
 from rlplace.signals import Signals, Stopped
+from rlplace.tables import table
 from rlplace.workers.launch.gpu_sharing import known_obstacle, obstacle
 from rlplace.workers.launch.machines import visible_gpus
 

@@ -28,6 +28,7 @@ from rlplace.errors import (
     WorkerTimeout,
 )
 from rlplace.placement.language.slots import Slot, owner_of
+from rlplace.units import counted, plural
 from rlplace.workers.launch.cluster import Cluster, Lost
 from rlplace.workers.launch.group import (
     GIVE_UP_S,
@@ -359,7 +360,7 @@ class Recovery:
                         f"the same again after iteration {iteration} was begun anew",
                     ) from cause
         if _place(error) not in failures and not self._history.admits(self._most):
-            many = f"{self._most} restart{'s' * (self._most > 1)}"
+            many = counted(self._most, "restart")
             raise noted(
                 error, f"after {many} within an hour; faults.restarts: {self._most}"
             ) from cause
@@ -384,7 +385,7 @@ def _place(error: WorkerError | WorkerTimeout) -> str:
 
 
 def _accelerators(slot: Slot) -> str:
-    return f"accelerator{'s' * (len(slot.accelerators) > 1)} {','.join(map(str, slot.accelerators))}"
+    return f"{plural(len(slot.accelerators), 'accelerator')} {','.join(map(str, slot.accelerators))}"
 
 
 def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | WorkerTimeout:

@@ -15,8 +15,8 @@ from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
 from rlplace.foresight.show import STAGES, crowded, limit, stage_seconds
 from rlplace.placement.show.svg import FONT, PALETTE
-from rlplace.placement.show.text import table
-from rlplace.units import show_bytes
+from rlplace.tables import indented, table
+from rlplace.units import counted, show_bytes
 
 COSTS = 8
 FACTOR = 4.0
@@ -245,7 +245,7 @@ def _proof(answer: Answer) -> str:
 
 
 def _accelerators(found: Found) -> str:
-    return f"{found.used} accelerator{'s' * (found.used != 1)}"
+    return counted(found.used, "accelerator")
 
 
 def _margin(found: Found) -> str:
@@ -291,7 +291,7 @@ def _counted(result: Result) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in table(rows)]
+    return indented(table(rows))
 
 
 # ── plain values, and a picture ──────────────────────────────────────────────────────────────────────────────────────

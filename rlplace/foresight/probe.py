@@ -11,6 +11,7 @@ from rlplace.config.keys import PLACEMENT
 from rlplace.foresight.measure import Variant, run
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Found
+from rlplace.units import counted, verb
 
 _ITERATIONS = 6  # of the first round
 
@@ -85,12 +86,11 @@ def describe(found: Found) -> str:
     layout = found.layout
     parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]
     if layout.mode.groups:
-        parts.append(
-            f"{layout.mode.groups} stage group{'s' * (layout.mode.groups > 1)}"
-        )
+        parts.append(counted(layout.mode.groups, "stage group"))
     if layout.mode.shared:
         parts.append("env and rollout in one process")
     if layout.stays:
-        parts.append(f"{', '.join(layout.stays)} stay{'s' * (len(layout.stays) == 1)}")
+        stay = verb(len(layout.stays), "stay")
+        parts.append(f"{', '.join(layout.stays)} {stay}")
     parts += [f"{key} {value}" for key, value in found.space.varied.items()]
     return "; ".join(parts)

@@ -18,6 +18,7 @@ from rlplace.foresight.search import Found
 from rlplace.foresight.space import Layout, Space
 from rlplace.placement.memory.case import replaced
 from rlplace.placement.plan import Plan
+from rlplace.units import counted
 
 STALENESS = "algorithm.max_staleness"
 _AHEAD = (0, 1, 2)
@@ -154,6 +155,6 @@ def changed_learning(best: Found) -> Iterator[str]:
     """Say where a plan learns otherwise than the config."""
     ahead = best.space.varied.get(STALENESS)
     if ahead is not None:
-        older = f"up to {ahead} version{'s' * (ahead != 1)} older than what learns from them"
+        older = f"up to {counted(ahead, 'version')} older than what learns from them"
         samples = older if ahead else "of the version that learns from them"
         yield f"{STALENESS} {ahead} changes what is learned: samples are {samples}"

@@ -29,6 +29,7 @@ from rlplace.imports.settings import (
     resolved,
 )
 from rlplace.imports.tiny import shrink
+from rlplace.units import counted
 
 USAGE = Path(__file__).with_name("usage.txt")
 
@@ -231,14 +232,15 @@ def render_report(imported: Imported) -> str:
 
 def _head(imported: Imported) -> list[str]:
     outcomes = [result.outcome for result in imported.results]
-    counted = ", ".join(
+    counts = [counted(len(outcomes), "setting")]
+    by_outcome = ", ".join(
         f"{outcomes.count(o)} {words}"
         for o, (_, words) in _SECTIONS.items()
         if o in outcomes
     )
-    count = f"{len(outcomes)} setting{'s' * (len(outcomes) != 1)}" + (
-        f"; {counted}" if counted else ""
-    )
+    if by_outcome:
+        counts.append(by_outcome)
+    count = "; ".join(counts)
     where = f"On {imported.topology.describe()}"
     if imported.layout is not None:
         placement = imported.layout.placement

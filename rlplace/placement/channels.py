@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from rlplace.placement.flow import Routes, block_edges
 from rlplace.placement.language.spec import RankLocations, process_name, role_of
+from rlplace.units import counted
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
@@ -136,7 +137,7 @@ def _simulator_channels(
     """
     observed = routes.observations
     gathered = routes.trajectories
-    pieces = f"{len(observed.sources)} pieces of a step x {stage_groups} stage group{'s' * (stage_groups > 1)}"
+    pieces = f"{len(observed.sources)} pieces of a step x {counted(stage_groups, 'stage group')}"
     answer = "one answer for each observation"
     kept = "all pieces of an iteration wait there for learn"
     for name, source, target, sources, targets, each, groups, why in (
@@ -215,7 +216,7 @@ def _text_channels(
     answers[0] += envs  # rank 0 gets a message when each rank is done
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"
-    ends = f"the end of the iteration for {engines} rollout rank{'s' * (engines > 1)}"
+    ends = f"the end of the iteration for {counted(engines, 'rollout rank')}"
     yield channel_plan(
         placement,
         "requests",

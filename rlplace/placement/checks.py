@@ -21,7 +21,7 @@ from rlplace.placement.machines.products import memory_of
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Needs, Residency, makes_room, placed_names
-from rlplace.units import show_bytes
+from rlplace.units import counted, plural, show_bytes
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config, NodeConfig
@@ -451,7 +451,7 @@ def check_batches(
     enough = -(-prompts // whole) * whole
     if samples % engines:
         what = f"{samples} samples do not divide over {engines} engines"
-        why = f"{prompts} prompts x {per} sample{'s' * (per > 1)} each; every engine gets equally many"
+        why = f"{prompts} prompts x {counted(per, 'sample')} each; every engine gets equally many"
         yield _problem(
             "uneven-batches",
             "algorithm.prompts",
@@ -801,11 +801,9 @@ def _find_idle_beside_engines(
 def _find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
     """Report accelerators that no component uses."""
     if idle := placement.topology.all - placement.used:
-        many = len(idle) > 1
-        what = f"no component uses accelerator{'s' * many} {idle}"
-        fix = (
-            f"give {'them' if many else 'it'} to a component, or plan a smaller cluster"
-        )
+        what = f"no component uses {plural(len(idle), 'accelerator')} {idle}"
+        them = "it" if len(idle) == 1 else "them"
+        fix = f"give {them} to a component, or plan a smaller cluster"
         yield _problem(
             "idle-accelerators",
             PLACEMENT,

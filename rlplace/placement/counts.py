@@ -15,6 +15,7 @@ from rlplace.placement.language.spec import ComponentSpec, Segment, role_of
 from rlplace.placement.machines.pools import WHOLE_CLUSTER
 from rlplace.placement.machines.topology import Node, Ranges, Topology
 from rlplace.placement.schedule import Needs, Residency
+from rlplace.units import counted
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
@@ -67,7 +68,7 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
         )
     else:
         why = "of their own, none of the actor's"
-    text = f"{engines} engine{'s' * (engines != 1)} x {each} = {len(used)} accelerators"
+    text = f"{counted(engines, 'engine')} x {each} = {len(used)} accelerators"
     yield Count("rollout", text, why)
 
 

@@ -30,6 +30,7 @@ from typing import Protocol
 
 from rlplace.errors import Problem
 from rlplace.placement.language.spec import role_of
+from rlplace.units import counted, plural, verb
 
 
 class Sharing(Protocol):
@@ -198,7 +199,7 @@ def placed_names(block: Mapping[str, object]) -> list[str]:
 
 def apart(needs: Needs) -> str:
     """How far rollout may run ahead of learning, in words."""
-    return f"at most {needs.ahead} version{'s' * (needs.ahead > 1)} apart"
+    return f"at most {counted(needs.ahead, 'version')} apart"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,17 +313,17 @@ def find_clashes(
             stages = [
                 s for s in needs.stages if _in_the_way(needs, s, component, other)
             ]
-            when = f"in stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
+            when = f"in {plural(len(stages), 'stage')} {' and '.join(stages)}"
             shared = placement.shared(component, other)
             lines.append(
                 f"{when}, {other} needs accelerators {shared}, where {component} stays"
             )
         key = f"{blocks.get(component, component)}.enable_offload"
-        verb = f"need{'s' * (len(hindered) == 1)}"
+        others = f"{' and '.join(hindered)} {verb(len(hindered), 'need')}"
         yield Problem(
             code="residents-clash",
             key=key,
-            what=f"{component} would stay on accelerators that {' and '.join(hindered)} {verb}",
+            what=f"{component} would stay on accelerators that {others}",
             got="enable_offload: false",
             why="\n".join(lines),
             fix=f"{key}: true        (or accept both there: cluster.allow_resident: [{component}])",

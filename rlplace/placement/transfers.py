@@ -13,6 +13,7 @@ from rlplace.placement.machines.topology import Topology, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
+from rlplace.units import counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ def _along(plan: Plan, route: Route) -> Transfer:
     amounts = {"samples": f"{route.rows} samples", "weights": _copies(route.rows)}
     amount = amounts.get(route.name, f"{route.rows} rows")
     if route.name == "observations":
-        amount += f" x {plan.stage_groups} stage group{'s' * (plan.stage_groups > 1)}"
+        amount += f" x {counted(plan.stage_groups, 'stage group')}"
     transports = route.transports()
     return Transfer(
         name=route.name,

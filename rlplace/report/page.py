@@ -16,7 +16,7 @@ from rlplace.report.record import RunRecord
 from rlplace.report.timeline import LOOK
 from rlplace.report.trackers import FAILED, STOPPED
 from rlplace.report.utilisation import SYNC, bottleneck
-from rlplace.units import show_bytes
+from rlplace.units import plural, show_bytes
 
 _LOOK = (
     f"{style(len(PALETTE))}<style>{LOOK}{STYLE}.plan svg{{margin-bottom:12px}}details{{margin:12px 0}}"
@@ -255,7 +255,7 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
         f"start {_seconds(summary['start_s'])}, training {_seconds(summary['train_s'])}",
     )
     steps = "env_steps" if "env_steps" in summary else "answers"
-    made = f"{summary[steps]:,} in {summary['iterations']:,} iteration{'s' * (summary['iterations'] != 1)}"
+    made = f"{summary[steps]:,} in {summary['iterations']:,} {plural(summary['iterations'], 'iteration')}"
     yield (
         f"{number(summary[f'{steps}_per_s'])} / s",
         f"{steps.replace('_', ' ')}: {made}",

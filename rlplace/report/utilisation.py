@@ -18,6 +18,7 @@ from typing import Any
 
 from rlplace.metrics import Metrics
 from rlplace.placement.schedule import base_stage
+from rlplace.units import counted
 
 WAITING = (
     "wait",
@@ -181,7 +182,7 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         if stage != SYNC
     )
     whole = (
-        f"{shares['busy']:.0%} of the time of {many} accelerator{'s' * (many > 1)}, idle {shares['bubble']:.0%}, "
+        f"{shares['busy']:.0%} of the time of {counted(many, 'accelerator')}, idle {shares['bubble']:.0%}, "
         f"moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; {record['accelerator_hours']:.3g} accelerator hours"
     )
     return [

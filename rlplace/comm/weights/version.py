@@ -30,6 +30,7 @@ from rlplace.comm.weights.shards import Assembly, Bytes, Changes
 from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
 from rlplace.placement.flow import Delivery
 from rlplace.placement.language.slots import owner_of
+from rlplace.units import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -272,4 +273,4 @@ def not_here(
 
 def ranks(component: str, numbers: Sequence[int]) -> str:
     """ "actor ranks 0, 3"."""
-    return f"{component} rank{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+    return f"{component} {plural(len(numbers), 'rank')} {', '.join(map(str, numbers))}"

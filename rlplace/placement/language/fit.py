@@ -17,6 +17,7 @@ from rlplace.placement.language.spec import (
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, Interval, Pool
 from rlplace.placement.machines.topology import Ranges, named, overlap, show_range
+from rlplace.units import counted
 
 MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
@@ -79,7 +80,7 @@ def _check_even(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
         ranks = segment.ranks.stop - segment.ranks.start
         accelerators = len(segment.accelerators)
         if ranks > MOST_RANKS_EACH * accelerators:
-            what = f"{ranks:,} ranks on {accelerators} {pool.noun}{'s' * (accelerators > 1)}"
+            what = f"{ranks:,} ranks on {counted(accelerators, pool.noun)}"
             why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are a typing mistake"
             fix = text.line(show_range(segment.accelerators))
             text.reject(
@@ -174,9 +175,7 @@ def _check_cut(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
         )
         code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
         what = f"rank {rank} would hold {pool.noun}s {show_range(segment.accelerators_of(rank))}, {on}"
-        remark = (
-            f"{fewer[segment]} {pool.noun}{'s' * (fewer[segment] > 1)} for each rank"
-        )
+        remark = f"{counted(fewer[segment], pool.noun)} for each rank"
         text.reject(code, what, why, text.line(placed, remark), span=segment.span)
 
 

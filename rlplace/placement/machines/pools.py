@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from rlplace.placement.machines.topology import Node, Ranges, describe_counts, overlap
+from rlplace.units import counted
 
 WHOLE_CLUSTER = "cluster"  # the node group every node is in
 ANY_NODE = "node"  # the node group whose numbers are the ranks of the nodes
@@ -146,7 +147,7 @@ class Pool:
             else f"node group {self.label}"
         )
         if self.noun == NODE:
-            return f"{owner} has {self.count} node{'s' * (self.count != 1)}, numbered from 0"
+            return f"{owner} has {counted(self.count, 'node')}, numbered from 0"
         counts = [
             sum(len(s.numbers) for s in group)
             for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)

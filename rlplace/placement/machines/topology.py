@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement.machines.products import memory_of
+from rlplace.units import counted, plural
 
 if TYPE_CHECKING:
     from rlplace.config.schema import NodeConfig
 
-
-from bisect import bisect_left
-from collections.abc import Iterable
-
 PATH = "cluster.nodes"
+_MOST_COUNTS = 8  # nodes whose accelerators are counted one by one in a text
 RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
 HEAD = "node:__internal_head__"
 # What a declared node meets when the job starts is Ray's node of the same rank: see `in_rank_order`.
@@ -105,13 +103,17 @@ def show_range(piece: range) -> str:
     return f"{piece.start}-{piece.stop - 1}"
 
 
-def named(noun: str, piece: range, verb: str = "", plural: str = "are") -> str:
-    """Write `accelerator 3` or `accelerators 0-7`, and `is` or `are` where a verb is given."""
-    several = len(piece) > 1
-    return (
-        f"{noun}{'s' * several} {show_range(piece)}"
-        + f" {plural if several else verb}" * bool(verb)
-    )
+def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
+    """Write `accelerator 3` or `accelerators 0-7`, with a verb where one is given.
+
+    one: the verb for a single number, "" for no verb. several: the verb for more numbers.
+    """
+    text = f"{plural(len(piece), noun)} {show_range(piece)}"
+    if not one:
+        return text
+    if len(piece) == 1:
+        return f"{text} {one}"
+    return f"{text} {several}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,16 +261,17 @@ class Topology:
 def describe_counts(noun: str, counts: Sequence[int]) -> str:
     """Write how many there are, their numbers, and how many each node has: `8 accelerators, 0-7 (1 node x 8)`."""
     total = sum(counts)
-    shape = (
-        f" x {counts[0]}"
-        if len(set(counts)) == 1
-        else ": " + " + ".join(map(str, counts[:8]))
-    )
-    shape = f"{len(counts)} node{'s' * (len(counts) != 1)}{shape}" + " + ..." * (
-        len({*counts}) > 1 and len(counts) > 8
-    )
-    numbers = show_range(range(total)) if total else "no number"
-    return f"{total} {noun}{'s' * (total != 1)}, {numbers} ({shape})"
+    numbers = "no number"
+    if total:
+        numbers = show_range(range(total))
+    if len(set(counts)) == 1:
+        each = f" x {counts[0]}"
+    else:
+        each = ": " + " + ".join(map(str, counts[:_MOST_COUNTS]))
+        if len(counts) > _MOST_COUNTS:
+            each += " + ..."
+    nodes = counted(len(counts), "node")
+    return f"{counted(total, noun)}, {numbers} ({nodes}{each})"
 
 
 def declare_topology(

@@ -15,7 +15,8 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.placement.memory.ledger import Account, Load, Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
-from rlplace.units import byte_unit, clipped, show_bytes
+from rlplace.tables import chapter, indented, table
+from rlplace.units import byte_unit, clipped, plural, show_bytes
 
 WIDTH = 100
 _VERSION_KEY = "rlplace_memory"
@@ -55,7 +56,7 @@ def verdict(ledger: MemoryLedger) -> str:
     worst = tightest.worst
     numbers = tightest.numbers
     used = show_bytes(worst.total_bytes)
-    where = f"accelerator{'s' * (len(numbers) > 1)} {clipped(str(numbers), 30)} in {worst.moment}: {used}"
+    where = f"{plural(len(numbers), 'accelerator')} {clipped(str(numbers), 30)} in {worst.moment}: {used}"
     if not tightest.capacity_bytes:
         return f"memory: fullest {where}; how much there is, is not known"
     lacking = "".join(f"\n  {component}: {why}" for component, why in ledger.lacking)
@@ -75,26 +76,29 @@ def show_room(account: Account) -> str:
 
 
 def _accelerators(account: Account) -> str:
-    many = len(account.numbers) > 1
-    has = (
-        f"{show_bytes(account.capacity_bytes)}{' each' * many}"
-        if account.capacity_bytes
-        else "memory not known"
-    )
-    title = f"accelerator{'s' * many} {clipped(str(account.numbers), 60)} ({account.kind}, {has})"
-    worst, more = account.worst, len(account.worst.holds) - _MOST_HOLDS
-    text = f"{worst.moment} holds {_largest(worst) or 'nothing'}" + (
-        f", and {more} smaller" if more > 0 else ""
-    )
-    kept = [
-        f"reserve: {show_bytes(account.reserve_bytes)} of each stays free (memory.reserve)"
-    ]
-    lines = [
-        *kept[: account.reserve_bytes > 0],
-        *_table(account),
-        *(f"  {line}" for line in textwrap.wrap(text, WIDTH - 4)),
-    ]
-    return "\n".join([title, *("  " + line for line in lines)])
+    # Title: which accelerators, and the memory of each.
+    many = len(account.numbers)
+    has = "memory not known"
+    if account.capacity_bytes:
+        has = show_bytes(account.capacity_bytes)
+        if many > 1:
+            has += " each"
+    numbers = clipped(str(account.numbers), 60)
+    title = f"{plural(many, 'accelerator')} {numbers} ({account.kind}, {has})"
+    # Table of the moments, below the reserve.
+    lines = []
+    if account.reserve_bytes:
+        reserve = show_bytes(account.reserve_bytes)
+        lines.append(f"reserve: {reserve} of each stays free (memory.reserve)")
+    lines += _table(account)
+    # The largest holders at the fullest moment.
+    worst = account.worst
+    text = f"{worst.moment} holds {_largest(worst) or 'nothing'}"
+    smaller = len(worst.holds) - _MOST_HOLDS
+    if smaller > 0:
+        text += f", and {smaller} smaller"
+    lines += [f"  {line}" for line in textwrap.wrap(text, WIDTH - 4)]
+    return chapter(title, lines)
 
 
 def _largest(load: Load) -> str:
@@ -111,7 +115,8 @@ def _table(account: Account) -> list[str]:
         dict.fromkeys(hold.component for load in account.loads for hold in load.holds)
     )
     scale, unit = byte_unit(account.worst.total_bytes)
-    rows: list[Sequence[str]] = [(unit, *components, "sum", "free")]
+    heading = (unit, *components, "sum", "free")
+    rows: list[Sequence[str]] = [heading]
     for load in shown:
         free = (
             _number(account.room_bytes - load.total_bytes, scale)
@@ -120,22 +125,11 @@ def _table(account: Account) -> list[str]:
         )
         cells = (_number(load.of(c), scale) if load.of(c) else "." for c in components)
         rows.append((str(load.moment), *cells, _number(load.total_bytes, scale), free))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    aligned = (
-        [
-            f"{row[0]:<{widths[0]}}",
-            *(
-                f"{cell:>{width}}"
-                for cell, width in zip(row[1:], widths[1:], strict=True)
-            ),
-        ]
-        for row in rows
-    )
-    worst = shown.index(account.worst) + 1
-    return [
-        ("> " if i == worst else "  ") + "   ".join(cells)
-        for i, cells in enumerate(aligned)
-    ]
+    # All columns but the names of the moments are numbers.
+    lines = indented(table(rows, right=range(1, len(heading))))
+    worst = shown.index(account.worst) + 1  # row 0 is the heading
+    lines[worst] = f"> {lines[worst].removeprefix('  ')}"
+    return lines
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
@@ -165,7 +159,7 @@ def _hosts(hosts: Sequence[Account]) -> str:
     lines = ["host memory at the worst stage"]
     for account in hosts[:_MOST_ACCOUNTS]:
         worst = account.worst
-        where = f"node{'s' * (len(account.numbers) > 1)} {clipped(str(account.numbers), 40)}"
+        where = f"{plural(len(account.numbers), 'node')} {clipped(str(account.numbers), 40)}"
         of = (
             f" of {show_bytes(account.capacity_bytes)}"
             if account.capacity_bytes

@@ -26,7 +26,7 @@ from rlplace.placement.memory.formulas import COPY_BYTES_PER_S
 from rlplace.placement.memory.ledger import Account, MemoryCase, MemoryLedger
 from rlplace.placement.memory.records import show_room
 from rlplace.placement.schedule import Residency
-from rlplace.units import show_bytes
+from rlplace.units import plural, show_bytes, verb
 
 SPARE = 0.05  # of each accelerator, where memory.reserve keeps nothing free: the formulas are not exact
 _LEAST = 0.01
@@ -275,7 +275,8 @@ def _tightest(ledger: MemoryLedger) -> str:
     account = ledger.tightest
     if account is None:
         return "no accelerator is used"
-    holders = f"accelerator{'s' * (len(account.numbers) > 1)} {account.numbers} hold{'s' * (len(account.numbers) == 1)}"
+    many = len(account.numbers)
+    holders = f"{plural(many, 'accelerator')} {account.numbers} {verb(many, 'hold')}"
     of = f" of {show_room(account)}" if account.capacity_bytes else ""
     return f"{holders} {show_bytes(account.worst.total_bytes)}{of} in {account.worst.moment}"
 
@@ -637,14 +638,15 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
 def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
     host = account.kind == "host"
     many = len(account.numbers) > 1
+    count = len(account.numbers)
     load = account.worst
     has = show_bytes(account.capacity_bytes)
     needed = show_bytes(load.total_bytes)
-    what = (
-        f"accelerator{'s' * many} {account.numbers} {'are' if many else 'is'} too small"
-    )
+    are = "are" if many else "is"
+    what = f"{plural(count, 'accelerator')} {account.numbers} {are} too small"
     if host:
-        what = f"the host memory of node{'s' * many} {account.numbers} is too small"
+        nodes = f"{plural(count, 'node')} {account.numbers}"
+        what = f"the host memory of {nodes} is too small"
     enough = show_bytes(load.total_bytes + account.reserve_bytes)
     when = (
         "at the start" if load.moment.start else f"in stage {load.moment.stage}"

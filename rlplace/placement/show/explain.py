@@ -11,7 +11,7 @@ from rlplace.placement.machines.topology import Ranges, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
-from rlplace.placement.show.text import EMULATED, chapter, table
+from rlplace.placement.show.text import EMULATED
 from rlplace.placement.show.view import PlanView
 from rlplace.placement.transfers import (
     details_of,
@@ -19,7 +19,8 @@ from rlplace.placement.transfers import (
     least_move_seconds,
     transfers,
 )
-from rlplace.units import clipped, show_bytes
+from rlplace.tables import chapter, table
+from rlplace.units import clipped, counted, plural, show_bytes, verb
 
 Rank = tuple[str, int]  # of a component
 
@@ -48,7 +49,7 @@ def explain_component(view: PlanView, component: str) -> str:
         if one == component
     ]
     parts = [
-        f"{component}: {ranks} rank{'s' * (ranks > 1)}, {spec.render()}{written}",
+        f"{component}: {counted(ranks, 'rank')}, {spec.render()}{written}",
         chapter("where", _where(view.plan.placement, spec)),
         *([chapter("how many", table(counts))] if counts else []),
         chapter(
@@ -88,7 +89,7 @@ def explain_accelerator(view: PlanView, number: int) -> str:
         if ranks:
             more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
             residents[component] = (
-                f"rank{'s' * (len(ranks) > 1)} " + ", ".join(map(str, ranks[:8])) + more
+                f"{plural(len(ranks), 'rank')} " + ", ".join(map(str, ranks[:8])) + more
             )
     if not residents:
         return f"{title}\n\nno component uses it"
@@ -114,7 +115,7 @@ def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str
     for ranks, each in sorted(
         {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in spec.segments}
     ):
-        one = f"each rank has {each} accelerator{'s' * (each > 1)} of one node"
+        one = f"each rank has {counted(each, 'accelerator')} of one node"
         lines.append(f"{ranks} ranks share an accelerator" if ranks > 1 else one)
     if spec.parallel.tensor_parallel_size > 1:
         lines.append(
@@ -157,11 +158,9 @@ def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
             )
         elif held is Residency.OFF:
             because = "not needed"
-            because += (
-                f"; {', '.join(busy)} use{'s' * (len(busy) == 1)} its accelerators"
-                if busy
-                else ""
-            )
+            if busy:
+                use = verb(len(busy), "use")
+                because += f"; {', '.join(busy)} {use} its accelerators"
         elif not plan.placement.accelerators(component):
             because = f"{asked}; it stays, on no accelerator"
         elif not sharers:
@@ -222,7 +221,7 @@ def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
     for slot in (placement.slots(component)[rank] for component, rank in (one, other)):
         numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
         held = (
-            f"accelerator{'s' * (len(numbers) > 1)} {numbers}"
+            f"{plural(len(numbers), 'accelerator')} {numbers}"
             if numbers
             else "no accelerator"
         )

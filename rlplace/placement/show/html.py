@@ -12,7 +12,7 @@ from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.memory.records import show_room
 from rlplace.placement.show.svg import colour, render_svg
 from rlplace.placement.show.view import ELLIPSIS, PlanView, show_move
-from rlplace.units import clipped, show_bytes
+from rlplace.units import clipped, counted, plural, show_bytes
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
@@ -86,12 +86,12 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
         worst = tightest.worst
         numbers = clipped(str(tightest.numbers), *_CLIP)
         of = f" of {show_room(tightest)}" if tightest.capacity_bytes else ""
-        where = f"on accelerator{'s' * (len(tightest.numbers) > 1)} {numbers} in {worst.moment}"
+        where = f"on {plural(len(tightest.numbers), 'accelerator')} {numbers} in {worst.moment}"
         yield f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"
     copied = traffic.to_host_bytes + traffic.from_host_bytes
     moved = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
     yield (
-        f"{view.moves} move{'s' * (view.moves != 1)}",
+        counted(view.moves, "move"),
         moved if view.moves else "every component stays where it is",
     )
     if weights := sum(traffic.weights_bytes.values()):
@@ -118,7 +118,7 @@ def _memory(view: PlanView) -> Iterator[str]:
         capacity = account.capacity_bytes
         numbers = clipped(str(account.numbers), *_CLIP)
         has = f"{show_room(account)} each" if capacity else "memory not known"
-        yield f"<h3>accelerator{'s' * (len(account.numbers) > 1)} {escape(numbers)} ({account.kind}, {has})</h3>"
+        yield f"<h3>{plural(len(account.numbers), 'accelerator')} {escape(numbers)} ({account.kind}, {has})</h3>"
         rows = []
         for load in account.loads:
             free = (

@@ -21,7 +21,7 @@ from rlplace.placement.show.view import (
     StageView,
     show_move,
 )
-from rlplace.units import clipped, show_bytes
+from rlplace.units import clipped, plural, show_bytes
 
 WIDTH = 960
 _MARGIN = 28
@@ -245,8 +245,8 @@ def _without_accelerators(view: PlanView) -> list[ComponentSpec]:
 def _place_of(view: PlanView, component: str) -> str:
     """Write where a component without accelerators is: `node 0`, `nodes 0-3`, `Arms 0-1`."""
     spec = view.plan.placement.spec(component)
-    numbers = str(Ranges.of(s.accelerators for s in spec.written))
-    return f"{spec.pool.noun}{'s' * (not numbers.isdecimal())} {clipped(numbers, 8, ELLIPSIS)}"
+    places = Ranges.of(s.accelerators for s in spec.written)
+    return f"{plural(len(places), spec.pool.noun)} {clipped(str(places), 8, ELLIPSIS)}"
 
 
 def _text(x: float, y: float, shown: str, look: str = "soft", more: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rlplace.placement.flow import Transport
@@ -14,7 +14,8 @@ from rlplace.placement.memory.records import render_ledger, verdict
 from rlplace.placement.schedule import Move
 from rlplace.placement.show.view import NodeFold, PlanView
 from rlplace.placement.transfers import emulated
-from rlplace.units import clipped, show_bytes
+from rlplace.tables import chapter, table
+from rlplace.units import clipped, counted, show_bytes
 
 WIDTH = 100
 _SCREEN = 80
@@ -95,21 +96,6 @@ def render_short(view: PlanView) -> str:
     )
 
 
-def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return one line for each row, every column as wide as its widest cell."""
-    rows = list(rows)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "   ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def chapter(title: str, lines: Iterable[str]) -> str:
-    """Write a title with indented lines below it."""
-    return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
-
-
 def _places(view: PlanView) -> str:
     rows = [("component", "ranks", "each rank has", "placement")]
     for c in view.components:
@@ -117,9 +103,7 @@ def _places(view: PlanView) -> str:
             (s.ranks_per_accelerator, s.accelerators_per_rank) for s in c.segments
         }
         words = {
-            f"1/{n} of an accelerator"
-            if n > 1
-            else f"{each} accelerator{'s' * (each > 1)}"
+            f"1/{n} of an accelerator" if n > 1 else counted(each, "accelerator")
             for n, each in shapes
         }
         rows.append(
@@ -470,7 +454,7 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
     return {
         "machines": machines,
         "placement": {
-            c.name: f"{c.render()} ({c.world_size} rank{'s' * (c.world_size > 1)})"
+            c.name: f"{c.render()} ({counted(c.world_size, 'rank')})"
             for c in view.components
         },
         # `weights, off, full`: in the order of the stages

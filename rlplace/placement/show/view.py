@@ -28,7 +28,7 @@ from rlplace.placement.transfers import (
     transfers,
     transports_of,
 )
-from rlplace.units import clipped, show_bytes
+from rlplace.units import clipped, plural, show_bytes
 
 ELLIPSIS = " \u2026"
 
@@ -229,7 +229,7 @@ def locate(channel: ChannelPlan) -> str:
         for p in processes[:1]
     ]
     places += (
-        [f"node{'s' * (len(nodes) > 1)} {clipped(str(nodes), 20)}"] if nodes else []
+        [f"{plural(len(nodes), 'node')} {clipped(str(nodes), 20)}"] if nodes else []
     )
     sizes = {h.capacity_items for h in locations}
     least = min(sizes)

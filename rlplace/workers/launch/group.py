@@ -45,6 +45,7 @@ from rlplace.errors import (
 )
 from rlplace.placement.language.slots import PlacementStrategy, Slot
 from rlplace.stopwatch import CallRecord
+from rlplace.units import counted, plural
 from rlplace.workers.launch.exchange import exchanged
 from rlplace.workers.launch.host import Done, Failure, GroupSpec, Outcome, Request
 from rlplace.workers.launch.output import output_file
@@ -280,7 +281,7 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
         ]:
             late[p] = ranks
     working = [
-        f"{p.group.name} rank{'s' * (len(ranks) > 1)} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
+        f"{p.group.name} {plural(len(ranks), 'rank')} {','.join(map(str, sorted(ranks)))} in {p.calls[0].method}"
         for p, ranks in late.items()
     ]
     asked = {
@@ -389,7 +390,7 @@ class WorkerGroup:
             last = self.world_size - 1
             what = f"rank {wrong[0]} does not exist" if wrong else "no rank is named"
             got = f"execute_on({', '.join(map(str, chosen))})"
-            why = f"the group has {self.world_size} rank{'s' * (last > 0)}, 0-{last}"
+            why = f"the group has {counted(self.world_size, 'rank')}, 0-{last}"
             raise PlacementError.of(
                 "no-such-rank", self.name, what, got, why, f"execute_on({last})"
             )

@@ -35,6 +35,7 @@ from rlplace.errors import ClusterError
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
+from rlplace.units import counted
 from rlplace.workers.launch import reservation
 from rlplace.workers.launch.devices import Device, make_device
 from rlplace.workers.launch.exchange import exchanged
@@ -447,9 +448,7 @@ class RayLauncher:
             left_s = max(0.0, until - time.monotonic())
             late += (unanswered := late_of(references, left_s))
             if not unanswered:
-                tell(
-                    f"{name}: {len(references)} worker{'s' * (len(references) > 1)} started"
-                )
+                tell(f"{name}: {counted(len(references), 'worker')} started")
         if late:
             missing = [
                 f"{slot.owner} (node {slot.node})"
@@ -485,7 +484,7 @@ class RayLauncher:
     def describe(self) -> str:
         where = "started here" if self._session.local else f"at {self._session.address}"
         forks = (
-            f", {self._forks} fork{'s' * (self._forks > 1)} of a process that has made their imports"
+            f", {counted(self._forks, 'fork')} of a process that has made their imports"
             if self._forks
             else ""
         )

@@ -34,6 +34,7 @@ from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.sharding import SHARD, TENSOR
 from rlplace.placement.flow import SUMMED_AT_ONCE_BYTES
 from rlplace.placement.language.spec import Parallel
+from rlplace.units import plural
 from rlplace.workers.threads import threads
 from rlplace.workers.training.shared_sum import MOST_BYTES, SharedSum
 from rlplace.workers.worker import WorkerContext, cancelled
@@ -161,7 +162,7 @@ class Ranks:
         return ClusterError.about(
             "ranks-absent",
             self._context.owner,
-            f"waited {timeout_s:g} s for {component} rank{'s' * (len(absent) > 1)} {_listed(absent)}",
+            f"waited {timeout_s:g} s for {component} {plural(len(absent), 'rank')} {_listed(absent)}",
             why="all ranks of a group join before any of them computes; what keeps one stands in its own error",
             fix="look at what these workers printed: logs in the folder of the run",
         )

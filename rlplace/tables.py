@@ -1,0 +1,45 @@
+"""Tables and chapters of plain text: every command prints its rows with these."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+GAP = 3  # spaces between two columns
+
+
+def table(
+    rows: Iterable[Sequence[str]], *, gap: int = GAP, right: Collection[int] = ()
+) -> list[str]:
+    """Return one line for each row, every column as wide as its widest cell.
+
+    rows: at least one; all have the same number of cells. gap: spaces between columns.
+    right: numbers of the columns, from 0, that are set to the right; the others are set
+    to the left. Lines have no spaces at their ends.
+    """
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for at, cell in enumerate(row):
+            if at in right:
+                cells.append(cell.rjust(widths[at]))
+            else:
+                cells.append(cell.ljust(widths[at]))
+        lines.append((" " * gap).join(cells).rstrip())
+    return lines
+
+
+def chapter(title: str, lines: Iterable[str]) -> str:
+    """Return a title with its lines below, each indented by two spaces."""
+    return "\n".join([title, *indented(lines)])
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Indent lines by two spaces; an empty line stays empty."""
+    found = []
+    for line in lines:
+        if line:
+            line = f"  {line}"
+        found.append(line)
+    return found

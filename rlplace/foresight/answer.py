@@ -14,7 +14,7 @@ from rlplace.foresight.probe import Probe, changed, describe
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
 from rlplace.foresight.show import STAGES, crowded, limit, stage_seconds
-from rlplace.placement.show.svg import FONT, PALETTE
+from rlplace.placement.show.drawing import FONT, PALETTE
 from rlplace.tables import indented, table
 from rlplace.units import counted, show_bytes
 

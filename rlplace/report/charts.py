@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from rlplace.placement.show.svg import colour, width_of
+from rlplace.placement.show.drawing import colour, width_of
 from rlplace.report.record import Series
 
 _WIDTH = 320

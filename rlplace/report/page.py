@@ -9,8 +9,8 @@ from typing import Any
 
 from rlplace.config.schema import RunnerConfig
 from rlplace.placement.machines.topology import Ranges
+from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles
-from rlplace.placement.show.svg import PALETTE, style
 from rlplace.report.charts import STYLE, Line, chart, number
 from rlplace.report.record import RunRecord
 from rlplace.report.timeline import LOOK

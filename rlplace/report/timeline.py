@@ -20,7 +20,7 @@ from html import escape
 from typing import NamedTuple
 
 from rlplace.placement.schedule import base_stage
-from rlplace.placement.show.svg import FONT, colour, style, width_of
+from rlplace.placement.show.drawing import FONT, colour, style, width_of
 from rlplace.report.calls import IterationCalls, clock_offsets, laps
 from rlplace.report.utilisation import SYNC, WAITING, shares_of
 from rlplace.stopwatch import CallRecord

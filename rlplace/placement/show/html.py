@@ -1,4 +1,7 @@
-"""A plan as one HTML page that stands alone: verdict, picture, problems, memory, tables; no requests, no script."""
+"""A plan as one HTML page that stands alone: verdict, picture, problems, memory, tables.
+
+The page makes no requests and has no script.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,40 @@ from pathlib import Path
 from rlplace.errors import Problem
 from rlplace.placement.memory.ledger import Account, Load
 from rlplace.placement.memory.records import show_room
-from rlplace.placement.show.svg import colour, render_svg
+from rlplace.placement.show.drawing import colour, element, title
+from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.view import ELLIPSIS, PlanView, show_move
 from rlplace.units import clipped, counted, plural, show_bytes
 
 _MOST_ACCOUNTS = 12
 _BAR = 1000  # units of a bar's width
+_BAR_HEIGHT = 14
 _CLIP = (40, ELLIPSIS)  # most characters of numbers, and the mark of those cut
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WHOLE = 24  # most characters of a cell that is not broken into lines
-_STYLE = Path(__file__).with_name(
-    "page.css"
-)  # colours follow the light or dark setting of the browser
+# Colours follow the light or dark setting of the browser.
+_STYLE = Path(__file__).with_name("page.css")
+_BRACKETS = (
+    "In brackets: resident without being needed in this stage. Releases come first,"
+    " then all wait."
+)
 
 
 def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
     """Return the page. `seconds`: parts in HTML about the time of an iteration."""
-    look, verdict = (
-        ("fits", "fits") if view.ledger.known else ("unknown", "memory not known")
-    )
     if not view.fits:
-        look = "tight"
-        verdict = "does not fit"
+        look, verdict = "tight", "does not fit"
+    elif view.ledger.known:
+        look, verdict = "fits", "fits"
+    else:
+        look, verdict = "unknown", "memory not known"
+    heading = f'{escape(view.name)}<span class="verdict {look}">{verdict}</span>'
+    mode = view.plan.placement.mode
     return document(
         f"{view.name}: plan",
         [
-            f'<h1>{escape(view.name)}<span class="verdict {look}">{verdict}</span></h1>',
-            f"<p>{view.plan.placement.mode} placement on {escape(view.machines)}</p>",
+            f"<h1>{heading}</h1>",
+            f"<p>{mode} placement on {escape(view.machines)}</p>",
             tiles(_tiles(view)),
             f'<div class="plan">{render_svg(view)}</div>',
             *seconds,
@@ -48,14 +58,15 @@ def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
     )
 
 
-def document(title: str, parts: Iterable[str]) -> str:
-    """Return a whole page of parts in HTML."""
+def document(heading: str, parts: Iterable[str]) -> str:
+    """Return a whole page of parts in HTML; `heading` is its title."""
+    style = _STYLE.read_text(encoding="utf-8")
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>",
+            f"<title>{escape(heading)}</title>\n<style>\n{style}</style>\n</head>",
             "<body>\n<main>",
             *parts,
             "</main>\n</body>\n</html>\n",
@@ -65,176 +76,217 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> str:
     """Write boxes side by side, each with a large text and a small one."""
-    cells = (
-        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
-        for big, small in pairs
-    )
-    return f'<div class="tiles">{"".join(cells)}</div>'
+    cells = ""
+    for big, small in pairs:
+        inside = f"<b>{escape(big)}</b><span>{escape(small)}</span>"
+        cells += f'<div class="tile">{inside}</div>'
+    return f'<div class="tiles">{cells}</div>'
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
-    traffic = view.traffic
-    tightest = view.ledger.tightest
+    """Yield large and small text: accelerators in use, fullest one, moves, weights."""
     if view.comparison is not None:
         savings = view.comparison.savings
-        without = f"each component on its own would use {savings.dedicated}"
-        yield (
-            f"{savings.used} accelerators",
-            without if savings.saved else "no component shares any",
-        )
+        instead = "no component shares any"
+        if savings.saved:
+            instead = f"each component on its own would use {savings.dedicated}"
+        yield f"{savings.used} accelerators", instead
+
+    tightest = view.ledger.tightest
     if tightest is not None and not view.ledger.empty:
         worst = tightest.worst
-        numbers = clipped(str(tightest.numbers), *_CLIP)
-        of = f" of {show_room(tightest)}" if tightest.capacity_bytes else ""
-        where = f"on {plural(len(tightest.numbers), 'accelerator')} {numbers} in {worst.moment}"
-        yield f"{show_bytes(worst.total_bytes)}{of}", f"at most, {where}"
+        held = show_bytes(worst.total_bytes)
+        if tightest.capacity_bytes:
+            held += f" of {show_room(tightest)}"
+        where = _accelerators(tightest, clipped(str(tightest.numbers), *_CLIP))
+        yield held, f"at most, on {where} in {worst.moment}"
+
+    traffic = view.traffic
     copied = traffic.to_host_bytes + traffic.from_host_bytes
-    moved = f"{show_bytes(copied)} to and from hosts" if copied else "in each iteration"
-    yield (
-        counted(view.moves, "move"),
-        moved if view.moves else "every component stays where it is",
-    )
-    if weights := sum(traffic.weights_bytes.values()):
-        transports = " and ".join(
-            transport.value.replace("_", " ") for transport in traffic.weights_bytes
-        )
-        yield show_bytes(weights), f"of weights in each sync, {transports}"
+    moved = "in each iteration"
+    if not view.moves:
+        moved = "every component stays where it is"
+    elif copied:
+        moved = f"{show_bytes(copied)} to and from hosts"
+    yield counted(view.moves, "move"), moved
+
+    weights = sum(traffic.weights_bytes.values())
+    if weights:
+        ways = [way.value.replace("_", " ") for way in traffic.weights_bytes]
+        yield show_bytes(weights), f"of weights in each sync, {' and '.join(ways)}"
 
 
-def _problems(title: str, problems: Sequence[Problem], look: str) -> Iterator[str]:
+def _accelerators(account: Account, numbers: str) -> str:
+    return f"{plural(len(account.numbers), 'accelerator')} {numbers}"
+
+
+def _problems(heading: str, problems: Sequence[Problem], look: str) -> Iterator[str]:
     if problems:
-        yield f"<h2>{title}</h2>"
+        yield f"<h2>{heading}</h2>"
     for problem in problems:
         head, _, rest = escape(problem.render()).partition("\n")
-        yield f'<div class="problem{look}"><b>{head}</b><pre>{textwrap.dedent(rest)}</pre></div>'
+        body = f"<b>{head}</b><pre>{textwrap.dedent(rest)}</pre>"
+        yield f'<div class="problem{look}">{body}</div>'
 
 
 def _memory(view: PlanView) -> Iterator[str]:
+    """Write a table of moments for each kind of accelerator, then the ledger's notes."""
     accounts = view.ledger.accelerators
     if view.ledger.empty:
         return
     yield "<h2>Memory of one accelerator</h2>"
     for account in accounts[:_MOST_ACCOUNTS]:
-        capacity = account.capacity_bytes
-        numbers = clipped(str(account.numbers), *_CLIP)
-        has = f"{show_room(account)} each" if capacity else "memory not known"
-        yield f"<h3>{plural(len(account.numbers), 'accelerator')} {escape(numbers)} ({account.kind}, {has})</h3>"
-        rows = []
-        for load in account.loads:
-            free = (
-                show_bytes(account.room_bytes - load.total_bytes) if capacity else "?"
-            )
-            mark = "!" if capacity and load.total_bytes > account.room_bytes else ""
-            rows.append(
-                (
-                    str(load.moment),
-                    _bar(view, account, load),
-                    show_bytes(load.total_bytes),
-                    mark + free,
-                )
-            )
+        has = "memory not known"
+        if account.capacity_bytes:
+            has = f"{show_room(account)} each"
+        numbers = escape(clipped(str(account.numbers), *_CLIP))
+        where = _accelerators(account, numbers)
+        yield f"<h3>{where} ({account.kind}, {has})</h3>"
+        rows = [_moment(view, account, load) for load in account.loads]
         yield table(("", "", ">held", ">free"), rows)
     if len(accounts) > _MOST_ACCOUNTS:
         yield f"<p>and {len(accounts) - _MOST_ACCOUNTS} more kinds of accelerator</p>"
-    yield from (f"<p>{escape(note)}</p>" for note in view.ledger.notes)
+    for note in view.ledger.notes:
+        yield f"<p>{escape(note)}</p>"
+
+
+def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
+    """Return the row of one moment: its name, a bar, bytes held and free ("!": too many)."""
+    free = "?"
+    if account.capacity_bytes:
+        free = show_bytes(account.room_bytes - load.total_bytes)
+        if load.total_bytes > account.room_bytes:
+            free = f"!{free}"
+    held = show_bytes(load.total_bytes)
+    return str(load.moment), _bar(view, account, load), held, free
 
 
 def _bar(view: PlanView, account: Account, load: Load) -> str:
-    """Draw what each component holds, against what the accelerator has."""
-    scale = _BAR / max(account.capacity_bytes, account.worst.total_bytes, 1)
-    parts = [f'<rect class="track" width="{_BAR}" height="14"/>']
+    """Draw the bytes of each component against the capacity of the accelerator."""
+    most = max(account.capacity_bytes, account.worst.total_bytes, 1)
+    scale = _BAR / most  # units for a byte
+    track = element("rect", class_="track", width=_BAR, height=_BAR_HEIGHT)
+    parts = [track]
     x = 0.0
     for at, component in enumerate(view.plan.placement.components):
         holds = [hold for hold in load.holds if hold.component == component]
         if not holds:
             continue
+        # The pointer shows the parts of the component below its sum.
+        lines = [f"{component} {show_bytes(load.of(component))}"]
+        for hold in holds:
+            lines.append(f"{hold.part.value} {show_bytes(hold.size_bytes)}")
         width = load.of(component) * scale
-        lines = "\n".join(
-            f"{hold.part.value} {show_bytes(hold.size_bytes)}" for hold in holds
+        box = element(
+            "rect",
+            title("\n".join(lines)),
+            class_=f"f{colour(at)}",
+            x=x,
+            width=width,
+            height=_BAR_HEIGHT,
         )
-        title = escape(f"{component} {show_bytes(load.of(component))}\n{lines}")
-        parts.append(
-            f'<rect class="f{colour(at)}" x="{x:.1f}" width="{width:.1f}" height="14"><title>{title}</title></rect>'
-        )
+        parts.append(box)
         x += width
+
+    # A line at the end of the accelerator where the bar goes beyond it.
     if account.capacity_bytes and account.worst.total_bytes > account.capacity_bytes:
         end = account.capacity_bytes * scale
-        parts.append(f'<path class="end" d="M{end:.1f} 0v14"/>')
-    return f'<svg class="bar" viewBox="0 0 {_BAR} 14" preserveAspectRatio="none">{"".join(parts)}</svg>'
+        parts.append(element("path", class_="end", d=f"M{end:.1f} 0v{_BAR_HEIGHT}"))
+    return element(
+        "svg",
+        *parts,
+        class_="bar",
+        viewBox=f"0 0 {_BAR} {_BAR_HEIGHT}",
+        preserveAspectRatio="none",
+    )
 
 
 def _tables(view: PlanView) -> Iterator[str]:
-    placement = view.plan.placement
-    rows = list[tuple[str, ...]]()
-    for at, c in enumerate(view.components):
-        shares = [
-            f"{other} ({placement.relation(c.name, other)})"
-            for other in placement.sharers(c.name)
-        ]
-        dot = f'<svg class="dot"><rect class="f{colour(at)}" width="12" height="12" rx="3"/></svg>{escape(c.name)}'
-        rows.append((dot, c.render(), f"{c.world_size:,}", ", ".join(shares) or "none"))
-    yield "<h2>Where each component is</h2>\n" + table(
-        ("component", "placement", ">ranks", "shares with"), rows
-    )
-    rows = []
-    for stage in view.stages:
-        moved = [
-            f"{arrow} " + ", ".join(map(show_move, moves))
-            for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires))
-            if moves
-        ]
-        rows.append(
-            (
-                stage.name,
-                *map(stage.word, stage.held),
-                "; ".join(moved) or "nothing moves",
-            )
-        )
-    note = "<p>In brackets: resident without being needed in this stage. Releases come first, then all wait.</p>"
-    header: tuple[str, ...] = (
-        "stage",
-        *(c.name for c in view.components),
-        "moves on entry",
-    )
-    yield f"<h2>Residency by stage</h2>\n{note}\n" + table(header, rows)
-    if rows := [
-        (t.name, f"{t.source} \u2192 {t.target}", t.amount, t.by_transport)
-        for t in view.transfers
-    ]:
+    """Write the tables of the plan; of routes and channels only those that exist."""
+    header: tuple[str, ...] = ("component", "placement", ">ranks", "shares with")
+    yield "<h2>Where each component is</h2>\n" + table(header, _places(view))
+
+    header = ("stage", *(c.name for c in view.components), "moves on entry")
+    residency = table(header, _residency(view))
+    yield f"<h2>Residency by stage</h2>\n<p>{_BRACKETS}</p>\n{residency}"
+
+    rows: list[tuple[str, ...]] = []
+    for transfer in view.transfers:
+        ends = f"{transfer.source} \u2192 {transfer.target}"
+        rows.append((transfer.name, ends, transfer.amount, transfer.by_transport))
+    if rows:
         header = ("what", "from \u2192 to", "how much", "pairs of ranks by transport")
         yield "<h2>Routes</h2>\n" + table(header, rows)
-    if rows := [
-        (name, t.because, t.items, t.tensors) for name, t in view.transports.items()
-    ]:
-        yield table(("transport", "because", "items go by", "device tensors by"), rows)
-    if rows := [
-        (c.name, f"{c.capacity_items:,}", at, c.why) for c, at in view.channels
-    ]:
-        yield "<h2>Channels</h2>\n" + table(
-            ("name", ">capacity", "on", "because"), rows
-        )
+
+    rows = []
+    for name, details in view.transports.items():
+        rows.append((name, details.because, details.items, details.tensors))
+    if rows:
+        header = ("transport", "because", "items go by", "device tensors by")
+        yield table(header, rows)
+
+    rows = []
+    for channel, location in view.channels:
+        capacity = f"{channel.capacity_items:,}"
+        rows.append((channel.name, capacity, location, channel.why))
+    if rows:
+        header = ("name", ">capacity", "on", "because")
+        yield "<h2>Channels</h2>\n" + table(header, rows)
+
+
+def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each component, with its colour in the picture."""
+    placement = view.plan.placement
+    for at, spec in enumerate(view.components):
+        shares = []
+        for other in placement.sharers(spec.name):
+            shares.append(f"{other} ({placement.relation(spec.name, other)})")
+        sample = element("rect", class_=f"f{colour(at)}", width=12, height=12, rx=3)
+        name = element("svg", sample, class_="dot") + escape(spec.name)
+        partners = ", ".join(shares) or "none"
+        yield name, spec.render(), f"{spec.world_size:,}", partners
+
+
+def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each stage: residency of each component, moves on entry."""
+    for stage in view.stages:
+        moved = []
+        for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
+            if moves:
+                moved.append(f"{arrow} {', '.join(map(show_move, moves))}")
+        words = [stage.word(component) for component in stage.held]
+        yield stage.name, *words, "; ".join(moved) or "nothing moves"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table. `>` before a heading sets its column to the right, `!` before a cell marks it; SVG stays."""
+    """Write a table of plain texts, which are escaped here; SVG stays as it is.
 
-    def cell(tag: str, text: str, heading: str) -> str:
-        if text.startswith("<svg"):
-            return f"<td>{text}</td>"
-        looks = ["number"] * heading.startswith(">") + ["short"] * text.startswith("!")
-        looks += ["whole"] * (len(text) <= _WHOLE and not looks)
-        look = f' class="{" ".join(looks)}"' if looks else ""
-        return (
-            f"<{tag}{look}>{escape(text.removeprefix('>').removeprefix('!'))}</{tag}>"
-        )
+    `>` before a heading sets its column to the right; `!` before a cell marks it.
+    """
+    head = "".join(_cell("th", name, name) for name in header)
+    body = ""
+    for row in rows:
+        body += "<tr>"
+        for text, name in zip(row, header, strict=True):
+            body += _cell("td", text, name)
+        body += "</tr>\n"
+    inside = f"<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody>"
+    return f'<div class="scroll"><table>{inside}</table></div>'
 
-    head = "".join(cell("th", name, name) for name in header)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            cell("td", text, name) for text, name in zip(row, header, strict=True)
-        )
-        + "</tr>\n"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+def _cell(tag: str, text: str, heading: str) -> str:
+    """Write a cell below its heading; `tag`: th or td."""
+    if text.startswith("<svg"):
+        return f"<td>{text}</td>"
+    looks = []
+    if heading.startswith(">"):
+        looks.append("number")
+    if text.startswith("!"):
+        looks.append("short")
+    if not looks and len(text) <= _WHOLE:
+        looks.append("whole")
+    start = tag
+    if looks:
+        start += f' class="{" ".join(looks)}"'
+    shown = escape(text.removeprefix(">").removeprefix("!"))
+    return f"<{start}>{shown}</{tag}>"

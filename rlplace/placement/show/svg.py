@@ -1,4 +1,8 @@
-"""A plan as a picture: accelerators down, stages across, coloured by component; for light and dark pages."""
+"""A plan as a picture: accelerators down, stages across, coloured by component.
+
+Pages may be light or dark. Neighbouring accelerators with the same components are one
+row of the grid; nodes that are alike are drawn once.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,22 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 from operator import itemgetter
-from pathlib import Path
 from typing import NamedTuple
 
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges
 from rlplace.placement.schedule import Residency
+from rlplace.placement.show.drawing import (
+    Attribute,
+    colour,
+    element,
+    picture,
+    span,
+    swatch,
+    text,
+    title,
+    width_of,
+)
 from rlplace.placement.show.view import (
     ELLIPSIS,
     NodeFold,
@@ -23,82 +37,30 @@ from rlplace.placement.show.view import (
 )
 from rlplace.units import clipped, plural, show_bytes
 
-WIDTH = 960
+# All sizes are pixels.
+WIDTH = 960  # of the page, at least
 _MARGIN = 28
-_GAP = 30
-_LEAST_LEFT = 122  # pixels for the numbers of accelerators
-_LEAST_COLUMN = 128  # pixels of a stage: one move fits on a line
-_HEAD = 128  # pixels above the grid, without the lines about moves
-_LINE = 17
-_LOW_ROW = 26  # pixels of a component that has no accelerators
-_TALL_ROW = 66
-_MOST_TALL = (
-    12  # pixels of a band with a line for the state too, and how many are as tall
-)
-_GRID_HEIGHT = 288  # shared by all accelerators drawn
+_GAP = 30  # between two stages
+_LEAST_LEFT = 122  # for the numbers of accelerators
+_LEAST_COLUMN = 128  # width of a stage: one move fits on a line
+_HEAD = 128  # height above the grid, without the lines about moves
+_LINE = 17  # height of a line of text
+_SIGN = 14  # width of the arrow before a line about moves
+_LOW_ROW = 26  # height of a component that has no accelerators
+_LOW_GAP = 4  # below such a component
+_TALL_ROW = 66  # height of a band with a line for the state too
+_MOST_TALL = 12  # bands; of more, none is tall
+_GRID_HEIGHT = 288  # shared by all accelerators that are drawn
 _BETWEEN_NODES = 16
-_MOST_FOLDS = 24
-_BLOCK_GAP = 6  # pixels between blocks of one column
+_MOST_FOLDS = 24  # kinds of node that are drawn
+_BLOCK_GAP = 6  # between blocks of one column
 _USUAL_FONT = 12
 _LEAST_FONT = 10
-_LEAST_BYTES = 8
-_AT_END = ' text-anchor="end"'
-_MIDDLE = ' text-anchor="middle"'
+_LEAST_BYTES = 8  # height of the smallest text for bytes
 _NO_BREAK = "\u00a0"
-_NARROW = 0.38
-_USUAL = 0.63
-_WIDE = 0.88  # widths of letters, in heights
-_TWO_LINES = (
-    38  # pixels of height from which name and bytes, or state, have a line each
-)
-_LEAST_ROW = _TWO_LINES + 4  # pixels of a band
-# (fill, ink on a light page, ink on a dark page); the fills carry white text and differ for the colour-blind.
-PALETTE = (
-    ("#2f6fdb", "#1d4fa8", "#8fb6ff"),
-    ("#1c8a5f", "#116142", "#6fd3a8"),
-    ("#c9620b", "#8f4404", "#ffb26b"),
-    ("#8250df", "#5f33b3", "#c4a7ff"),
-    ("#0c7f93", "#07596a", "#6ccfe0"),
-    ("#bf3989", "#8d2463", "#ff9bce"),
-    ("#7a6a12", "#574b09", "#dcc862"),
-    ("#59636e", "#3d444d", "#b1bac4"),
-    ("#a3402f", "#772b1f", "#ffa392"),
-    ("#4b55c8", "#343c99", "#a9b1ff"),
-)
-FONT = "ui-sans-serif, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
-_STYLE = Path(__file__).with_name("picture.css")  # its last block is for dark pages
-
-
-def colour(number: int) -> int:
-    """Return the colour of the component with this number in the plan; colours repeat where there are many."""
-    return number % len(PALETTE)
-
-
-def style(components: int) -> str:
-    """Write the style sheet: `f0` fills, `s0` fills and strokes, `t0` writes in the first component's colour."""
-    light, at, dark = "".join(
-        _STYLE.read_text(encoding="utf-8").splitlines()
-    ).partition("@media")
-    used = list(enumerate(PALETTE[:components]))
-    looks = (
-        f".f{i}{{fill:{fill}}}.s{i}{{fill:{fill};stroke:{fill}}}.t{i}{{fill:{ink}}}"
-        for i, (fill, ink, _) in used
-    )
-    inks = "".join(f".t{i}{{fill:{pale}}}" for i, (_, _, pale) in used)
-    return f"<style>{light}{''.join(looks)}{at}{dark.removesuffix('}')}{inks}}}</style>"
-
-
-def width_of(text: str, size: float = 12.0, *, bold: bool = False) -> float:
-    """Estimate how wide a text is, in pixels: in DejaVu Sans, the widest of the fonts."""
-    ems = sum(
-        _NARROW
-        if c in "iljft.,:;|()-\u2013 "
-        else _WIDE
-        if c in "mwMWGB%\u2192"
-        else _USUAL
-        for c in text
-    )
-    return ems * size * (1.12 if bold else 1)
+_TWO_LINES = 38  # height from which name and bytes, or state, have a line each
+_LEAST_ROW = _TWO_LINES + 4  # height of a band
+_CUT = 14  # length of the marks between the accelerators of a block
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,8 +75,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Their numbers over the cluster, within the node where several nodes are alike."""
-        base = self.fold.first if len(self.fold.nodes) == 1 else 0
+        """Numbers of the accelerators: over the cluster, or within one of several alike nodes."""
+        base = 0
+        if len(self.fold.nodes) == 1:
+            base = self.fold.first
         first = base + self.accelerators.start
         last = base + self.accelerators.stop - 1
         if first == last:
@@ -128,199 +92,287 @@ class Row:
 
 
 class Cell(NamedTuple):
-    """What a row holds in one stage; neighbouring rows with the same cell are one block."""
+    """Content of a row in one stage; neighbouring rows with the same cell are one block."""
 
     nodes: range
     residents: tuple[str, ...]
     sizes: tuple[int, ...]  # bytes of each resident; 0 where not known
     total: int  # bytes on the fullest accelerator
-    capacity: int
+    capacity: int  # bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Box:
+    """A rectangle on the page, in pixels."""
+
     x: float
     y: float
     width: float
     height: float
 
-    def __str__(self) -> str:
-        return f'x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}" rx="8"'
+    def drawn(self, look: str) -> str:
+        return element(
+            "rect",
+            class_=look,
+            x=float(self.x),
+            y=float(self.y),
+            width=float(self.width),
+            height=float(self.height),
+            rx=8,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Where the parts of the page are, in pixels. Every stage has a column of `width`."""
+
+    page: int  # width of the page
+    left: int  # x of the first stage
+    width: float
+    extra: int  # how far all below the names of the components moves down
+    rows: Sequence[Row]
+    notes: Sequence[Sequence[tuple[str, str]]]  # of each stage: (arrow, text) lines
+    elsewhere: Sequence[tuple[str, int]]  # components without accelerators, with y
+    grid_bottom: int
+
+    def x(self, stage: int) -> float:
+        return self.left + stage * (self.width + _GAP)
 
 
 def render_svg(view: PlanView) -> str:
-    """Draw a self-contained SVG, 960 wide or more. With known memory, blocks show bytes and misfits are marked."""
+    """Draw a self-contained SVG document, 960 pixels wide or more.
+
+    Where memory is known, blocks show bytes, and misfits are marked.
+    """
     plan = view.plan
-    stages = view.stages
-    folds = [f for f in view.folds if f.accelerators]
-    rows = [
-        Row(fold, *band, y=0.0, height=0.0)
-        for fold in folds[:_MOST_FOLDS]
-        for band in fold.bands()
+    folds = [fold for fold in view.folds if fold.accelerators]
+    several = len(folds) > 1 or any(len(fold.nodes) > 1 for fold in folds)
+    names, layout = _lay_out(view, folds, several)
+
+    # Below the grid: components without accelerators, remarks, the legend.
+    bottom = layout.grid_bottom
+    if layout.elsewhere:
+        bottom += (_LOW_ROW + _LOW_GAP) * len(layout.elsewhere) + 8
+    below = _remarks(view, folds)
+    height = bottom + 40 + _LINE * len(below)
+    legend, legend_height = _legend(view, layout.left, height, layout.page)
+    height += legend_height
+
+    # Above it: the title, the machines, the colours of the components.
+    mode = f"{plan.placement.mode} placement"
+    machines = plan.topology.describe()
+    subtitle = machines
+    if view.ahead:
+        subtitle += f"; rollout \u2016 learn, {view.ahead}"
+    parts = [
+        _text(_MARGIN, 44, mode, "title ink"),
+        _text(_MARGIN, 66, subtitle),
+        *names,
     ]
-    several = len(folds) > 1 or any(len(f.nodes) > 1 for f in folds)
-    left = _left(rows) if several else _LEAST_LEFT
-    beside = _MARGIN + left + _GAP * (len(stages) - 1)
-    page = max(WIDTH, int(beside + _LEAST_COLUMN * len(stages)))
-    width = (page - beside) / len(stages)
-    notes = [_notes(stage, width) for stage in stages]
+    if layout.rows:
+        parts += _scale(layout.rows, layout.left, several)
+    for component, y in layout.elsewhere:
+        parts.append(_text(_MARGIN, y + 17, _place_of(view, component)))
+
+    for number, stage in enumerate(view.stages):
+        parts += _draw_stage(view, layout, number, stage)
+    for line, remark in enumerate(below):
+        shown = clipped(remark, 110)
+        parts.append(_text(layout.left, bottom + 18 + _LINE * line, shown))
+
+    placed = ", ".join(f"{c.name}: {c.render()}" for c in view.components)
+    label = f"{mode} on {machines}; {placed}"
+    return picture(
+        layout.page,
+        height,
+        label,
+        [*parts, *legend],
+        components=len(view.components),
+    )
+
+
+def _lay_out(
+    view: PlanView, folds: Sequence[NodeFold], several: bool
+) -> tuple[list[str], _Layout]:
+    """Place the stages and rows; also return the drawn names of the components."""
+    # Across: the labels at the left, then a column for each stage.
+    rows = []
+    for fold in folds[:_MOST_FOLDS]:
+        for accelerators, components in fold.bands():
+            rows.append(Row(fold, accelerators, components, y=0.0, height=0.0))
+    left = _LEAST_LEFT
+    if several:
+        left = _left(rows)
+    stages = len(view.stages)
+    beside = _MARGIN + left + _GAP * (stages - 1)
+    page = max(WIDTH, int(beside + _LEAST_COLUMN * stages))
+    width = (page - beside) / stages
+
+    # Down: names, lines about moves, the grid, components without accelerators.
+    notes = [_notes(stage, width) for stage in view.stages]
     names, extra = _names(view, page)
     top = _HEAD + extra + _LINE * max(map(len, notes))
     rows = _placed(view, rows, width, top)
-    bottom = int(rows[-1].y + rows[-1].height) if rows else int(top)
-    elsewhere = [
-        (c.name, bottom + 8 + (_LOW_ROW + 4) * at)
-        for at, c in enumerate(_without_accelerators(view))
-    ]
-    grid_bottom = bottom
-    bottom = bottom + (_LOW_ROW + 4) * len(elsewhere) + 8 * bool(elsewhere)
-    below = (
-        [f"and {len(folds) - _MOST_FOLDS} more kinds of node"]
-        if len(folds) > _MOST_FOLDS
-        else []
+    bottom = int(top)
+    if rows:
+        bottom = int(rows[-1].y + rows[-1].height)
+    elsewhere = []
+    for at, spec in enumerate(_without_accelerators(view)):
+        elsewhere.append((spec.name, bottom + 8 + (_LOW_ROW + _LOW_GAP) * at))
+    layout = _Layout(
+        page=page,
+        left=left,
+        width=width,
+        extra=extra,
+        rows=rows,
+        notes=notes,
+        elsewhere=elsewhere,
+        grid_bottom=bottom,
     )
-    below += [
-        f"{c.name} is on {c.pool.noun}s: {c.render()}"
-        for c in _without_accelerators(view)
-    ]
-    height = bottom + 40 + _LINE * len(below)
-    legend, legend_height = _legend(view, left, height, page)
-    height += legend_height
-    ahead = f"; rollout \u2016 learn, {view.ahead}" if view.ahead else ""
-    placed = ", ".join(f"{c.name}: {c.render()}" for c in view.components)
-    summary = escape(
-        f"{plan.placement.mode} placement on {plan.topology.describe()}; {placed}"
-    )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page} {height}" width="{page}" height="{height}" '
-        f'role="img" aria-label="{summary}" font-family="{FONT}">',
-        style(len(view.components)),
-        f'<rect class="page" x="0.5" y="0.5" width="{page - 1}" height="{height - 1}" rx="12"/>',
-        _text(_MARGIN, 44, f"{plan.placement.mode} placement", "title ink"),
-        _text(_MARGIN, 66, escape(plan.topology.describe() + ahead)),
-        *names,
-        *(_scale(rows, left, several) if rows else ()),
-        *(
-            _text(_MARGIN, y + 17, _place_of(view, component))
-            for component, y in elsewhere
-        ),
-    ]
-    for at, stage in enumerate(stages):
-        x = left + at * (width + _GAP)
-        parts.append(
-            _text(
-                x,
-                102 + extra,
-                f'<tspan class="soft">{at + 1}</tspan> {escape(stage.name)}',
-                "stage ink",
-            )
-        )
-        for line, (arrow, note) in enumerate(notes[at]):
-            y = 122 + extra + _LINE * line
-            if arrow.strip():
-                parts.append(_text(x, y, arrow))
-            parts.append(_text(x + 14 if arrow else x, y, escape(note)))
-        for cell, run in itertools.groupby(
-            rows, key=lambda row: _cell(view, stage, row)
-        ):
-            parts += _draw_run(view, stage, cell, list(run), x, width)
-        for component, y in elsewhere:
-            parts += _draw_elsewhere(view, component, stage, Box(x, y, width, _LOW_ROW))
-        if at and rows:
-            middle = (rows[0].y + grid_bottom) / 2
-            parts.append(
-                f'<path class="arrow" d="M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f} l8 8 l-8 8"/>'
-            )
-    parts += [
-        _text(left, bottom + 18 + _LINE * at, escape(clipped(line, 110)))
-        for at, line in enumerate(below)
-    ]
-    return "\n".join([*parts, *legend, "</svg>", ""])
+    return names, layout
+
+
+def _remarks(view: PlanView, folds: Sequence[NodeFold]) -> list[str]:
+    """Return the lines below the grid: kinds of node that are not drawn, places elsewhere."""
+    remarks = []
+    if len(folds) > _MOST_FOLDS:
+        remarks.append(f"and {len(folds) - _MOST_FOLDS} more kinds of node")
+    for spec in _without_accelerators(view):
+        remarks.append(f"{spec.name} is on {spec.pool.noun}s: {spec.render()}")
+    return remarks
+
+
+def _draw_stage(
+    view: PlanView, layout: _Layout, number: int, stage: StageView
+) -> Iterator[str]:
+    """Draw one column: name, moves on entry, blocks of the residents, arrow from before."""
+    x = layout.x(number)
+    heading = f"{span(str(number + 1), 'soft')} {escape(stage.name)}"
+    yield _markup(x, 102 + layout.extra, heading, "stage ink")
+
+    for line, (arrow, note) in enumerate(layout.notes[number]):
+        y = 122 + layout.extra + _LINE * line
+        if arrow.strip():
+            yield _text(x, y, arrow)
+        shift = _SIGN if arrow else 0
+        yield _text(x + shift, y, note)
+
+    # Neighbouring rows that hold the same are one block.
+    for cell, run in itertools.groupby(
+        layout.rows, key=lambda row: _cell(view, stage, row)
+    ):
+        yield from _draw_run(view, stage, cell, list(run), x, layout.width)
+    for component, y in layout.elsewhere:
+        box = Box(x, y, layout.width, _LOW_ROW)
+        yield _draw_elsewhere(view, component, stage, box)
+
+    if number and layout.rows:
+        middle = (layout.rows[0].y + layout.grid_bottom) / 2
+        start = f"M{x - _GAP / 2 - 4:.1f} {middle - 8:.1f}"
+        yield element("path", class_="arrow", d=f"{start} l8 8 l-8 8")
 
 
 def _without_accelerators(view: PlanView) -> list[ComponentSpec]:
-    return [c for c in view.components if not c.accelerators]
+    return [spec for spec in view.components if not spec.accelerators]
 
 
 def _place_of(view: PlanView, component: str) -> str:
     """Write where a component without accelerators is: `node 0`, `nodes 0-3`, `Arms 0-1`."""
     spec = view.plan.placement.spec(component)
-    places = Ranges.of(s.accelerators for s in spec.written)
-    return f"{plural(len(places), spec.pool.noun)} {clipped(str(places), 8, ELLIPSIS)}"
+    places = Ranges.of(segment.accelerators for segment in spec.written)
+    noun = plural(len(places), spec.pool.noun)
+    return f"{noun} {clipped(str(places), 8, ELLIPSIS)}"
 
 
-def _text(x: float, y: float, shown: str, look: str = "soft", more: str = "") -> str:
-    """Write a text, which is escaped already, with `more` attributes."""
-    return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}"{more}>{shown}</text>'
+def _text(
+    x: float, y: float, shown: str, look: str = "soft", **attributes: Attribute
+) -> str:
+    """Write a plain text at a place with one digit behind the point."""
+    return text(float(x), float(y), shown, look, **attributes)
 
 
-def _swatch(x: float, y: float, width: int, look: str) -> str:
-    return f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width}" height="14" rx="4"/>'
+def _markup(x: float, y: float, inside: str, look: str, **attributes: Attribute) -> str:
+    """Write a text whose content is SVG already."""
+    return element("text", inside, class_=look, x=float(x), y=float(y), **attributes)
 
 
 def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> list[Row]:
-    """Place the rows of the grid from its top down, as high as their accelerators and their texts ask for."""
-    unit = _GRID_HEIGHT / max(8, sum(len(row.accelerators) for row in rows))
-    least = _TALL_ROW if len(rows) <= _MOST_TALL else _LEAST_ROW
+    """Place the rows of the grid from its top down.
+
+    A row is as high as its accelerators and its texts need.
+    """
+    drawn = sum(len(row.accelerators) for row in rows)
+    unit = _GRID_HEIGHT / max(8, drawn)
+    least = _LEAST_ROW
+    if len(rows) <= _MOST_TALL:
+        least = _TALL_ROW
     placed = list[Row]()
     y = top
-    for at, row in enumerate(rows):
-        y += _BETWEEN_NODES if at and row.starts_fold else 0
-        height = max(
-            least, unit * len(row.accelerators), _turned_height(view, row, width)
-        )
+    for row in rows:
+        if placed and row.starts_fold:
+            y += _BETWEEN_NODES
+        of_accelerators = unit * len(row.accelerators)
+        height = max(least, of_accelerators, _turned_height(view, row, width))
         placed.append(dataclasses.replace(row, y=y, height=height))
         y += height
     return placed
 
 
 def _turned_height(view: PlanView, row: Row, width: float) -> float:
-    """Return the height that the texts of a row's blocks need where they are too narrow to be read across."""
-    lengths = [0.0]
+    """Return the height that the turned texts of a row's narrow blocks need; 0 for none."""
+    longest = 0.0
     for stage in view.stages:
         cell = _cell(view, stage, row)
         each = _share(cell, width)
         for component, size in zip(cell.residents, cell.sizes, strict=True):
-            bytes_held = show_bytes(size) if size else ""
+            bytes_held = _held(size)
             if _is_narrow(component, bytes_held, each):
-                text = f"{component} {stage.look(component)} {bytes_held}"
-                lengths.append(width_of(text, _LEAST_FONT, bold=True) + 18 + _LINE)
-    return max(lengths)
+                shown = f"{component} {stage.look(component)} {bytes_held}"
+                length = width_of(shown, _LEAST_FONT, bold=True) + 18 + _LINE
+                longest = max(longest, length)
+    return longest
+
+
+def _held(size: int) -> str:
+    """Write bytes, or nothing where the size is not known."""
+    if size:
+        return show_bytes(size)
+    return ""
 
 
 def _share(cell: Cell, width: float) -> float:
     """Return the width of each block of a column of `width`."""
-    return (width - _BLOCK_GAP * (len(cell.residents) - 1)) / max(
-        1, len(cell.residents)
-    )
+    blocks = len(cell.residents)
+    return (width - _BLOCK_GAP * (blocks - 1)) / max(1, blocks)
 
 
 def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
     """Whether the name or the bytes of a block would be too small to read across."""
-    longest = max(
-        width_of(word, _LEAST_FONT, bold=True) for word in component.split(".")
-    )
+    words = component.split(".")
+    longest = max(width_of(word, _LEAST_FONT, bold=True) for word in words)
     return longest > width - 8 or width_of(bytes_held, _LEAST_BYTES) > width - 4
 
 
 def _left(rows: Sequence[Row]) -> int:
-    """Return the room for the labels of nodes, beside the numbers of accelerators where both are on one line."""
-    widths = [
-        width_of(row.fold.label, bold=True)
-        if row.starts_fold
-        else 10 + width_of(row.label)
-        for row in rows
-    ]
-    return max(_LEAST_LEFT, int(_MARGIN + max(widths, default=0) + 14))
+    """Return the width of the labels of nodes and of the numbers below or beside them."""
+    widest = 0.0
+    for row in rows:
+        width = 10 + width_of(row.label)  # beside the label of the nodes
+        if row.starts_fold:
+            width = width_of(row.fold.label, bold=True)
+        widest = max(widest, width)
+    return max(_LEAST_LEFT, int(_MARGIN + widest + 14))
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
-    """Draw each component's colour and place; also return how many pixels all else moves down for them."""
-    texts = [
-        f"{c.name}: {clipped(str(c.accelerators) or c.render(), 24, ELLIPSIS)}"
-        for c in view.components
-    ]
-    widths = [38 + width_of(text, 13.3) for text in texts]
+    """Draw colour and place of each component; also return the pixels that this needs below the title."""
+    labels = []
+    for spec in view.components:
+        place = str(spec.accelerators) or spec.render()
+        labels.append((spec.name, clipped(place, 24, ELLIPSIS)))
+    widths = [38 + width_of(f"{name}: {place}", 13.3) for name, place in labels]
+
+    # On the line of the title where they fit at its right, else on lines of their own.
     x = page - _MARGIN - sum(widths) + 18
     y = 43
     extra = 0
@@ -328,55 +380,54 @@ def _names(view: PlanView, page: int) -> tuple[list[str], int]:
         x = float(_MARGIN)
         y = 94
         extra = 28
+
     parts: list[str] = []
-    for at, (text, width) in enumerate(zip(texts, widths, strict=True)):
-        if x + width > page and x > _MARGIN:
+    for at, (name, place) in enumerate(labels):
+        if x + widths[at] > page and x > _MARGIN:
             x = float(_MARGIN)
-            y = y + 22
-            extra = extra + 22
-        component, _, place = escape(text).partition(":")
-        shown = f'<tspan class="name">{component}</tspan>:{place}'
-        parts += [
-            _swatch(x, y - 12, 14, f"f{colour(at)}"),
-            _text(x + 20, y, shown, "ink", ' style="font-size:13px"'),
-        ]
-        x += width
+            y += 22
+            extra += 22
+        shown = f"{span(name, 'name')}: {escape(place)}"
+        parts.append(swatch(float(x), float(y - 12), 14, f"f{colour(at)}"))
+        parts.append(_markup(x + 20, y, shown, "ink", style="font-size:13px"))
+        x += widths[at]
     return parts, extra
 
 
 def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
-    """Write accelerator numbers at the left: each where there is room, else each band's."""
+    """Write accelerator numbers at the left: each where there is room, else those of a band."""
     yield _text(_MARGIN, rows[0].y - 11, "accelerator")
     for row in rows:
         each = row.height / len(row.accelerators)
         if several and row.starts_fold:
+            numbers = row.label
+            if len(row.fold.nodes) > 1:
+                numbers = f"{len(row.fold.nodes)} \u00d7 {numbers}"
             yield _text(_MARGIN, row.y + 17, row.fold.label, "ink name")
-            nodes = f"{len(row.fold.nodes)} \u00d7 " if len(row.fold.nodes) > 1 else ""
-            yield _text(_MARGIN, row.y + 33, nodes + row.label)
+            yield _text(_MARGIN, row.y + 33, numbers)
         elif several or each < 18:
-            yield _text(left - 10, row.y + 17, row.label, more=_AT_END)
+            yield _text(left - 10, row.y + 17, row.label, text_anchor="end")
         else:
             for at, number in enumerate(row.accelerators):
-                yield _text(
-                    left - 14,
-                    row.y + (at + 0.5) * each + 4,
-                    str(row.fold.first + number),
-                    more=_AT_END,
-                )
+                y = row.y + (at + 0.5) * each + 4
+                shown = str(row.fold.first + number)
+                yield _text(left - 14, y, shown, text_anchor="end")
 
 
 def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
-    """Return (arrow, text) lines as wide as a stage: releases, then acquires."""
+    """Return (arrow, text) lines as wide as a stage: releases, then acquires.
+
+    Only the first line of each has its arrow; the others have a space.
+    """
+    letters = int((width + _GAP - 22) / width_of("x"))
     lines: list[tuple[str, str]] = []
     for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
-        words = ", ".join(show_move(move).replace(" ", _NO_BREAK) for move in moves)
-        wrapped = textwrap.wrap(
-            words, int((width + _GAP - 22) / width_of("x")), break_long_words=False
-        )
-        lines += [
-            (" " if at else arrow, line.replace(_NO_BREAK, " "))
-            for at, line in enumerate(wrapped)
-        ]
+        # A line ends between two moves, never inside one.
+        whole = [show_move(move).replace(" ", _NO_BREAK) for move in moves]
+        sign = arrow
+        for line in textwrap.wrap(", ".join(whole), letters, break_long_words=False):
+            lines.append((sign, line.replace(_NO_BREAK, " ")))
+            sign = " "
     return lines or [("", "nothing moves")]
 
 
@@ -391,13 +442,20 @@ def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], 
         ("waits", "s0 waits", "waits: resident, not needed"),
     ):
         if look in looks:
-            parts += [_swatch(x, y - 11, 22, kind), _text(x + 30, y, meaning)]
+            parts.append(swatch(x, float(y - 11), 22, kind))
+            parts.append(_text(x + 30, y, meaning))
             x += 56 + width_of(meaning)
-    numbers = ", ".join(str(i + 1) for i in range(len(view.stages)))
-    moves = "\u2193 released first, then \u2191 acquired; " if view.moves else ""
-    text = f"{moves}{numbers}, and again"
-    extra = _LINE + 4 if x + width_of(text) > page - _MARGIN else 0
-    return [*parts, _text(page - _MARGIN, y + extra, text, more=_AT_END)], 26 + extra
+
+    # The order of stages and moves, at the right; on a line of its own where it would overlap.
+    numbers = ", ".join(str(at + 1) for at in range(len(view.stages)))
+    order = f"{numbers}, and again"
+    if view.moves:
+        order = f"\u2193 released first, then \u2191 acquired; {order}"
+    extra = 0
+    if x + width_of(order) > page - _MARGIN:
+        extra = _LINE + 4
+    parts.append(_text(page - _MARGIN, y + extra, order, text_anchor="end"))
+    return parts, 26 + extra
 
 
 def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
@@ -407,16 +465,17 @@ def _cell(view: PlanView, stage: StageView, row: Row) -> Cell:
     window = Ranges.of(
         [range(first + row.accelerators.start, first + row.accelerators.stop)]
     )
-    found = [
-        (load.total_bytes, account.room_bytes, tuple(load.of(c) for c in residents))
-        for account in view.ledger.accelerators
-        if account.numbers & window
-        for load in account.loads
-        if load.moment.stage == stage.name and not load.moment.entering
-    ]
-    total, capacity, sizes = max(
-        found, key=itemgetter(0), default=(0, 0, (0,) * len(residents))
-    )
+    found = []
+    for account in view.ledger.accelerators:
+        if not account.numbers & window:
+            continue
+        for load in account.loads:
+            # The load of the stage itself, not that of a moment on entry.
+            if load.moment.stage == stage.name and not load.moment.entering:
+                sizes = tuple(load.of(c) for c in residents)
+                found.append((load.total_bytes, account.room_bytes, sizes))
+    unknown = (0, 0, (0,) * len(residents))
+    total, capacity, sizes = max(found, key=itemgetter(0), default=unknown)
     return Cell(row.fold.nodes, residents, sizes, total, capacity)
 
 
@@ -430,41 +489,31 @@ def _draw_run(
 ) -> Iterator[str]:
     """Draw one block for each resident component, side by side."""
     over = 0 < cell.capacity < cell.total
-    top = run[0].y + 2 + _LINE * over  # the alarm has its line above the block
+    top = run[0].y + 2
+    if over:
+        top += _LINE  # the alarm has its line above the block
     box = Box(x, top, width, run[-1].y + run[-1].height - top - 2)
+
     if not cell.residents:
-        yield f'<g><title>nothing is resident in {escape(stage.name)}</title><rect class="free" {box}/>'
-        yield (
-            _text(
-                box.x + box.width / 2, box.y + box.height / 2 + 4, "free", more=_MIDDLE
-            )
-            + "</g>"
-        )
+        middle_x = box.x + box.width / 2
+        middle_y = box.y + box.height / 2 + 4
+        free = _text(middle_x, middle_y, "free", text_anchor="middle")
+        hint = title(f"nothing is resident in {stage.name}")
+        yield element("g", hint, box.drawn("free"), "\n", free)
+
     each = _share(cell, width)
-    for at, (component, size) in enumerate(
-        zip(cell.residents, cell.sizes, strict=True)
-    ):
-        yield from _block(
-            view,
-            stage,
-            component,
-            run,
-            Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height),
-            size,
-        )
+    for at, component in enumerate(cell.residents):
+        block = Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height)
+        yield _block(view, stage, component, run, block, cell.sizes[at])
+
     if over:
         short = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}"
-        text = f"{short}: does not fit"
-        yield f'<g><title>{text}</title><rect class="over" {box}/>'
-        yield (
-            _text(
-                box.x,
-                box.y - 5,
-                text if width_of(text, bold=True) <= width else short,
-                "alarm",
-            )
-            + "</g>"
-        )
+        alarm = f"{short}: does not fit"
+        shown = alarm
+        if width_of(alarm, bold=True) > width:
+            shown = short
+        words = _text(box.x, box.y - 5, shown, "alarm")
+        yield element("g", title(alarm), box.drawn("over"), "\n", words)
 
 
 def _block(
@@ -474,115 +523,166 @@ def _block(
     run: Sequence[Row],
     box: Box,
     size: int,
-) -> Iterator[str]:
+) -> str:
+    """Draw a component on neighbouring rows. `size`: bytes on each accelerator; 0: not known."""
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
-    rows = run[0].label if len(run) == 1 else f"{run[0].label} to {run[-1].label}"
-    bytes_held = f": {show_bytes(size)} on each accelerator" if size else ""
     solid = look == Residency.FULL.word
-    shown = escape(
-        f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}{bytes_held}"
-    )
-    yield f"<g><title>{shown}</title>"
-    yield _filled(number, look, box)
+
+    # What a browser shows at the pointer.
+    rows = run[0].label
+    if len(run) > 1:
+        rows = f"{run[0].label} to {run[-1].label}"
+    hint = f"{component} on {rows}, {run[0].fold.label}, {look} in {stage.name}"
+    if size:
+        hint += f": {show_bytes(size)} on each accelerator"
+    parts = [title(hint), _filled(number, look, box)]
+
+    # Marks at both sides between accelerators, where there is room for them.
     count = sum(len(row.accelerators) for row in run)
     if solid and box.height / count >= 12 and box.width >= 60:
         for cut in range(1, count):
             y = box.y + cut * box.height / count
-            yield f'<path class="cut" d="M{box.x:.1f} {y:.1f}h14m{box.width - 28:.1f} 0h14"/>'
-    yield from _label(
-        component,
-        look,
-        show_bytes(size) if size else "",
-        "on" if solid else f"t{number}",
-        box,
-    )
-    yield "</g>"
+            across = f"h{_CUT}m{box.width - 2 * _CUT:.1f} 0h{_CUT}"
+            parts.append(
+                element("path", class_="cut", d=f"M{box.x:.1f} {y:.1f}{across}")
+            )
+
+    parts += _label(component, look, _held(size), _ink(number, look), box)
+    return element("g", "\n".join([*parts, ""]))
 
 
 def _filled(number: int, look: str, box: Box) -> str:
-    return f'<rect class="{f"f{number}" if look == Residency.FULL.word else f"s{number} {look}"}" {box}/>'
+    if look == Residency.FULL.word:
+        return box.drawn(f"f{number}")
+    return box.drawn(f"s{number} {look}")
 
 
-def _draw_elsewhere(
-    view: PlanView, component: str, stage: StageView, box: Box
-) -> Iterator[str]:
+def _ink(number: int, look: str) -> str:
+    """Return the look of a text on a block: white on a full colour."""
+    if look == Residency.FULL.word:
+        return "on"
+    return f"t{number}"
+
+
+def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> str:
     """Draw a component that has no accelerators."""
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
-    yield f"<g><title>{escape(f'{component} on {_place_of(view, component)}, {look} in {stage.name}')}</title>"
+    place = _place_of(view, component)
+    hint = title(f"{component} on {place}, {look} in {stage.name}")
     if look == Residency.OFF.word:
-        yield f'<rect class="free" {box}/></g>'
-        return
-    yield _filled(number, look, box)
-    yield from _label(
-        component, look, "", "on" if look == Residency.FULL.word else f"t{number}", box
-    )
-    yield "</g>"
+        return element("g", hint, "\n", box.drawn("free"))
+    parts = [hint, _filled(number, look, box)]
+    parts += _label(component, look, "", _ink(number, look), box)
+    return element("g", "\n".join([*parts, ""]))
 
 
 def _label(
     component: str, state: str, bytes_held: str, look: str, box: Box
-) -> Iterator[str]:
-    """Write name, state and bytes below each other; on one line where the block is low, turned where it is narrow."""
-    words = component.split(".")  # reward.math on two lines
-    fitting = (box.width - 8) / max(width_of(word, 1, bold=True) for word in words)
-    whole = f"{component} {state}"
-    named = f'<tspan class="name">{escape(component)}</tspan>'
+) -> list[str]:
+    """Write name, state and bytes of a block.
+
+    They are on one line where the block is low, turned where it is narrow, and below
+    each other in all others.
+    """
+    if box.height < _TWO_LINES:
+        return [_low_label(component, state, bytes_held, look, box)]
+    if _is_narrow(component, bytes_held, box.width) and box.height > box.width:
+        return [_turned_label(component, state, bytes_held, look, box)]
+    return _tall_label(component, state, bytes_held, look, box)
+
+
+def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box) -> str:
+    """Write one line: the name, with state and bytes as far as there is room."""
+    room = box.width - 8
+    named = span(component, "name")
+    size = min(12.0, room / width_of(f"{component} {state}", 1, bold=True))
+    shown = f"{named} {state}"
+    if size < _LEAST_FONT:
+        # Too small to read with the state: the name alone.
+        size = max(7.0, min(12.0, room / width_of(component, 1, bold=True)))
+        shown = named
+    elif bytes_held:
+        name_width = width_of(component, bold=True)
+        if name_width + width_of(f" {state} {bytes_held}") <= room:
+            shown += f" {bytes_held}"
     x = box.x + box.width / 2
     y = box.y + box.height / 2
-    if box.height < _TWO_LINES:
-        room = box.width - 8
-        size = min(12.0, room / width_of(whole, 1, bold=True))
-        shown = f"{named} {state}"
-        if size < _LEAST_FONT:
-            size = max(7.0, min(12.0, room / width_of(component, 1, bold=True)))
-            shown = named
-        elif (
-            bytes_held
-            and width_of(component, bold=True) + width_of(f" {state} {bytes_held}")
-            <= room
-        ):
-            shown += f" {bytes_held}"
-        yield _text(x, y + 4, shown, look, _sized(size))
-    elif _is_narrow(component, bytes_held, box.width) and box.height > box.width:
-        if (
-            bytes_held
-            and width_of(f"{whole} {bytes_held}", _LEAST_FONT, bold=True)
-            <= box.height - 12
-        ):
-            state = f"{state} {bytes_held}"
-        size = min(
-            14.0, (box.height - 12) / width_of(f"{component} {state}", 1, bold=True)
-        )
-        yield _text(
-            x,
-            y + 4,
-            f"{named} {state}",
-            look,
-            f' transform="rotate(-90 {x:.1f} {y:.1f})"{_sized(size)}',
-        )
+    return _centred(x, y + 4, shown, look, size)
+
+
+def _turned_label(
+    component: str, state: str, bytes_held: str, look: str, box: Box
+) -> str:
+    """Write one line from the bottom to the top, with the bytes where there is room."""
+    room = box.height - 12
+    words = f"{component} {state}"
+    with_bytes = f"{words} {bytes_held}"
+    if bytes_held and width_of(with_bytes, _LEAST_FONT, bold=True) <= room:
+        words = with_bytes
+        state = f"{state} {bytes_held}"
+    size = min(14.0, room / width_of(words, 1, bold=True))
+    x = box.x + box.width / 2
+    y = box.y + box.height / 2
+    shown = f"{span(component, 'name')} {state}"
+    turn = f"rotate(-90 {x:.1f} {y:.1f})"
+    return _centred(x, y + 4, shown, look, size, transform=turn)
+
+
+def _tall_label(
+    component: str, state: str, bytes_held: str, look: str, box: Box
+) -> list[str]:
+    """Write the name, by parts where it is long, and below it state and bytes."""
+    # `reward.math` has two lines where one would be too long.
+    words = component.split(".")
+    room = box.width - 8
+    fitting = room / max(width_of(word, 1, bold=True) for word in words)
+    if width_of(component, 15, bold=True) <= room:
+        words = [component]
+    name_size = min(15.0, max(7.0, fitting))
+    lines = [(word, name_size, " name") for word in words]
+
+    # Below the name: bytes go before the state where only one line is left.
+    lines_left = int((box.height - 4) / _LINE) - len(words)
+    small = min(12.0, (box.width - 4) / max(1, width_of(bytes_held, 1)))
+    legible = bool(bytes_held) and small >= _LEAST_BYTES
+    if legible and lines_left == 1:
+        lines.append((bytes_held, small, ""))
     else:
-        if width_of(component, 15, bold=True) <= box.width - 8:
-            words = [component]
-        lines = [(word, min(15.0, max(7.0, fitting)), " name") for word in words]
-        room = int((box.height - 4) / 17) - len(words)  # lines below the name
-        small = min(12.0, (box.width - 4) / max(1, width_of(bytes_held, 1)))
-        if bytes_held and small >= _LEAST_BYTES and room == 1:
+        lines.append((state, 12.0, ""))
+        if legible and lines_left > 1:
             lines.append((bytes_held, small, ""))
-        else:
-            lines.append((state, 12.0, ""))
-            lines += (
-                [(bytes_held, small, "")]
-                if bytes_held and small >= _LEAST_BYTES and room > 1
-                else []
-            )
-        top = y - 3 - 8 * (len(lines) - 2)
-        for at, (line, size, weight) in enumerate(lines):
-            yield _text(
-                x, top + 17 * at + (at > 0), escape(line), look + weight, _sized(size)
-            )
+
+    x = box.x + box.width / 2
+    y = box.y + box.height / 2 - 3 - 8 * (len(lines) - 2)
+    parts = []
+    for line, size, weight in lines:
+        parts.append(_centred(x, y, escape(line), look + weight, size))
+        if len(parts) == 1:
+            y += 1  # the name is larger than the lines below it
+        y += _LINE
+    return parts
 
 
-def _sized(size: float) -> str:
-    return _MIDDLE + ("" if size == _USUAL_FONT else f' style="font-size:{size:.4g}px"')
+def _centred(
+    x: float,
+    y: float,
+    inside: str,
+    look: str,
+    size: float,
+    transform: str | None = None,
+) -> str:
+    """Write a text, which is SVG already, with its middle at x. `size`: its height."""
+    sized = None
+    if size != _USUAL_FONT:
+        sized = f"font-size:{size:.4g}px"
+    return _markup(
+        x,
+        y,
+        inside,
+        look,
+        transform=transform,
+        text_anchor="middle",
+        style=sized,
+    )

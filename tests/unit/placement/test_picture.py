@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlplace.placement.show.svg import PALETTE, WIDTH, render_svg, width_of
+from rlplace.placement.show.drawing import PALETTE, width_of
+from rlplace.placement.show.svg import WIDTH, render_svg
 from rlplace.placement.show.view import PlanView
 from tests.unit.placement.reports import APART, H100, SIX, llm, ppo, shown
 

@@ -1,0 +1,163 @@
+"""The one writer of SVG: elements, escaped texts, colours, the width of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+# (fill, ink on a light page, ink on a dark page); the fills carry white text and differ
+# for the colour-blind.
+PALETTE = (
+    ("#2f6fdb", "#1d4fa8", "#8fb6ff"),
+    ("#1c8a5f", "#116142", "#6fd3a8"),
+    ("#c9620b", "#8f4404", "#ffb26b"),
+    ("#8250df", "#5f33b3", "#c4a7ff"),
+    ("#0c7f93", "#07596a", "#6ccfe0"),
+    ("#bf3989", "#8d2463", "#ff9bce"),
+    ("#7a6a12", "#574b09", "#dcc862"),
+    ("#59636e", "#3d444d", "#b1bac4"),
+    ("#a3402f", "#772b1f", "#ffa392"),
+    ("#4b55c8", "#343c99", "#a9b1ff"),
+)
+FONT = "ui-sans-serif, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+# The last block of the style sheet is for dark pages.
+_STYLE = Path(__file__).with_name("picture.css")
+_XMLNS = "http://www.w3.org/2000/svg"
+_USUAL_SIZE = 12.0  # pixels of a text's height
+# Widths of letters in heights of the text.
+_NARROW = 0.38
+_USUAL = 0.63
+_WIDE = 0.88
+_BOLD = 1.12  # times as wide as a regular letter
+_NARROW_LETTERS = "iljft.,:;|()-\u2013 "
+_WIDE_LETTERS = "mwMWGB%\u2192"
+
+Attribute = str | float | None
+
+
+def element(name: str, *inside: str, **attributes: Attribute) -> str:
+    """Return one element; `inside`: its content, which is SVG already.
+
+    Of an attribute's name, `_` stands for `-`, and one at the end is cut (`class_`). A
+    float has one digit behind the point; None leaves the attribute out.
+    """
+    written = [name]
+    for key, value in attributes.items():
+        if value is None:
+            continue
+        if isinstance(value, float):
+            value = f"{value:.1f}"
+        attribute = key.removesuffix("_").replace("_", "-")
+        written.append(f"{attribute}={quoteattr(str(value))}")
+    head = " ".join(written)
+    if inside:
+        return f"<{head}>{''.join(inside)}</{name}>"
+    return f"<{head}/>"
+
+
+def text(x: float, y: float, shown: str, look: str, **attributes: Attribute) -> str:
+    """Write a plain text, which is escaped here, with its left end at x."""
+    return element("text", escape(shown), class_=look, x=x, y=y, **attributes)
+
+
+def title(shown: str) -> str:
+    """Write what a browser shows while the pointer is on the element around it."""
+    return element("title", escape(shown))
+
+
+def span(shown: str, look: str) -> str:
+    """Write a part of a text that has a look of its own."""
+    return element("tspan", escape(shown), class_=look)
+
+
+def swatch(x: float, y: float, width: int, look: str) -> str:
+    """Draw the sample of a look in a legend."""
+    return element("rect", class_=look, x=x, y=y, width=width, height=14, rx=4)
+
+
+def picture(
+    width: int,
+    height: int,
+    label: str,
+    parts: Iterable[str],
+    *,
+    components: int,
+    looks: str = "",
+) -> str:
+    """Return a document with a page of `width` x `height` pixels behind its parts.
+
+    label: for those who hear the picture. components: how many colours are used.
+    looks: rules of a style sheet beside the shared ones.
+    """
+    page = element(
+        "rect",
+        class_="page",
+        x="0.5",
+        y="0.5",
+        width=width - 1,
+        height=height - 1,
+        rx=12,
+    )
+    sheets = [style(components)]
+    if looks:
+        sheets.append(element("style", looks))
+    inside = "\n".join(["", *sheets, page, *parts, ""])
+    document = element(
+        "svg",
+        inside,
+        xmlns=_XMLNS,
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=label,
+        font_family=FONT,
+    )
+    return f"{document}\n"
+
+
+def colour(number: int) -> int:
+    """Return the colour of the component with this number in the plan.
+
+    Colours repeat where there are more components than colours.
+    """
+    return number % len(PALETTE)
+
+
+def style(components: int) -> str:
+    """Write the style sheet for the first colours, `components` in number.
+
+    Of colour 0, `f0` fills, `s0` fills and strokes, `t0` is the colour of a text.
+    """
+    sheet = "".join(_STYLE.read_text(encoding="utf-8").splitlines())
+    light, at, dark = sheet.partition("@media")
+    looks = ""
+    dark_inks = ""
+    for number, (fill, ink, dark_ink) in enumerate(PALETTE[:components]):
+        looks += f".f{number}{{fill:{fill}}}"
+        looks += f".s{number}{{fill:{fill};stroke:{fill}}}"
+        looks += f".t{number}{{fill:{ink}}}"
+        dark_inks += f".t{number}{{fill:{dark_ink}}}"
+    # The rules for dark pages go inside the last block, before its brace.
+    return element("style", f"{light}{looks}{at}{dark.removesuffix('}')}{dark_inks}}}")
+
+
+def width_of(shown: str, size: float = _USUAL_SIZE, *, bold: bool = False) -> float:
+    """Estimate how wide a text is, in pixels. `size`: its height, in pixels.
+
+    The letters are those of DejaVu Sans, the widest of the fonts.
+    """
+    heights = 0.0
+    for letter in shown:
+        if letter in _NARROW_LETTERS:
+            heights += _NARROW
+        elif letter in _WIDE_LETTERS:
+            heights += _WIDE
+        else:
+            heights += _USUAL
+    width = heights * size
+    if bold:
+        width *= _BOLD
+    return width

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
@@ -14,7 +13,7 @@ from rlplace.foresight.probe import Probe, changed, describe
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
 from rlplace.foresight.show import STAGES, crowded, limit, stage_seconds
-from rlplace.placement.show.drawing import FONT, PALETTE
+from rlplace.placement.show.drawing import FONT, PALETTE, element, title
 from rlplace.tables import indented, table
 from rlplace.units import counted, show_bytes
 
@@ -337,62 +336,83 @@ def render_json(result: Result) -> dict[str, Any]:
     }
 
 
+# Sizes in pixels.
 _WIDTH = 960
-_ROW = 44
+_ROW = 44  # height of a plan
+_TOP = 64  # y of the first plan
 _LEFT = 24
+_KEY = 110  # width of an entry of the legend
+_LOOK = (
+    f"text{{font:12px {FONT};fill:#1f2328}}@media(prefers-color-scheme:dark){{text{{fill:#e6edf3}}"
+    ".page{fill:#0d1117}}.page{fill:#fff}"
+)
 
 
 def render_svg(result: Result) -> str:
-    """Draw the seconds of the stages of the best plan, of the config's and of the runners-up, below each other."""
-    shown = {
-        f"{'best' if at == 0 else f'runner-up {at}'}": f
-        for at, f in enumerate(result.answer.found)
-    }
-    if (
-        result.answer.current is not None
-        and result.answer.current.value > result.best.value
-    ):
-        shown["config"] = result.answer.current
+    """Draw the seconds of each stage as bars: best plan, runners-up, the config's plan.
+
+    The config's plan is drawn where it is slower than the best. Returns a self-contained
+    SVG document.
+    """
+    # The plans, with the names that stand above their bars.
+    shown: dict[str, Found] = {}
+    for at, found in enumerate(result.answer.found):
+        name = f"runner-up {at}" if at else "best"
+        shown[name] = found
+    current = result.answer.current
+    if current is not None and current.value > result.best.value:
+        shown["config"] = current
+
     longest = max(found.seconds for found in shown.values())
-    scale = (_WIDTH - 2 * _LEFT - 90) / longest
-    fill = [colours[0] for colours in PALETTE]
-    body: list[str] = []
+    scale = (_WIDTH - 2 * _LEFT - 90) / longest  # pixels of a second
+    bars: list[str] = []
     for row, (name, found) in enumerate(shown.items()):
-        y = 64 + row * _ROW
-        x = float(_LEFT)
-        body.append(
-            f'<text x="{x:.0f}" y="{y}">{escape(f"{name}: {describe(found)}")}</text>'
-        )
-        seconds = stage_seconds(found.prediction.numbers)
-        for at, stage in enumerate(STAGES):
-            width = seconds.get(stage, 0.0) * scale
-            title = f"<title>{stage} {seconds.get(stage, 0.0):.4f} s</title>"
-            body.append(
-                f'<rect x="{x:.1f}" y="{y + 6}" width="{width:.1f}" height="14" fill="{fill[at]}">{title}</rect>'
-            )
-            x += width
-        body.append(f'<text x="{x + 6:.0f}" y="{y + 18}">{found.seconds:.3g} s</text>')
-    legend = itertools.chain.from_iterable(
-        (
-            f'<rect x="{_LEFT + 110 * at}" y="30" width="10" height="10" fill="{fill[at]}"/>',
-            f'<text x="{_LEFT + 16 + 110 * at}" y="40">{stage}</text>',
-        )
-        for at, stage in enumerate(STAGES)
-    )
-    style = (
-        f"text{{font:12px {FONT};fill:#1f2328}}@media(prefers-color-scheme:dark){{text{{fill:#e6edf3}}"
-        ".page{fill:#0d1117}}.page{fill:#fff}"
-    )
-    head = f"{escape(result.name)}: {_proof(result.answer)}"
+        bars += _draw_plan(name, found, _TOP + row * _ROW, scale)
+
+    legend: list[str] = []
+    for at, stage in enumerate(STAGES):
+        x = _LEFT + _KEY * at
+        fill = PALETTE[at][0]
+        sample = element("rect", x=x, y=30, width=10, height=10, fill=fill)
+        legend += [sample, element("text", stage, x=x + 16, y=40)]
+
     height = 76 + len(shown) * _ROW
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}">',
-            f"<style>{style}</style>",
-            f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
-            f'<text x="{_LEFT}" y="20" font-weight="bold">{head}</text>',
-            *legend,
-            *body,
-            "</svg>",
-        ]
+    heading = escape(f"{result.name}: {_proof(result.answer)}")
+    lines = [
+        "",
+        element("style", _LOOK),
+        element("rect", class_="page", width=_WIDTH, height=height),
+        element("text", heading, x=_LEFT, y=20, font_weight="bold"),
+        *legend,
+        *bars,
+        "",
+    ]
+    return element(
+        "svg",
+        "\n".join(lines),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_WIDTH} {height}",
+        width=_WIDTH,
     )
+
+
+def _draw_plan(name: str, found: Found, y: int, scale: float) -> Iterator[str]:
+    """Draw one plan: name and description, a bar of its stages, its seconds."""
+    heading = escape(f"{name}: {describe(found)}")
+    yield element("text", heading, x=_LEFT, y=y)
+    seconds = stage_seconds(found.prediction.numbers)
+    x = float(_LEFT)
+    for at, stage in enumerate(STAGES):
+        took = seconds.get(stage, 0.0)
+        yield element(
+            "rect",
+            title(f"{stage} {took:.4f} s"),
+            x=x,
+            y=y + 6,
+            width=took * scale,
+            height=14,
+            fill=PALETTE[at][0],
+        )
+        x += took * scale
+    total = f"{found.seconds:.3g} s"
+    yield element("text", total, x=f"{x + 6:.0f}", y=y + 18)

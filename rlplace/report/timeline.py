@@ -16,25 +16,42 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import NamedTuple
 
 from rlplace.placement.schedule import base_stage
-from rlplace.placement.show.drawing import FONT, colour, style, width_of
-from rlplace.report.calls import IterationCalls, clock_offsets, laps
+from rlplace.placement.show.drawing import (
+    colour,
+    element,
+    picture,
+    swatch,
+    text,
+    title,
+    width_of,
+)
+from rlplace.report.calls import IterationCalls, RankCall, clock_offsets, laps
 from rlplace.report.utilisation import SYNC, WAITING, shares_of
 from rlplace.stopwatch import CallRecord
 
+# Sizes in pixels.
 WIDTH = 960
 _MARGIN = 28
-_LEFT = 72
-_TOP = 118
-_LANE = 22
-_GAP = 5
+_LEFT = 72  # x of the first second
+_TOP = 118  # y of the first row
+_LANE = 22  # height of a row
+_GAP = 5  # between rows
 _MOST_ROWS = 32
 _LEVELS = 8  # heights of a column
-_COLUMN_BYTES = 5
+_COLUMN_BYTES = 5  # of the document, for a column
 _MOST_BYTES = 180_000  # of all columns: above that they are wider
+_LEAST_WIDTH = 0.05  # of a bar that is drawn
+_MOST_TICKS = 8
+_SHARES = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
+_ALIKE = (
+    ("f0 wait", "waits"),
+    ("moves", "moves"),
+    ("sync", "sync"),
+    ("idle", "idle"),
+)  # entries of the legend that every picture has: look, name
 LOOK = (
     ".idle{fill:#818b98;fill-opacity:.13}.moves{fill:#818b98;fill-opacity:.75}.sync{fill:#818b98;fill-opacity:.4}"
     ".wait{fill-opacity:.28}.tick{stroke:#818b98;stroke-opacity:.35}"
@@ -42,14 +59,14 @@ LOOK = (
 
 
 class _Bar(NamedTuple):
-    """One call on one accelerator, cut to the picture; x in pixels, work in seconds."""
+    """One call on one accelerator, cut to the picture; x in pixels."""
 
     component: str
     look: str
     x: float
-    end: float
-    work: Sequence[tuple[float, float]]  # x, end
-    title: str
+    end: float  # x of the end
+    work: Sequence[tuple[float, float]]  # x of begin and end of each stretch of work
+    hint: str  # what the pointer shows
 
 
 class _Axis(NamedTuple):
@@ -59,8 +76,14 @@ class _Axis(NamedTuple):
     ended_s: float
 
     def x(self, at_s: float) -> float:
-        share = (at_s - self.began_s) / ((self.ended_s - self.began_s) or 1.0)
+        seconds = (self.ended_s - self.began_s) or 1.0
+        share = (at_s - self.began_s) / seconds
         return _LEFT + min(1.0, max(0.0, share)) * (WIDTH - _LEFT - _MARGIN)
+
+
+def _y(row: int) -> int:
+    """Return the y of a row's top."""
+    return _TOP + row * (_LANE + _GAP)
 
 
 def render_timeline(
@@ -70,91 +93,112 @@ def render_timeline(
     name: str = "",
     scale: float = 1.0,
 ) -> str:
-    """Draw the last iteration in which something was learned; where generation runs ahead, the first.
+    """Draw the last iteration in which something was learned; the first where generation runs ahead.
 
-    `iterations`: the last ones, at least one. `components`: in the order of the plan. `scale`: what a second counts.
-    Returns a self-contained SVG document.
+    iterations: the last ones, at least one. components: in the order of the plan. name: of
+    the picture; "" for that of the iteration. scale: factor for the seconds that are
+    written. Returns a self-contained SVG document.
     """
+    # The iteration, its accelerators, and the pixels of a second.
     shown = _choose(iterations)
     axis = _Axis(shown.began_s, shown.began_s + shown.seconds)
     rows = _rows(iterations, accelerators)
-    bottom = _TOP + len(rows) * (_LANE + _GAP)
-    legend, end = _legend(components, bottom + 46)
-    height = end + 16
+    bottom = _y(len(rows))
     total = shown.seconds * scale
-    words = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
-    shares = shares_of(shown.uses, accelerators, shown.seconds) if accelerators else {}
-    shares_text = ", ".join(
-        f"{share:.0%} {words[name]}" for name, share in shares.items()
-    )
-    shares_text += f"; {len(rows)} of {len(accelerators)} accelerators are drawn" * (
-        len(rows) < len(accelerators)
-    )
-    bars = _bars(iterations, axis, components, frozenset(rows), scale)
-    pixels = sum(
-        bar.end - bar.x for row in bars.values() for bar in row if len(bar.work) > 1
-    )
-    column = max(1.0, pixels * _COLUMN_BYTES / _MOST_BYTES)
+
+    # The line below the title: what the accelerators did with the time.
+    shares = []
+    if accelerators:
+        found = shares_of(shown.uses, accelerators, shown.seconds)
+        shares = [f"{share:.0%} {_SHARES[key]}" for key, share in found.items()]
+    subtitle = ", ".join(shares)
+    if len(rows) < len(accelerators):
+        subtitle += f"; {len(rows)} of {len(accelerators)} accelerators are drawn"
+
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" aria-label="one iteration of {total:.3g} s: {shares_text}" font-family="{FONT}">',
-        style(len(components)),
-        f"<style>{LOOK}</style>",
-        f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="12"/>',
-        f'<text class="title ink" x="{_MARGIN}" y="44">{escape(name or shown.title)}: {total:.3g} s</text>',
-        f'<text class="soft" x="{_MARGIN}" y="66">{shares_text}</text>',
+        text(_MARGIN, 44, f"{name or shown.title}: {total:.3g} s", "title ink"),
+        text(_MARGIN, 66, subtitle, "soft"),
         *_ticks(total, bottom),
         *_stages(shown, axis, len(rows), scale),
     ]
+
+    # One row for each accelerator, divided between the components that are there at once.
+    bars = _bars(iterations, axis, components, frozenset(rows), scale)
+    column = _column_width(bars)
     for row, number in enumerate(rows):
-        y = _TOP + row * (_LANE + _GAP)
-        parts.append(
-            f'<text class="soft" x="{_LEFT - 12}" y="{y + 15}" text-anchor="end">{number}</text>'
-        )
+        y = _y(row)
+        parts.append(text(_LEFT - 12, y + 15, str(number), "soft", text_anchor="end"))
         for bar, lane, lanes in _lanes(bars[number], components):
-            parts += _draw(bar, y + lane * _LANE / lanes, _LANE / lanes, column)
-    return "\n".join([*parts, *legend, "</svg>", ""])
+            height = _LANE / lanes
+            parts += _draw(bar, y + lane * _LANE / lanes, height, column)
+
+    legend, end = _legend(components, bottom + 46)
+    return picture(
+        WIDTH,
+        end + 16,
+        f"one iteration of {total:.3g} s: {subtitle}",
+        [*parts, *legend],
+        components=len(components),
+        looks=LOOK,
+    )
+
+
+def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
+    """Return the pixels of a column: one, or more where the document would be too large."""
+    pixels = 0.0
+    for row in bars.values():
+        for bar in row:
+            if len(bar.work) > 1:
+                pixels += bar.end - bar.x
+    return max(1.0, pixels * _COLUMN_BYTES / _MOST_BYTES)
 
 
 def _rows(
     iterations: Sequence[IterationCalls], accelerators: Sequence[int]
 ) -> Sequence[int]:
-    """Choose _MOST_ROWS of many accelerators: of neighbours with the same components the first, and others evenly."""
+    """Choose `_MOST_ROWS` of many accelerators.
+
+    Of neighbours with the same components the first is shown, and of others as many as
+    there is room for, evenly.
+    """
     if len(accelerators) <= _MOST_ROWS:
         return accelerators
-    slots = {call.slot for iteration in iterations for call in iteration.calls}
     users = defaultdict[int, set[str]](set)
-    for slot in slots:
-        for accelerator in slot.accelerators:
-            users[accelerator].add(slot.component)
-    folds = [
-        list(alike)
-        for _, alike in itertools.groupby(accelerators, key=lambda a: users[a])
-    ]
+    for iteration in iterations:
+        for call in iteration.calls:
+            for accelerator in call.slot.accelerators:
+                users[accelerator].add(call.slot.component)
+
+    # Neighbours with the same components; where there are too many, only some of these.
+    folds = []
+    for _, alike in itertools.groupby(accelerators, key=lambda a: users[a]):
+        folds.append(list(alike))
     folds = folds[:: math.ceil(len(folds) / _MOST_ROWS)]
+
+    # The other rows go to the folds by their sizes.
     left = _MOST_ROWS - len(folds)
     among = sum(map(len, folds))
-    counts = [min(len(fold), 1 + left * len(fold) // among) for fold in folds]
-    return [
-        fold[at * len(fold) // count]
-        for fold, count in zip(folds, counts, strict=True)
-        for at in range(count)
-    ]
+    rows = []
+    for fold in folds:
+        count = min(len(fold), 1 + left * len(fold) // among)
+        rows += [fold[at * len(fold) // count] for at in range(count)]
+    return rows
 
 
 def _choose(iterations: Sequence[IterationCalls]) -> IterationCalls:
-    """Where generation runs ahead, the calls of an iteration come home with those that learn from them."""
-    learned = [iteration for iteration in iterations if iteration.learned] or list(
-        iterations
-    )
+    """Return the iteration to draw.
+
+    Where generation runs ahead, calls that began in one iteration are awaited in the next:
+    then the first one has all the calls that happened in it.
+    """
+    learned = [iteration for iteration in iterations if iteration.learned]
+    if not learned:
+        learned = list(iterations)
     offsets = clock_offsets(iterations)
     last = learned[-1]
-    ahead = any(
-        call.record.began_s + offsets[call.slot.node] < last.began_s
-        for call in last.calls
-    )
-    if ahead:
-        return learned[0]
+    for call in last.calls:
+        if call.record.began_s + offsets[call.slot.node] < last.began_s:
+            return learned[0]
     return last
 
 
@@ -165,52 +209,67 @@ def _bars(
     rows: frozenset[int],
     scale: float,
 ) -> Mapping[int, list[_Bar]]:
-    """Return the bars of each accelerator. Sync is drawn as a stage."""
+    """Return the bars of each accelerator. Sync is drawn as a stage, its calls are not."""
     offsets = clock_offsets(iterations)
     bars = defaultdict[int, list[_Bar]](list)
-    for call in (call for iteration in iterations for call in iteration.calls):
-        record = call.record
-        component = call.slot.component
-        on = rows.intersection(call.slot.accelerators)
-        began_s = record.began_s + (offset_s := offsets[call.slot.node])
-        moves = call.name.startswith("move ")
-        ended_s = began_s + record.seconds
-        if not on or ended_s <= axis.began_s or began_s >= axis.ended_s:
-            continue
-        if base_stage(call.stage) == SYNC and not moves:
-            continue
-        pieces = list(_work(record))
-        busy_s = sum(end - begin for begin, end in pieces)
-        took = (
-            f"{record.seconds * scale:.3g} s"
-            + f", {busy_s * scale:.3g} s at work" * (len(pieces) > 1)
-        )
-        bar = _Bar(
-            component,
-            "moves" if moves else f"f{colour(components.index(component))}",
-            axis.x(began_s),
-            axis.x(ended_s),
-            [
-                (axis.x(begin + offset_s), axis.x(end + offset_s))
-                for begin, end in pieces
-            ],
-            f"{call.slot.owner}: {call.name}, {took}",
-        )
-        for accelerator in on:
-            bars[accelerator].append(bar)
+    for iteration in iterations:
+        for call in iteration.calls:
+            if base_stage(call.stage) == SYNC and not _is_move(call):
+                continue
+            # Only calls on accelerators that are drawn, within the time that is drawn.
+            offset_s = offsets[call.slot.node]
+            began_s = call.record.began_s + offset_s
+            ended_s = began_s + call.record.seconds
+            if ended_s <= axis.began_s or began_s >= axis.ended_s:
+                continue
+            for accelerator in rows.intersection(call.slot.accelerators):
+                bar = _bar(call, offset_s, axis, components, scale)
+                bars[accelerator].append(bar)
     return bars
 
 
+def _is_move(call: RankCall) -> bool:
+    return call.name.startswith("move ")
+
+
+def _bar(
+    call: RankCall,
+    offset_s: float,
+    axis: _Axis,
+    components: Sequence[str],
+    scale: float,
+) -> _Bar:
+    """Return the bar of one call. `offset_s`: from the node's clock to the driver's."""
+    record = call.record
+    component = call.slot.component
+    work = list(_work(record))
+    hint = f"{call.slot.owner}: {call.name}, {record.seconds * scale:.3g} s"
+    if len(work) > 1:
+        busy_s = sum(end - begin for begin, end in work)
+        hint += f", {busy_s * scale:.3g} s at work"
+    look = f"f{colour(components.index(component))}"
+    if _is_move(call):
+        look = "moves"
+    began_s = record.began_s + offset_s
+    return _Bar(
+        component=component,
+        look=look,
+        x=axis.x(began_s),
+        end=axis.x(began_s + record.seconds),
+        work=[(axis.x(b + offset_s), axis.x(e + offset_s)) for b, e in work],
+        hint=hint,
+    )
+
+
 def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
-    """Yield begin and end of what is no waiting, in order."""
+    """Yield begin and end in seconds of each stretch without waiting, in order."""
+    waits = []
+    for spans in record.spans:
+        for part, begin, end in laps(spans):
+            if part in WAITING:
+                waits.append((begin, end))
     at = record.began_s
     ended_s = record.began_s + record.seconds
-    waits = (
-        (begin, end)
-        for spans in record.spans
-        for part, begin, end in laps(spans)
-        if part in WAITING
-    )
     for begin, end in (*sorted(waits), (ended_s, ended_s)):
         if begin > at:
             yield at, begin
@@ -220,113 +279,138 @@ def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
 def _lanes(
     bars: Iterable[_Bar], components: Sequence[str]
 ) -> Iterator[tuple[_Bar, int, int]]:
-    """Yield each bar with its lane and how many there are: one for each component where bars overlap."""
-    together: list[_Bar] = []
-    for bar in (*sorted(bars, key=lambda bar: bar.x), None):
-        if (
-            bar is None
-            or bar.x > max((other.end for other in together), default=math.inf) - 1
-        ):
-            names = sorted(
-                {other.component for other in together}, key=components.index
-            )
-            yield from (
-                (other, names.index(other.component), len(names)) for other in together
-            )
-            together = []
-        if bar is not None:
-            together.append(bar)
+    """Yield each bar with its lane and the number of lanes.
+
+    Bars that overlap have a lane for each of their components.
+    """
+    overlapping: list[_Bar] = []
+    end = math.inf  # of the bars that overlap
+    for bar in sorted(bars, key=lambda bar: bar.x):
+        if bar.x > end - 1:  # touching by a pixel is no overlap
+            yield from _divided(overlapping, components)
+            overlapping = []
+        overlapping.append(bar)
+        end = max(other.end for other in overlapping)
+    yield from _divided(overlapping, components)
+
+
+def _divided(
+    bars: Sequence[_Bar], components: Sequence[str]
+) -> Iterator[tuple[_Bar, int, int]]:
+    names = sorted({bar.component for bar in bars}, key=components.index)
+    for bar in bars:
+        yield bar, names.index(bar.component), len(names)
 
 
 def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
-    title = f"<title>{escape(bar.title)}</title>"
+    """Draw a call, and over it columns of its work where it also waited."""
     width = bar.end - bar.x
-    whole = len(bar.work) == 1 or bar.look == "moves"
-    look = bar.look if whole else f"{bar.look} wait"
-    if width < 0.05:
+    if width < _LEAST_WIDTH:
         return
-    yield (
-        f'<rect class="{look}" x="{bar.x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}">{title}</rect>'
+    hint = title(bar.hint)
+    whole = len(bar.work) == 1 or bar.look == "moves"
+    look = bar.look
+    if not whole:
+        look += " wait"
+    yield element(
+        "rect",
+        hint,
+        class_=look,
+        x=f"{bar.x:.2f}",
+        y=f"{y:.2f}",
+        width=f"{width:.2f}",
+        height=f"{height:.2f}",
     )
     if not whole:
-        matrix = (
-            f"{column:.3f} 0 0 {-height / _LEVELS:.4f} {bar.x:.2f} {y + height:.2f}"
+        # From columns and levels to pixels; levels go up, y goes down.
+        sizes = f"{column:.3f} 0 0 {-height / _LEVELS:.4f}"
+        origin = f"{bar.x:.2f} {y + height:.2f}"
+        yield element(
+            "path",
+            hint,
+            class_=bar.look,
+            transform=f"matrix({sizes} {origin})",
+            d=_columns(bar, column),
         )
-        yield f'<path class="{bar.look}" transform="matrix({matrix})" d="{_columns(bar, column)}">{title}</path>'
 
 
 def _columns(bar: _Bar, column: float) -> str:
-    """Write the outline of the columns, in units of columns and levels."""
+    """Write the outline of the columns, in units of columns and levels.
+
+    column: pixels of a column. A column is as high as the share of its time at work.
+    """
     width = (bar.end - bar.x) / column
-    filled = [0.0] * max(1, math.ceil(width - 1e-3))  # the last one may be cut
+    filled = [0.0] * max(1, math.ceil(width - 1e-3))
     for begin, end in bar.work:
         first = (begin - bar.x) / column
         last = (end - bar.x) / column
         for at in range(int(first), min(len(filled), math.ceil(last))):
             filled[at] += min(last, at + 1) - max(first, at)
+    # The last column may be cut: its share is of what there is of it.
     filled[-1] /= min(1.0, width - len(filled) + 1)
+
+    levels = [round(_LEVELS * min(1.0, share)) for share in filled]
     outline = ["M0 0"]
     before = 0
-    for level, columns in itertools.groupby(
-        round(_LEVELS * min(1.0, share)) for share in filled
-    ):
+    for level, columns in itertools.groupby(levels):
         outline.append(f"v{level - before}h{len(list(columns))}")
         before = level
-    return "".join([*outline, f"v{-before}z"])
+    outline.append(f"v{-before}z")
+    return "".join(outline)
 
 
 def _stages(
     shown: IterationCalls, axis: _Axis, rows: int, scale: float
 ) -> Iterator[str]:
-    """Draw each stage, as idle or sync, behind all accelerators; name the longest, as far as there is room."""
-    taken: list[tuple[float, float]] = []
+    """Draw each stage, as idle or sync, behind all accelerators.
+
+    The longest stages have their names above, as far as there is room.
+    """
+    taken: list[tuple[float, float]] = []  # x of begin and end of each name
     for stage in sorted(shown.stages, key=lambda stage: stage.began_s - stage.ended_s):
-        x, end = axis.x(stage.began_s), axis.x(stage.ended_s)
-        look = SYNC if stage.stage == SYNC else "idle"
-        box = f"h{end - x:.1f}v{_LANE}h{x - end:.1f}z"
-        boxes = "".join(
-            f"M{x:.1f} {_TOP + row * (_LANE + _GAP)}{box}" for row in range(rows)
-        )
-        title = f"{escape(stage.stage)} {(stage.ended_s - stage.began_s) * scale:.3g} s"
-        yield f'<path class="{look}" d="{boxes}"><title>{title}</title></path>'
+        x = axis.x(stage.began_s)
+        width = axis.x(stage.ended_s) - x
+        look = "idle"
+        if stage.stage == SYNC:
+            look = SYNC
+        box = f"h{width:.1f}v{_LANE}h{-width:.1f}z"
+        boxes = "".join(f"M{x:.1f} {_y(row)}{box}" for row in range(rows))
+        seconds = (stage.ended_s - stage.began_s) * scale
+        hint = title(f"{stage.stage} {seconds:.3g} s")
+        yield element("path", hint, class_=look, d=boxes)
+
         end = x + width_of(stage.stage, bold=True) + 6
         if all(end <= left or x >= right for left, right in taken):
             taken.append((x, end))
-            yield f'<path class="tick" d="M{x:.1f} {_TOP - 20}V{_TOP}"/>'
-            yield f'<text class="ink name" x="{x + 3:.1f}" y="{_TOP - 10}">{escape(stage.stage)}</text>'
+            yield element("path", class_="tick", d=f"M{x:.1f} {_TOP - 20}V{_TOP}")
+            yield text(x + 3, _TOP - 10, stage.stage, "ink name")
 
 
 def _ticks(total: float, bottom: float) -> Iterator[str]:
-    step = 10 ** math.floor(math.log10(total or 1.0))
-    step = next(
-        (s for s in (step / 5, step / 2, step, 2 * step) if total / s <= 8), 1.0
-    )
+    """Draw the axis below the rows, in steps of 1, 2 or 5 of the seconds' last digit."""
+    power = 10 ** math.floor(math.log10(total or 1.0))
+    step = 1.0
+    for wider in (power / 5, power / 2, power, 2 * power):
+        if total / wider <= _MOST_TICKS:
+            step = wider
+            break
     for n in range(int(total / step) + 1):
         x = _LEFT + n * step / (total or 1.0) * (WIDTH - _LEFT - _MARGIN)
-        yield f'<path class="tick" d="M{x:.1f} {_TOP - 4} V{bottom}"/>'
-        yield f'<text class="soft" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{n * step:.3g} s</text>'
+        yield element("path", class_="tick", d=f"M{x:.1f} {_TOP - 4} V{bottom}")
+        seconds = f"{n * step:.3g} s"
+        yield text(x, bottom + 14, seconds, "soft", text_anchor="middle")
 
 
 def _legend(components: Sequence[str], y: int) -> tuple[list[str], int]:
     """Return the legend, and y of its last line."""
+    entries = [(f"f{colour(at)}", name) for at, name in enumerate(components)]
     parts = list[str]()
     x = float(_LEFT)
-    looks = [(f"f{colour(at)}", component) for at, component in enumerate(components)]
-    for look, text in (
-        *looks,
-        ("f0 wait", "waits"),
-        ("moves", "moves"),
-        ("sync", "sync"),
-        ("idle", "idle"),
-    ):
-        if x + 20 + width_of(text) > WIDTH - 8:
+    for look, name in (*entries, *_ALIKE):
+        if x + 20 + width_of(name) > WIDTH - 8:
             x = float(_LEFT)
-            y = y + _LANE
-        parts.append(
-            f'<rect class="{look}" x="{x:.1f}" y="{y - 11}" width="14" height="14" rx="4"/>'
-        )
-        parts.append(
-            f'<text class="soft" x="{x + 20:.1f}" y="{y}">{escape(text)}</text>'
-        )
-        x += 40 + width_of(text)
+            y += _LANE
+        parts.append(swatch(x, y - 11, 14, look))
+        parts.append(text(x + 20, y, name, "soft"))
+        x += 40 + width_of(name)
     return parts, y
